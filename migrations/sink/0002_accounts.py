@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0002"
 down_revision = "sink_domain_0001"
@@ -31,9 +31,6 @@ CREATE OR REPLACE VIEW sink_totals AS
     SELECT sink, account_id::text AS key, balance_minor AS total, version FROM balances
     UNION ALL
     SELECT sink, account_id::text, turnover_minor, NULL FROM accounts;
-
-GRANT SELECT, INSERT, UPDATE ON accounts TO {writer};
-GRANT SELECT ON accounts, balances TO {auditor};
 """
 
 
@@ -41,13 +38,15 @@ DOWN = """
 CREATE OR REPLACE VIEW sink_totals AS
     SELECT sink, account_id::text AS key, balance_minor AS total, version FROM balances;
 DROP TABLE accounts;
-REVOKE SELECT ON balances FROM {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON accounts TO {role('writer')}")
+    execute(f"GRANT SELECT ON accounts, balances TO {role('auditor')}")
 
 
 def downgrade() -> None:
+    execute(f"REVOKE SELECT ON balances FROM {role('auditor')}")  # noqa: S608
     execute(DOWN)

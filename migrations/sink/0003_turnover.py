@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0003"
 down_revision = "sink_domain_0002"
@@ -21,14 +21,13 @@ CREATE TABLE turnover (
     euro_cents   numeric NOT NULL,
     PRIMARY KEY (sink, day, region, currency)
 ) WITH (fillfactor = 70); -- rows are updated in place again and again
-
-GRANT SELECT, INSERT, UPDATE ON turnover TO {writer};
-GRANT SELECT ON turnover TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON turnover TO {role('writer')}")
+    execute(f"GRANT SELECT ON turnover TO {role('auditor')}")
 
 
 def downgrade() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0005"
 down_revision = "sink_domain_0004"
@@ -17,13 +17,13 @@ CREATE TABLE applied_events (
     times    bigint NOT NULL,
     PRIMARY KEY (sink, event_id)
 );
-GRANT SELECT, INSERT, UPDATE ON applied_events TO {writer};
-GRANT SELECT ON applied_events TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON applied_events TO {role('writer')}")
+    execute(f"GRANT SELECT ON applied_events TO {role('auditor')}")
 
 
 def downgrade() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "source_domain_0001"
 down_revision = None
@@ -35,15 +35,14 @@ CREATE TABLE transfers (
 -- What `outbox check` compares the sinks with, and what `outbox rebuild` sets them to.
 CREATE VIEW source_totals AS
     SELECT id::text AS key, balance_minor::numeric AS total, version, currency FROM accounts;
-
-GRANT SELECT, INSERT, UPDATE (balance_minor, version) ON accounts TO {app};
-GRANT SELECT, INSERT ON transfers TO {app};
-GRANT SELECT ON source_totals TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE (balance_minor, version) ON accounts TO {role('app')}")
+    execute(f"GRANT SELECT, INSERT ON transfers TO {role('app')}")
+    execute(f"GRANT SELECT ON source_totals TO {role('auditor')}")
 
 
 def downgrade() -> None:

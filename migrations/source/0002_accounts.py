@@ -9,7 +9,7 @@ source` tells a sink of these accounts.
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "source_domain_0002"
 down_revision = "source_domain_0001"
@@ -32,9 +32,6 @@ CREATE VIEW source_accounts AS
                  UNION ALL
                  SELECT to_account_id, amount_minor FROM transfers) AS moved USING (id)
      GROUP BY id;
-
-GRANT UPDATE (status, account_version) ON accounts TO {app};
-GRANT SELECT ON source_accounts TO {auditor};
 """
 
 DOWN = """
@@ -49,6 +46,8 @@ ALTER TABLE accounts
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT UPDATE (status, account_version) ON accounts TO {role('app')}")
+    execute(f"GRANT SELECT ON source_accounts TO {role('auditor')}")
 
 
 def downgrade() -> None:

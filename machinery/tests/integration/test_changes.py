@@ -382,11 +382,11 @@ def test_what_capturing_needs_is_made_on_demand_and_taken_back(databases: Settin
     settings = databases.model_copy(update={"connector": f"outbox_{databases.source_db_name}"})
     changes, other = load(settings, NAME), load(databases, NAME)
     assert not may_read(databases)
-    with pytest.raises(Failure, match=r"has no publication .* of the items table — `outbox connect remove changes"):
-        slot.require_publication(settings, changes)
+    with pytest.raises(Failure, match=r"publication .* does not exist — `outbox connect remove changes"):
+        slot.require_whole_table(settings, changes)
     slot.publish(settings, changes)
     slot.publish(settings, changes)
-    slot.require_publication(settings, changes)
+    slot.require_whole_table(settings, changes)
     slot.publish(settings, other)
     assert may_read(databases)
     slot.unpublish(settings, changes)
@@ -402,8 +402,8 @@ def test_a_publication_that_does_not_let_every_change_pass_is_refused(databases:
     changes = load(databases, NAME)
     query(databases, f"CREATE PUBLICATION {changes.publication} FOR TABLE items WITH (publish = '{let}')")
     slot.publish(databases, changes)
-    with pytest.raises(Failure, match="has no publication"):
-        slot.require_publication(databases, changes)
+    with pytest.raises(Failure, match="does not publish"):
+        slot.require_whole_table(databases, changes)
 
 
 def test_without_the_table_there_is_nothing_to_capture(databases: Settings) -> None:

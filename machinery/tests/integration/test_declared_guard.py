@@ -107,6 +107,8 @@ def test_declared_events_are_taken_and_no_others(bare: Settings, declare: Declar
         ("crate ", "sent", 1),
         ("", "", 1),
         ("outbox", "outbox.marker", 1),
+        ("x.markers", "outbox.marker", 1),  # no topic is called so: the relay would stop
+        ("outbox.markers", "outbox.marker", 2),
         ("x.markers", "sent", 1),
         ("x.markers ", "outbox.marker", 1),
     ],
@@ -124,7 +126,7 @@ def test_an_event_that_resembles_a_declared_one_is_refused(
 def test_the_marker_of_prune_is_taken(bare: Settings, declare: Declare) -> None:
     declare()
     migrate(bare)
-    query(bare, INSERT, SourceRole.PRUNER, ["outbox.markers", "outbox.marker", 1])
+    query(bare, INSERT, SourceRole.PRUNER, [bare.markers_topic, "outbox.marker", 1])
 
 
 def test_psql_gets_the_state_of_a_check(databases: Settings) -> None:
@@ -150,7 +152,7 @@ def test_hundreds_of_events_can_be_declared(bare: Settings, declare: Declare) ->
 
 def test_a_project_without_events_takes_none(bare: Settings, declare: Declare) -> None:
     declare()
-    assert migrate(bare).events == declared.Change([], [])
+    assert migrate(bare).events == declared.Change([], [], [])
     assert not takes(bare, "crate", "sent", 1)
 
 
@@ -162,9 +164,9 @@ def test_an_older_image_that_migrates_again_removes_nothing(bare: Settings, decl
     migrate(bare)
     assert not takes(bare, "bin", "line.added", 1)
     declare(*NEW)
-    assert migrate(bare).events == declared.Change(["bin.line.added.v1", "crate.sent.v2"], [])
+    assert migrate(bare).events == declared.Change(["bin.line.added.v1", "crate.sent.v2"], [], [])
     declare(*OLD)
-    assert migrate(bare).events == declared.Change([], [])
+    assert migrate(bare).events == declared.Change([], [], [])
     assert takes(bare, "bin", "line.added", 1)
 
 
@@ -173,19 +175,19 @@ def test_only_declared_removes_the_others(bare: Settings, declare: Declare) -> N
     migrate(bare)
     declare(*OLD)
     assert migrate(bare, only_outbox=True, only_declared=True).events == declared.Change(
-        [], ["bin.line.added.v1", "crate.sent.v2"]
+        [], ["bin.line.added.v1", "crate.sent.v2"], []
     )
     assert takes(bare, "crate", "sent", 1)
     assert not takes(bare, "crate", "sent", 2)
 
 
 def test_sets_that_migrate_at_once_are_both_taken(bare: Settings, tmp_path: Path, declare: Declare) -> None:
-    catalogs = []
+    sets = []
     for names in (OLD, ("bin.line.added.v1",)):
         declare(*names)
-        catalogs.append(load(project.current().events, "stock"))
+        sets.append(declared.declared(bare))
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one: declared.guard(owner_engine(bare, "source"), one), catalogs))
+        list(pool.map(lambda one: declared.guard(owner_engine(bare, "source"), one), sets))
     assert takes(bare, "crate", "sent", 1)
     assert takes(bare, "bin", "line.added", 1)
 
@@ -232,7 +234,7 @@ def test_a_run_without_a_change_waits_for_nobody(bare: Settings, declare: Declar
     declare(*OLD)
     migrate(bare)
     with holding(bare):
-        assert migrate(bare).events == declared.Change([], [])
+        assert migrate(bare).events == declared.Change([], [], [])
 
 
 def test_a_transaction_that_holds_the_table_is_named(bare: Settings, declare: Declare) -> None:
@@ -257,11 +259,42 @@ def test_a_transaction_that_ends_in_time_is_waited_for(
         timer.join()
 
 
-def test_a_constraint_that_is_not_ours_is_left_alone(bare: Settings, declare: Declare) -> None:
-    query(bare, f"ALTER TABLE outbox ADD CONSTRAINT {declared.NAME} CHECK (type <> 'x')")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "ADD CONSTRAINT event_is_declared CHECK (type <> 'x')",
+        "ADD CONSTRAINT event_is_declared CHECK (type <> 'x') NOT ENFORCED",
+        "DROP CONSTRAINT payload_fits_a_record",
+        "DROP CONSTRAINT columns_fit_a_record, ADD CONSTRAINT columns_fit_a_record CHECK (aggregateid <> '')",
+    ],
+)
+def test_a_constraint_that_is_not_ours_is_replaced(bare: Settings, declare: Declare, damage: str) -> None:
+    query(bare, f"ALTER TABLE outbox {damage}")
     declare(*OLD)
-    with raises("guard-unknown", "DROP CONSTRAINT"):
-        migrate(bare)
+    assert migrate(bare).events.added == [*OLD]
+    assert not takes(bare, "crate", "lost", 1)
+    with pytest.raises(psycopg2.errors.CheckViolation, match="columns_fit_a_record"):
+        query(bare, INSERT_LONG, SourceRole.APP, {"aggregatetype": "a", "aggregateid": LONG, "type": "b"} | NO_TRACE)
+    with pytest.raises(psycopg2.errors.CheckViolation, match="payload_fits_a_record"):
+        query(bare, INSERT_LARGE, SourceRole.APP)
+    assert migrate(bare).repaired == []
+
+
+def test_a_guard_that_was_widened_by_hand_is_ours_again_with_its_events(bare: Settings, declare: Declare) -> None:
+    declare(*NEW)
+    migrate(bare)
+    with owner_engine(bare, "source").connect() as connection:
+        definition = connection.exec_driver_sql(DEFINITION).scalar()
+    wider = str(definition).removesuffix(" NOT VALID").removesuffix(")") + " OR true)"
+    drop = f"DROP CONSTRAINT {declared.NAME}"
+    query(bare, f"ALTER TABLE outbox {drop}, ADD CONSTRAINT {declared.NAME} {wider}")
+    assert takes(bare, "crate", "lost", 1)
+    declare(*OLD)
+    done = migrate(bare)
+    assert (done.events.added, done.events.removed) == ([], [])
+    assert done.repaired == [f"the constraint {declared.NAME}"]
+    assert takes(bare, "crate", "sent", 2), "an older image removes nothing"
+    assert not takes(bare, "crate", "lost", 1)
 
 
 def test_an_unusable_declaration_changes_nothing(bare: Settings, declare: Declare) -> None:
@@ -288,6 +321,12 @@ def test_the_command_reports_what_it_changed(bare: Settings, declare: Declare, t
     assert "events     removed bin.line.added.v1, crate.sent.v2" in run("--only-declared")
 
 
+DEFINITION = f"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = '{declared.NAME}'"
+NO_TRACE = {"traceparent": None}
+INSERT_LARGE = (
+    "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) "
+    "VALUES ('crate', '1', 'sent', to_jsonb(repeat('x', 1000001)))"
+)
 LONG = "ä" * 501  # 1002 bytes
 INSERT_LONG = """
 INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent)
@@ -302,11 +341,10 @@ def test_a_column_that_would_not_fit_into_a_record_is_refused(bare: Settings, co
         query(bare, INSERT_LONG, SourceRole.APP, row)
 
 
-def test_longer_rows_from_before_do_not_make_the_migration_fail(bare: Settings) -> None:
+def test_longer_rows_from_before_do_not_make_the_repair_fail(bare: Settings) -> None:
     query(bare, "ALTER TABLE outbox DROP CONSTRAINT columns_fit_a_record")
-    query(bare, "DELETE FROM outbox_version WHERE version_num = 'source_machinery_0002'")  # the domain implies 0001
     row = {"aggregatetype": "a", "aggregateid": LONG, "type": "b", "traceparent": None}
     query(bare, INSERT_LONG, SourceRole.APP, row)
-    assert migrate(bare).applied["source"] == ["source_machinery_0002"]
+    assert migrate(bare).repaired == ["the constraint columns_fit_a_record"]
     with pytest.raises(psycopg2.errors.CheckViolation):
         query(bare, INSERT_LONG, SourceRole.APP, row)

@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import alembic.command
@@ -13,11 +14,15 @@ import psycopg2
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from psycopg2 import extensions
 from sqlalchemy import Connection, MetaData, create_engine, text
 from sqlalchemy.pool import NullPool
 
+from outbox.audit.doctor import examine
+from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.http.database import make_engine
 from outbox.http.idempotency import KEYS
 from outbox.migrations import migrate
 from outbox.migrations.migrate import Database
@@ -60,7 +65,8 @@ def test_a_first_run_applies_all_branches_and_a_second_one_nothing(empty: Settin
         "sink": {"sink_machinery", "sink_domain"},
     }
     assert set(first.events.added) > {"item.picked.v1", "order.placed.v2"}
-    assert migrate.migrate(empty) == ({"source": [], "sink": []}, ([], []))
+    assert first.repaired == []
+    assert migrate.migrate(empty) == ({"source": [], "sink": []}, ([], [], []), [])
 
 
 def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
@@ -77,6 +83,76 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
         migrate.migrate(empty)
     assert query(empty, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
     assert query(empty, "SELECT pubname FROM pg_publication") == []
+
+
+PLAIN = """
+CREATE TABLE plain (note jsonb);
+INSERT INTO plain VALUES ('{"a":true, "b": "{app} 50% %s :name"}'::jsonb);
+"""
+PLAIN_MIGRATION = f"""
+from outbox.migrations import execute, role
+
+revision, down_revision, branch_labels, depends_on = "source_domain_0001", None, ("domain",), None
+
+
+def upgrade():
+    execute({PLAIN!r})
+    execute(f"GRANT SELECT ON plain TO {{role('app')}}")
+"""
+
+
+@pytest.fixture
+def plain_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one migration; the migration's file."""
+    file = tmp_path / "migrations" / "source" / "0001_plain.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(PLAIN_MIGRATION)
+    (tmp_path / "pyproject.toml").write_text("[tool.outbox]\n")
+    monkeypatch.setenv(project.VARIABLE, str(tmp_path))
+    return file
+
+
+@pytest.mark.usefixtures("plain_project")
+def test_sql_of_a_migration_stays_as_it_is_written(empty: Settings) -> None:
+    migrate.migrate(empty)
+    [(note,)] = query(empty, "SELECT note FROM plain", SourceRole.APP)
+    assert note == {"a": True, "b": "{app} 50% %s :name"}
+
+
+def test_a_migration_that_names_no_role_is_refused(empty: Settings, plain_project: Path) -> None:
+    plain_project.write_text(PLAIN_MIGRATION.replace("'app'", "'writer'"))
+    with raises("migration-role-unknown", "owner, app, cdc, pruner, auditor"):
+        migrate.migrate(empty)
+
+
+def test_a_search_path_of_the_database_moves_no_table(empty: Settings, postgres: Postgres) -> None:
+    for name in (empty.source_db_name, empty.sink_db_name):
+        postgres.psql("CREATE SCHEMA app; GRANT ALL ON SCHEMA app TO PUBLIC", dbname=name)
+        postgres.psql(f"ALTER DATABASE {name} SET search_path = app, public")
+    migrate.migrate(empty)
+    for role in (SourceRole.OWNER, SinkRole.OWNER):
+        assert query(empty, "SELECT tablename FROM pg_tables WHERE schemaname = 'app'", role) == []
+    assert migrate.migrate(empty) == ({"source": [], "sink": []}, ([], [], []), [])
+    with make_engine(empty).connect() as service:
+        assert migrate.is_current(service, "source")
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+@pytest.mark.parametrize("database", ["source", "sink"])
+def test_an_encoding_that_cannot_hold_json_is_named(
+    databases: Settings, superuser: extensions.cursor, database: Database, encoding: str
+) -> None:
+    name = f"{getattr(databases, f'{database}_db_name')}_{encoding.lower()}"
+    owner = databases.role_name(migrate.ROLES[database].OWNER)
+    superuser.execute(f"CREATE DATABASE {name} OWNER {owner} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    unfit = databases.model_copy(update={f"{database}_db_name": name})
+    try:
+        with raises("encoding-unfit", f"database {name} has the encoding {encoding}", "ENCODING 'UTF8'"):
+            migrate.migrate(unfit)
+        hop = {"source": "source-db", "sink": "sink-db"}[database]
+        assert "encoding-unfit" in {one.code for one in examine(unfit, hop)}
+    finally:
+        superuser.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def test_a_database_out_of_reach_is_named(databases: Settings) -> None:

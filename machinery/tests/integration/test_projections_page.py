@@ -46,7 +46,7 @@ def shown(beginning: str) -> str:
 def migrate(settings: Settings, statements: str) -> None:
     """Run SQL as a migration would."""
     with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(statements.replace("{writer}", settings.role_name(SinkRole.WRITER)))
+        cursor.execute(statements.replace("shop_sink_writer", settings.role_name(SinkRole.WRITER)))
 
 
 def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def insert_at_once(settings: Settings, *rows: Row) -> None:
 
 def markers(settings: Settings) -> int:
     """How many records the markers' topic has."""
-    name = connectors.markers_topic(settings)
+    name = settings.markers_topic
     return sum(1 for _ in records.read(settings, name, topics.watermarks(settings, name)))
 
 

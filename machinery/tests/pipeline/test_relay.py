@@ -145,7 +145,7 @@ def test_registering_before_migrating_is_refused_and_loses_nothing(unapplied: Se
     empty = unapplied.model_copy(update={"source_db_name": f"{unapplied.source_db_name}_empty"})
     postgres.psql(f"CREATE DATABASE {empty.source_db_name} OWNER stock_source_owner")
     try:
-        with raises("publication-missing", "outbox migrate"):
+        with raises("publication-wrong", "outbox migrate"):
             lifecycle.apply(empty)
         assert lifecycle.status(empty).connector == "MISSING"
         migrate(empty)
@@ -166,7 +166,7 @@ def test_a_publication_that_would_relay_nothing_is_refused(
     unapplied: Settings, postgres: Postgres, broken: str
 ) -> None:
     postgres.psql(broken, unapplied.source_db_name)
-    with raises("publication-missing"):
+    with raises("publication-wrong"):
         lifecycle.apply(unapplied)
     assert lifecycle.status(unapplied).connector == "MISSING"
 

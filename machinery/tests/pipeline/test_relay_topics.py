@@ -118,7 +118,7 @@ def test_no_event_is_on_a_topic_that_is_not_declared(unapplied: Settings) -> Non
     insert(unapplied, event("item", "a"), event("Return", "a", 2), event("Order", "b"))
     relayed(unapplied)
     prune.mark(unapplied)
-    markers = connectors.markers_topic(unapplied)
+    markers = unapplied.markers_topic
     wait_for("the markers", lambda: topics.last_stable_offsets(unapplied, markers)[0] > 1, timeout_s=30)
     assert len(read(unapplied)) == 3
     own = {spec.name for spec in connectors.topic_specs(unapplied)}

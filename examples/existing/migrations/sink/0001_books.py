@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0001"
 down_revision = None
@@ -17,13 +17,13 @@ CREATE TABLE books_lent (
     lent numeric NOT NULL,
     PRIMARY KEY (sink, isbn)
 );
-GRANT SELECT, INSERT, UPDATE ON books_lent TO {writer};
-GRANT SELECT ON books_lent TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON books_lent TO {role('writer')}")
+    execute(f"GRANT SELECT ON books_lent TO {role('auditor')}")
 
 
 def downgrade() -> None:

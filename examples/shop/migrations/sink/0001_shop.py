@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0001"
 down_revision = None
@@ -43,16 +43,16 @@ CREATE VIEW sink_totals AS
     SELECT sink, order_id::text AS key, cents AS total, version FROM order_states
     UNION ALL
     SELECT sink, product, pieces, version FROM stock_levels;
-
-GRANT SELECT, INSERT, UPDATE ON order_states, stock_levels, sales_by_day TO {writer};
-GRANT DELETE ON order_states TO {writer}; -- an order that the source does not have, in a rebuild
-GRANT SELECT ON sink_totals TO {writer};
-GRANT SELECT ON order_states, stock_levels, sales_by_day TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON order_states, stock_levels, sales_by_day TO {role('writer')}")
+    # A rebuild deletes an order that the source does not have.
+    execute(f"GRANT DELETE ON order_states TO {role('writer')}")
+    execute(f"GRANT SELECT ON sink_totals TO {role('writer')}")
+    execute(f"GRANT SELECT ON order_states, stock_levels, sales_by_day TO {role('auditor')}")
 
 
 def downgrade() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "source_domain_0001"
 down_revision = None
@@ -47,16 +47,15 @@ CREATE VIEW source_demand AS
       FROM order_lines JOIN orders ON orders.id = order_id
      WHERE status <> 'cancelled'
      GROUP BY product;
-
-GRANT SELECT, INSERT, UPDATE (pieces, version) ON stock TO {app};
-GRANT SELECT, INSERT, UPDATE (status, version, changed_at) ON orders TO {app};
-GRANT SELECT, INSERT ON order_lines TO {app};
-GRANT SELECT ON source_orders, source_stock, source_demand TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE (pieces, version) ON stock TO {role('app')}")
+    execute(f"GRANT SELECT, INSERT, UPDATE (status, version, changed_at) ON orders TO {role('app')}")
+    execute(f"GRANT SELECT, INSERT ON order_lines TO {role('app')}")
+    execute(f"GRANT SELECT ON source_orders, source_stock, source_demand TO {role('auditor')}")
 
 
 def downgrade() -> None:

@@ -26,7 +26,7 @@ from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec
 from outbox.migrations import declared
-from outbox.migrations.migrate import Database, is_current, owner_engine
+from outbox.migrations.migrate import Database, damages, is_current, owner_engine, require_encoding
 from outbox.relay import connectors, hanging, lifecycle, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
@@ -41,14 +41,21 @@ MIB = 2**20
 WIDE = {
     "rolsuper": ("is a superuser", None),
     "rolcreaterole": ("may create roles", None),
-    "rolbypassrls": ("bypasses row security", None),
+    "rolbypassrls": ("bypasses row security", SourceRole.CDC),  # of a captured table
     "rolreplication": ("may replicate", SourceRole.CDC),
 }
 ATTRIBUTES = f"SELECT rolname, {', '.join(WIDE)} FROM pg_roles WHERE rolname = ANY(%s)"  # noqa: S608
 POSITIONS = "SELECT topic, partition, next_offset, topic_id FROM positions WHERE sink = %s ORDER BY topic, partition"
 OPEN_DEAD_LETTERS = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
-PRIVILEGES = "SELECT privilege FROM unnest(%s) AS privilege WHERE has_table_privilege(%s, 'public.outbox', privilege)"
-OUTBOX_IS_WRITE_ONLY = ("SELECT", "UPDATE", "DELETE", "TRUNCATE")
+# What the service may do with events beside writing them, and by a grant to whom.
+READABLE = """
+SELECT privilege_type, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE format('%%I', pg_get_userbyid(grantee)) END
+  FROM pg_class, aclexplode(coalesce(relacl, acldefault('r', relowner)))
+ WHERE pg_class.oid = to_regclass('public.outbox') AND privilege_type IN ('SELECT', 'UPDATE', 'DELETE', 'TRUNCATE')
+   AND (grantee = 0 OR pg_has_role(%s, grantee, 'USAGE'))
+   AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = %s)
+ ORDER BY 2, 1
+"""
 SIZE = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM processed_partitions"
 OLDEST_EVENT = "SELECT id FROM public.outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
 
@@ -77,11 +84,11 @@ Stored = dict[int, tuple[int, str]]  # by partition of a topic, a sink's next of
 Marks = Mapping[int, tuple[int, int]]  # by partition, the first offset and the end
 
 
-def examine(settings: Settings) -> Iterator[Diagnosis]:
-    """Every hop in the order of an event's way. A hop that is unavailable is a problem like any other."""
-    for hop, look in HOPS.items():
+def examine(settings: Settings, *hops: str) -> Iterator[Diagnosis]:
+    """These hops, or all in the order of an event's way. A hop that is unavailable is a problem like any other."""
+    for hop in hops or HOPS:
         try:
-            yield from (Diagnosis(hop, one.code, one.message, one.remedy) for one in look(settings))
+            yield from (Diagnosis(hop, one.code, one.message, one.remedy) for one in HOPS[hop](settings))
         except Failure as failure:
             yield Diagnosis(hop, failure.code, failure.message, failure.remedy or "see the message")
         except (psycopg2.Error, DBAPIError) as error:  # of doctor itself, and of Alembic
@@ -112,26 +119,34 @@ def _source(settings: Settings) -> Iterator[Diagnosis]:
         remedy = "set it to logical (outbox/stack/postgres.conf) and restart Postgres"
         yield _problem("wal-level-not-logical", f"wal_level is {wal_level}", remedy)
     app = settings.role_name(SourceRole.APP)
-    privileges = _rows(settings, SourceRole.OWNER, PRIVILEGES, [*OUTBOX_IS_WRITE_ONLY], app)
-    extra = ", ".join(name for (name,) in privileges)
-    if extra:
-        yield _problem("outbox-readable", f"{app} may {extra} events", f"REVOKE {extra} ON public.outbox FROM {app}")
-    else:
+    by_grantee: dict[str, list[str]] = {}
+    for privilege, grantee in _rows(settings, SourceRole.OWNER, READABLE, app, app):
+        by_grantee.setdefault(grantee, []).append(privilege)
+    for grantee, privileges in by_grantee.items():
+        extra = ", ".join(privileges)
+        revoke = f"REVOKE {extra} ON public.outbox FROM {grantee}"
+        if grantee == settings.role_name(SourceRole.OWNER):
+            revoke = f"REVOKE {grantee} FROM {app}"
+        yield _problem("outbox-readable", f"{app} may {extra} events, by a grant to {grantee}", revoke)
+    if not by_grantee:
         yield _ok("outbox-write-only", f"{app} may write events, and neither read nor change them")
     yield _declared(settings)
+    for damage in damages(settings):
+        yield _problem("outbox-damaged", f"the outbox is not as it was made: {damage}", "`outbox migrate`")
 
 
 def _declared(settings: Settings) -> Diagnosis:
     """Whether the database takes every declared event."""
     with owner_engine(settings, "source").connect() as connection:
-        allowed = declared.allowed(connection)
+        allowed = declared.read(connection).events
     if allowed is None:
         return _problem("events-unchecked", "the outbox takes events that are not declared", "`outbox migrate`")
-    wanted = declared.declared(catalog.of(settings))
-    refused = ", ".join(sorted(map(str, wanted - allowed)))
-    if refused:
+    wanted = declared.declared(settings)
+    if wanted - allowed:
+        refused = ", ".join(map(str, sorted(wanted - allowed)))
         return _problem("events-undeclared", f"the outbox refuses {refused}, which are declared", "`outbox migrate`")
-    return _ok("events-declared", f"the outbox takes the declared events: {plural(len(wanted), 'version')}")
+    taken = plural(len(declared.names(wanted)), "version")
+    return _ok("events-declared", f"the outbox takes the declared events: {taken}")
 
 
 def _sink_database(settings: Settings) -> Iterator[Diagnosis]:
@@ -157,6 +172,7 @@ def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagn
 
 def _schema(settings: Settings, database: Database) -> Iterator[Diagnosis]:
     with owner_engine(settings, database).connect() as connection:
+        require_encoding(connection)
         current = is_current(connection, database)
     if current:
         yield _ok("schema", "the schema has every migration")
@@ -191,7 +207,7 @@ def _slots(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _slot(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
-    slot.require_publication(settings, connector)
+    slot.require_whole_table(settings, connector)
     changes = "inserts" if connector.is_outbox else "changes"
     yield _ok("publication", f"the publication has the {changes} of table {connector.table[1]}")
     found, name = slot.read(settings, connector), connector.name

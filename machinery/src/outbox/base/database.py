@@ -1,11 +1,15 @@
-"""Connections to the two databases, each as a role."""
+"""Connections to the two databases, each as a role.
+
+Server, database and role may set how a session reads and writes. Our sessions set what our statements rely on
+(`session_options`), so that they mean the same everywhere.
+"""
 
 from __future__ import annotations
 
 import os
 import select
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -13,7 +17,7 @@ import psycopg2
 from psycopg2.extensions import connection, make_dsn
 
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Role, Settings, password_setting, role_database
+from outbox.base.settings import PREFIX, Role, Settings, SinkRole, SourceRole, password_setting, role_database
 
 CONNECT_TIMEOUT_S = 5
 # Detect a vanished host within half a minute, not after hours.
@@ -24,6 +28,20 @@ WAITS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+# What our statements and psycopg2 rely on, in the sessions of the service too.
+SESSION = {
+    "DateStyle": "ISO,MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "quote_all_identifiers": "off",  # `outbox migrate` reads the definition of a constraint
+    "standard_conforming_strings": "on",
+}
+# In sessions of the machinery alone. Where another schema came first, a table there would hide ours.
+OF_MACHINERY = {**SESSION, "default_transaction_isolation": "read committed", "search_path": "public"}
+# For a role that reads: a query whose rows a policy would hide fails. The two roles that write for the adopter run the
+# adopter's own SQL, perhaps on tables with policies of its own.
+READER = {**OF_MACHINERY, "row_security": "off"}
+WRITERS = (SourceRole.APP, SinkRole.WRITER)
 
 # SQLSTATEs of what another attempt may not meet: a rollback for a deadlock or a conflict, no room or no memory, a lock
 # that was not free in time, a statement that was cancelled, a server that is a standby now.
@@ -42,13 +60,24 @@ def connect(settings: Settings, role: Role) -> connection:
     """
     parameters = settings.dsn(role)
     try:
-        return psycopg2.connect(make_dsn(None, **parameters, **WAITS, application_name="outbox"))
+        return psycopg2.connect(make_dsn(None, **parameters, **session(role), application_name="outbox"))
     except psycopg2.OperationalError as error:
         name = settings.role_name(role)
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {name}"
         lines = [line for line in str(error).strip().splitlines() if not line.startswith("\t")]  # libpq's own advice
         reason, remedy, code = _refusal(settings, role, lines)
         raise Failure(f"{where}: {reason}", remedy, code=code) from error
+
+
+def session(role: Role) -> dict[str, str | int]:
+    """libpq's parameters of a session of the machinery, beside those that say where and as whom."""
+    settings = OF_MACHINERY if role in WRITERS else READER
+    return {**WAITS, "client_encoding": "UTF8", "options": session_options(settings)}
+
+
+def session_options(settings: Mapping[str, str]) -> str:
+    """libpq's parameter ``options``: settings that win over those of the server, the database and the role."""
+    return " ".join(f"-c {name}=" + value.replace(" ", r"\ ") for name, value in settings.items())
 
 
 def query(settings: Settings, role: Role, statement: str, parameters: object = None) -> list[tuple[Any, ...]]:
@@ -132,7 +161,9 @@ def database_errors(connection: connection, subject: str, what: str, again: str)
             ) from error
         if isinstance(error, psycopg2.errors.UndefinedTable):
             raise Failure(
-                f"{subject}: the database {what}: {reason}", "`outbox migrate`", code="database-not-migrated"
+                f"{subject}: the database {what}: {reason}",
+                "`outbox migrate`; if that finds it up to date, somebody dropped the table: restore a backup",
+                code="database-not-migrated",
             ) from error
         code = "database-busy" if str(error.pgcode).startswith(BUSY) else "database-refused"
         raise Failure(

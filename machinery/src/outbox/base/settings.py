@@ -281,6 +281,11 @@ class Settings(BaseSettings):
             for name in names
         )
 
+    @property
+    def markers_topic(self) -> str:
+        """The aggregate type and the topic of the rows that `outbox prune` sends through the relay; nobody reads it."""
+        return f"{self.connector}.markers"
+
     def role_name(self, role: Role) -> str:
         """The name of a role in Postgres."""
         return f"{getattr(self, f'{role_database(role)}_role_prefix')}_{role.value}"

@@ -25,12 +25,14 @@ from outbox.migrations.migrate import migrate
 def migrate_command(only: str | None, only_declared: bool) -> None:
     """Bring both databases to the newest schema, machinery and domain, and let the outbox take the declared events.
 
-    A second run changes nothing.
+    Each run also repairs the outbox's constraints, publication and grants. A second run changes nothing.
     """
     done = migrate(load(), only_outbox=only is not None, only_declared=only_declared)
     for database, applied in done.applied.items():
         _show(only or database, {"applied": applied})
     _show("events", {"added": done.events.added, "removed": done.events.removed})
+    for one in done.repaired:
+        click.echo(f"repaired   {one}")
 
 
 def _show(what: str, changes: dict[str, Sequence[str]]) -> None:

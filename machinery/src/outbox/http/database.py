@@ -13,13 +13,12 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from outbox.base.database import SESSION, session_options
 from outbox.base.settings import Settings, SourceRole
 
 CONNECT_TIMEOUT_S = 3
 POOL_TIMEOUT_S = 3
-LOCK_TIMEOUT_S = 3
-STATEMENT_TIMEOUT_S = 5
-TRANSACTION_TIMEOUT_S = 10
+TIMEOUTS = {"lock_timeout": "3s", "statement_timeout": "5s", "transaction_timeout": "10s"}
 # The server's own timeouts do not help if the server is frozen or gone.
 ANSWER_TIMEOUT_S = 8
 
@@ -32,8 +31,8 @@ def make_engine(settings: Settings) -> Engine:
             **settings.dsn(SourceRole.APP),
             "application_name": "service",
             "connect_timeout": CONNECT_TIMEOUT_S,
-            "options": f"-c lock_timeout={LOCK_TIMEOUT_S}s -c statement_timeout={STATEMENT_TIMEOUT_S}s"
-            f" -c transaction_timeout={TRANSACTION_TIMEOUT_S}s",
+            "client_encoding": "UTF8",
+            "options": session_options({**SESSION, **TIMEOUTS}),
         },
         isolation_level="READ COMMITTED",  # a transaction locks the rows that its decision depends on
         pool_size=settings.service_threads,

@@ -170,7 +170,7 @@ def _require_route(settings: Settings, rest: Rest) -> None:
             "`outbox connect apply`",
             code="routes-differ",
         )
-    topics.describe(settings, connectors.markers_topic(settings))
+    topics.describe(settings, settings.markers_topic)
 
 
 def _require_alone(connection: extensions.connection) -> None:
@@ -191,7 +191,7 @@ def _mark(settings: Settings, connection: extensions.connection) -> None:
     """Send two markers: at an event Debezium confirms the commit before it, so only the second confirms the first."""
     for _ in range(2):
         with connection, connection.cursor() as cursor:
-            cursor.execute(MARK, [connectors.markers_topic(settings)])
+            cursor.execute(MARK, [settings.markers_topic])
             cursor.execute("DELETE FROM public.outbox WHERE id = %s", cursor.fetchone())
 
 

@@ -1,11 +1,12 @@
-"""The database's guard: a CHECK constraint that lets in only declared events, from every client.
+"""The database's guard: CHECK constraints that let in only events that the relay can send, from every client.
 
-An event of an undeclared type would stop the relay, which creates no topic, or vanish. `append` refuses it, and the
-constraint refuses it from a client that inserts without `append`.
+An event of an undeclared type would stop the relay, which creates no topic, or vanish. A record that does not fit would
+stop it for everybody. `append` refuses both, and the constraints refuse them from a client that inserts without it.
 
-`outbox migrate` keeps the constraint. It only adds events, because older and newer versions of the service run side by
-side: an older image that migrates again removes nothing. ``outbox migrate --only-declared`` removes the events that are
-no longer declared. The constraint is NOT VALID: it holds for new rows, and Postgres reads no existing row to add it.
+`outbox migrate` keeps the constraints as they are here, also if somebody has changed or dropped one. It only adds
+events, because older and newer versions of the service run side by side: an older image that migrates again removes
+nothing. ``outbox migrate --only-declared`` removes the events that are no longer declared. A constraint that is added
+later is NOT VALID: it holds for new rows, and Postgres reads no existing row to add it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from sqlalchemy.exc import OperationalError
 
 from outbox.base import project
 from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.events import catalog
 from outbox.events.catalog import Catalog, load
 
 NAME = "event_is_declared"
+MARKER = "outbox.marker"  # the type of the rows that `outbox prune` sends through the relay
 TURN = "SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"  # two runs at once wait for each other
 # While the ALTER TABLE waits for its lock, all inserts wait behind it. So each attempt is shorter than the lock_timeout
 # of the service (outbox/http/database.py).
@@ -32,23 +36,26 @@ LOCK_TIMEOUT_S = 1
 ATTEMPTS = 5
 PAUSE_S = 0.5
 
-DEFINITION = """
-SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = to_regclass('outbox') AND conname = :name
+# As Postgres writes them back, so that a changed one is found.
+CONSTRAINTS = {
+    # Connect's producer takes records up to 1 MiB.
+    "payload_fits_a_record": "CHECK ((octet_length((payload)::text) <= 1000000))",
+    # The relay copies these into the key and the headers of a record.
+    "columns_fit_a_record": "CHECK ((GREATEST(octet_length(aggregatetype), octet_length(aggregateid), "
+    "octet_length(type), octet_length(traceparent)) <= 1000))",
+    # Looked up by keys, so that many events cost an insert no more than few.
+    NAME: "CHECK ((((('EVENTS'::jsonb -> aggregatetype) -> type) ? (schema_version)::text) IS TRUE))",
+}
+BOUNDS = ", ".join(f"CONSTRAINT {name} {check}" for name, check in CONSTRAINTS.items() if name != NAME)
+DEFINITIONS = """
+SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
+ WHERE conrelid = to_regclass('public.outbox') AND conname = ANY(:names)
 """
 LITERAL = re.compile(r"'(\{[^']*\})'::jsonb")
-# Looked up by keys, so that many events cost an insert no more than few. The marker is what `outbox prune` sends.
-ADD = f"""
-ALTER TABLE outbox
-    DROP CONSTRAINT IF EXISTS {NAME},
-    ADD CONSTRAINT {NAME} CHECK (
-        ('EVENTS'::jsonb -> aggregatetype -> type ? schema_version::text) IS TRUE
-        OR (type = 'outbox.marker' AND aggregatetype LIKE '%.markers')
-    ) NOT VALID
-"""
 HOLDERS = """
 SELECT DISTINCT format('process %s of %s', pg_locks.pid, usename)
   FROM pg_locks JOIN pg_stat_activity ON pg_stat_activity.pid = pg_locks.pid AND datname = current_database()
- WHERE relation = to_regclass('outbox') AND granted AND pg_locks.pid <> pg_backend_pid()
+ WHERE relation = to_regclass('public.outbox') AND granted AND pg_locks.pid <> pg_backend_pid()
 """
 
 
@@ -68,38 +75,54 @@ class Change(NamedTuple):
 
     added: list[str]
     removed: list[str]
+    repaired: list[str]
+    """The constraints that somebody had changed or dropped."""
 
 
-def declared(catalog: Catalog) -> set[EventVersion]:
-    """What the catalog declares. Deprecated versions are among it: only `append` refuses to write them."""
-    return {EventVersion(schema.aggregate, schema.type, schema.version) for schema in catalog.schemas}
+class Guard(NamedTuple):
+    """What the database has of the constraints."""
+
+    events: set[EventVersion] | None
+    """The events that it takes; None if it takes any."""
+    damaged: list[str]
+    """The constraints that are not as they must be, or missing."""
 
 
-def allowed(connection: Connection) -> set[EventVersion] | None:
-    """What the database lets in; None if it has no constraint yet. Raises Failure for a constraint that is not ours."""
-    definition = connection.execute(text(DEFINITION), {"name": NAME}).scalar()
-    if definition is None:
-        return None
-    literal = LITERAL.search(definition)
+def declared(settings: Settings) -> set[EventVersion]:
+    """The events that the database must take.
+
+    Deprecated versions are among them: only `append` refuses to write them. So is the marker of `outbox prune`, which
+    has a topic of its own.
+    """
+    return {*_of(catalog.of(settings)), EventVersion(settings.markers_topic, MARKER, 1)}
+
+
+def names(events: Iterable[EventVersion]) -> list[str]:
+    """The names of events that a project has declared."""
+    return [str(one) for one in sorted(events) if one.type != MARKER]
+
+
+def read(connection: Connection) -> Guard:
+    """The constraints of the database."""
+    found: dict[str, str] = dict(connection.execute(text(DEFINITIONS), {"names": [*CONSTRAINTS]}).all())
+    found = {name: definition.removesuffix(" NOT VALID") for name, definition in found.items()}
+    literal = LITERAL.search(found.get(NAME, ""))
     if literal is None:
-        raise Failure(
-            f"the constraint {NAME} of the table outbox is not what `outbox migrate` makes",
-            f"ALTER TABLE outbox DROP CONSTRAINT {NAME}, and run `outbox migrate` again",
-            code="guard-unknown",
-        )
-    found = json.loads(literal[1])
-    return {
+        return Guard(None, [name for name, check in CONSTRAINTS.items() if found.get(name) != check])
+    found[NAME] = found[NAME].replace(literal[1], "EVENTS")
+    events = {
         EventVersion(aggregatetype, type_, int(version))
-        for aggregatetype, types in found.items()
+        for aggregatetype, types in json.loads(literal[1]).items()
         for type_, versions in types.items()
         for version in versions
     }
+    return Guard(events, [name for name, check in CONSTRAINTS.items() if found.get(name) != check])
 
 
-def guard(engine: Engine, catalog: Catalog, *, only_declared: bool = False) -> Change:
-    """Let the database take the declared events; with ``only_declared`` no others, else also those that it takes now.
+def guard(engine: Engine, wanted: set[EventVersion], *, only_declared: bool = False) -> Change:
+    """Let the database take the wanted events; with ``only_declared`` no others, else also those that it takes now.
 
-    Runs as the owner of the table. Changes nothing, and locks nothing, if the constraint is as it should be. Raises
+    Runs as the owner of the table. Changes nothing, and locks nothing, if the constraints are as they should be. Raises
     Failure `outbox-locked` if a transaction holds the table for too long.
     """
     for attempt in range(ATTEMPTS):
@@ -107,7 +130,7 @@ def guard(engine: Engine, catalog: Catalog, *, only_declared: bool = False) -> C
             time.sleep(PAUSE_S)
         try:
             with engine.begin() as connection:
-                return _guard(connection, declared(catalog), only_declared)
+                return _guard(connection, wanted, only_declared)
         except OperationalError as error:
             if not isinstance(error.orig, LockNotAvailable):
                 raise
@@ -122,19 +145,30 @@ def guard(engine: Engine, catalog: Catalog, *, only_declared: bool = False) -> C
 
 def _guard(connection: Connection, wanted: set[EventVersion], only_declared: bool) -> Change:
     connection.execute(text(TURN))
-    known = allowed(connection)
-    before = known or set()
+    found = read(connection)
+    before = found.events or set()
     after = wanted if only_declared else wanted | before
-    if known is None or after != before:
+    if found.damaged or after != before:
         connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'"))
-        connection.execute(text(ADD.replace("EVENTS", _literal(after))))
-    return Change(_names(after - before), _names(before - after))
+        changes = ", ".join(
+            f"DROP CONSTRAINT IF EXISTS {name}, ADD CONSTRAINT {name} {check} NOT VALID"
+            for name, check in CONSTRAINTS.items()
+            if name == NAME or name in found.damaged
+        )
+        connection.exec_driver_sql(f"ALTER TABLE public.outbox {changes.replace('EVENTS', _literal(after))}")
+    # Without a guard there was none yet, or somebody has dropped it: the events say so.
+    repaired = [name for name in found.damaged if name != NAME or found.events is not None]
+    return Change(names(after - before), names(before - after), repaired)
 
 
 def has_declared(connection: Connection) -> bool:
     """Whether the database takes every event that the project declares."""
     chosen = project.current()
-    return declared(load(chosen.events, chosen.topic_prefix)) <= (allowed(connection) or set())
+    return _of(load(chosen.events, chosen.topic_prefix)) <= (read(connection).events or set())
+
+
+def _of(declarations: Catalog) -> set[EventVersion]:
+    return {EventVersion(schema.aggregate, schema.type, schema.version) for schema in declarations.schemas}
 
 
 def _literal(events: Iterable[EventVersion]) -> str:
@@ -143,7 +177,3 @@ def _literal(events: Iterable[EventVersion]) -> str:
     for one in sorted(events):
         found.setdefault(one.aggregatetype, {}).setdefault(one.type, []).append(str(one.schema_version))
     return json.dumps(found)
-
-
-def _names(events: Iterable[EventVersion]) -> list[str]:
-    return [str(one) for one in sorted(events)]

@@ -5,15 +5,17 @@ Each database has a history with branches: ``machinery`` (the outbox, or what th
 different branches never depend on each other's order. The history is kept in a table of its own name, so that a service
 may migrate the same database by an Alembic of its own.
 
-Each run also lets the outbox take the events that the project declares (`outbox.migrations.declared`).
+Each run also lets the outbox take the events that the project declares (`outbox.migrations.declared`), and repairs what
+it has made before: the outbox's CHECKs, its publication and its grants. The revision alone does not say that they are
+still as they were made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import alembic.command
 import alembic.context
@@ -23,18 +25,20 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
+from psycopg2 import extensions
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from outbox.base import project
-from outbox.base.database import connect
+from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.events import catalog
-from outbox.migrations import declared
+from outbox.migrations import declared, grants, publication
 
-VERSION_TABLE = "outbox_version"
+VERSION: dict[str, Any] = {"version_table": "outbox_version", "version_table_schema": "public"}
+ENCODING = "UTF8"
+AGAIN = "run `outbox migrate` again"
 HERE = Path(__file__).resolve().parent
 
 Database = Literal["source", "sink"]
@@ -48,25 +52,38 @@ class Migrated(NamedTuple):
     """The revisions by database, in order."""
     events: declared.Change
     """The events that the outbox takes now and did not take before, and the other way round."""
+    repaired: list[str]
+    """What somebody had changed or dropped, and is again as it was made."""
 
 
 def migrate(settings: Settings, *, only_outbox: bool = False, only_declared: bool = False) -> Migrated:
-    """Upgrade both databases to their heads, and let the outbox take the declared events.
+    """Upgrade both databases to their heads, let the outbox take the declared events, and repair what was changed.
 
     Each database is upgraded in one transaction: wholly or not at all. Two at once wait for each other. With
     ``only_outbox``, for a service with migrations of its own, it makes the outbox, its publication and its grants in
     the service's database, and needs no other. With ``only_declared`` the outbox takes no other events
     (`outbox.migrations.declared`). Raises Failure if a declaration cannot be used; else Failure naming the database
-    that cannot be reached or whose migration failed.
+    that cannot be reached, whose encoding is not UTF8, or whose migration failed.
     """
-    wanted = catalog.of(settings)
+    wanted = declared.declared(settings)
     applied: dict[Database, list[str]] = {}
     applied["source"] = _upgrade(settings, "source", "machinery@head" if only_outbox else "heads")
     with _database_errors(settings, "source"):
         events = declared.guard(owner_engine(settings, "source"), wanted, only_declared=only_declared)
+    repaired = [*(f"the constraint {name}" for name in events.repaired), *_repair(settings)]
     if not only_outbox:
         applied["sink"] = _upgrade(settings, "sink", "heads")
-    return Migrated(applied, events)
+    return Migrated(applied, events, repaired)
+
+
+def damages(settings: Settings) -> list[str]:
+    """What of the outbox is not as this code has made it, publication excepted. `outbox migrate` repairs it."""
+    with owner_engine(settings, "source").connect() as connection:
+        guard = declared.read(connection)
+    with _owner(settings) as cursor:
+        missing = grants.missing(settings, cursor)
+    changed = [f"the constraint {name} is missing or was changed" for name in guard.damaged]
+    return changed + [f"it needs {statement}" for statement in missing]
 
 
 def owner_engine(settings: Settings, database: Database) -> Engine:
@@ -85,7 +102,7 @@ def is_current(connection: Connection, database: Database) -> bool:
     if database == "source" and not declared.has_declared(connection):
         return False
     scripts = ScriptDirectory.from_config(config(database))
-    applied = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_heads()
+    applied = MigrationContext.configure(connection, opts=VERSION).get_current_heads()
     try:
         return not any(scripts.iterate_revisions("heads", applied, implicit_base=True))
     except ResolutionError:
@@ -108,28 +125,78 @@ def run() -> None:
     alembic.context.configure(
         connection=attributes["connection"],
         on_version_apply=attributes["on_version_apply"],
-        version_table=VERSION_TABLE,
+        **VERSION,
     )
     alembic.context.run_migrations()
 
 
 def execute(sql: str) -> None:
-    """Run SQL in a migration. ``{app}`` and the like are replaced by the names of the database's roles."""
-    for role, name in alembic.context.config.attributes["roles"].items():
-        sql = sql.replace(f"{{{role}}}", name)
-    op.execute(sql)
+    """Run SQL in a migration, one statement or several. Postgres gets the text as it is: nothing in it is replaced."""
+    op.get_bind().exec_driver_sql(sql, execution_options={"no_parameters": True})
+
+
+def role(name: str) -> str:
+    """A role of the database that a migration is for, as SQL writes it: ``role("app")`` for ``GRANT … TO``.
+
+    Raises Failure for a name that is no role of that database.
+    """
+    roles: dict[str, str] = alembic.context.config.attributes["roles"]
+    if name not in roles:
+        raise Failure(
+            f"there is no role {name} of this database", f"use {', '.join(roles)}", code="migration-role-unknown"
+        )
+    return f'"{roles[name]}"'
+
+
+def grant(*tables: str) -> None:
+    """In a migration of ours, grant what the roles need on these tables (`outbox.migrations.grants`)."""
+    for statement in grants.statements(alembic.context.config.attributes["settings"], tables):
+        execute(statement)
+
+
+def require_encoding(connection: Connection) -> None:
+    """Raises Failure if the database's encoding lacks characters that JSON may have."""
+    name, encoding = connection.exec_driver_sql("SELECT current_database(), getdatabaseencoding()").one()
+    if encoding != ENCODING:
+        raise Failure(
+            f"database {name} has the encoding {encoding}, which cannot hold every event",
+            f"CREATE DATABASE … ENCODING '{ENCODING}' TEMPLATE template0, with a dump of this one if it has data",
+            code="encoding-unfit",
+        )
 
 
 def _upgrade(settings: Settings, database: Database, target: str) -> list[str]:
     applied: list[str] = []
     wanted = config(database)
     with _database_errors(settings, database), owner_engine(settings, database).begin() as connection:
+        require_encoding(connection)
         connection.execute(text(declared.TURN))
         wanted.attributes["connection"] = connection
-        wanted.attributes["roles"] = {role.value: settings.role_name(role) for role in ROLES[database]}
+        wanted.attributes["settings"] = settings
+        wanted.attributes["roles"] = {one.value: settings.role_name(one) for one in ROLES[database]}
         wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)
         alembic.command.upgrade(wanted, target)
     return applied
+
+
+def _repair(settings: Settings) -> list[str]:
+    """Make publication and grants as they must be. Return what was wrong."""
+    with _owner(settings) as cursor:
+        cursor.execute(declared.TURN)
+        wrong = publication.repair(cursor)
+        missing = grants.missing(settings, cursor)
+        for statement in missing:
+            cursor.execute(statement)
+    return missing if wrong is None else [wrong, *missing]
+
+
+@contextmanager
+def _owner(settings: Settings) -> Iterator[extensions.cursor]:
+    """A cursor in one transaction, as the owner of the outbox."""
+    with closing(connect(settings, SourceRole.OWNER)) as connection:
+        name = settings.source_db_name
+        with database_errors(connection, f"database {name}", "refused a statement", AGAIN), connection:
+            yield connection.cursor()
 
 
 @contextmanager
@@ -141,7 +208,7 @@ def _database_errors(settings: Settings, database: Database) -> Iterator[None]:
         name = getattr(settings, f"{database}_db_name")
         raise Failure(
             f"migrating database {name}: {str(error.orig).strip()}",
-            "the transaction was rolled back; correct the cause and run `outbox migrate` again",
+            f"the transaction was rolled back; correct the cause and {AGAIN}",
             code="migration-failed",
         ) from error
     except CommandError as error:

@@ -126,11 +126,6 @@ def others(settings: Settings) -> list[Connector]:
     return [load(settings, kind) for kind in kinds() if kind != OUTBOX]
 
 
-def markers_topic(settings: Settings) -> str:
-    """The topic of the markers that `outbox prune` sends through the relay; nobody reads it."""
-    return f"{settings.connector}.markers"
-
-
 def topic_specs(settings: Settings, connector: Connector | None = None) -> list[TopicSpec]:
     """The topics that a connector writes; those of its records first."""
     connector = connector or load(settings)
@@ -139,7 +134,7 @@ def topic_specs(settings: Settings, connector: Connector | None = None) -> list[
     specs.append(TopicSpec(connector.offsets_topic, 1, {"cleanup.policy": "compact"}))
     if connector.is_outbox:
         markers = {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)}
-        specs.append(TopicSpec(markers_topic(settings), 1, markers))
+        specs.append(TopicSpec(settings.markers_topic, 1, markers))
     return specs
 
 
@@ -170,7 +165,7 @@ def _taken(settings: Settings, outbox: Connector) -> dict[str, str]:
     taken = {
         settings.connect_offsets_topic: "the worker's offsets",
         outbox.offsets_topic: "the connector's offsets",
-        markers_topic(settings): "the markers of `outbox prune`",
+        settings.markers_topic: "the markers of `outbox prune`",
     }
     for other in others(settings):
         taken |= {other.offsets_topic: f"connector {other.name}'s offsets", other.topic: f"table {other.table[1]}'s"}

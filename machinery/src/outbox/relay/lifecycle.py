@@ -1,7 +1,7 @@
 """Apply a Debezium connector to Kafka Connect, report its status, remove it; the outbox's connector by default.
 
-Applying is idempotent. It first checks what Debezium does not check (`outbox.relay.slot`): that the publication exists,
-and that the replication slot belongs to the stored offset.
+Applying is idempotent. It first checks what Debezium does not check (`outbox.relay.slot`): that Debezium gets the
+whole table, and that the replication slot belongs to the stored offset.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def apply(settings: Settings, connector: Connector | None = None, on_release: Ca
     It is called at once, because what follows may fail.
 
     Creates the topics first, because a record without its topic stops the task: it waits for the topic for good, and
-    its state is RUNNING. For a captured table it creates the publication too. Raises Failure if the publication is
-    missing, a topic has fewer partitions than declared, the slot cannot be trusted, Connect refuses the configuration,
-    or the task fails.
+    its state is RUNNING. For a captured table it creates the publication too. Raises Failure if Debezium
+    would not get the whole table, a topic has fewer partitions than declared, the slot cannot be trusted, Connect
+    refuses the configuration, or the task fails.
     """
     connector = connector or connectors.load(settings)
     rest = Rest(settings, connector)
     if not connector.is_outbox:
         slot.publish(settings, connector)
-    slot.require_publication(settings, connector)
+    slot.require_whole_table(settings, connector)
     topics.create(settings, connectors.topic_specs(settings, connector))
     requested, effective = connector.config, rest.config()
     # Connect returns no offsets while a transaction hangs on them.

@@ -14,12 +14,14 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.events import catalog
+from outbox.migrations import publication
 from outbox.relay import arrivals, connectors, routing
 from outbox.relay.connectors import Connector
 from outbox.relay.routing import Config
 
 ARRIVE_TIMEOUT_S = 10.0
 RELEASE_TIMEOUT_S = 60.0
+HIDDEN = "SELECT row_security_active(to_regclass(format('%%I.%%I', %s, %s)))"
 
 
 @dataclass(frozen=True)
@@ -58,25 +60,32 @@ def end_of_log(settings: Settings) -> int:
         return int((cursor.fetchone() or (0,))[0])
 
 
-def require_publication(settings: Settings, connector: Connector) -> None:
-    """Check the publication: without it a slot skips every change, with only a warning in the server's log.
+def require_whole_table(settings: Settings, connector: Connector) -> None:
+    """Check that Debezium gets each row of the table, from the log by the publication and in a snapshot.
 
-    Raises Failure if it does not publish the table's inserts; or, except for the outbox, its updates and deletes.
+    Raises Failure `publication-wrong` if the publication is missing or leaves out something, and `rows-hidden` if
+    policies may hide rows from Debezium's role.
     """
     schema, table = connector.table
     with _cdc(settings) as cursor:
-        cursor.execute(
-            "SELECT pubinsert, pubupdate AND pubdelete FROM pg_publication JOIN pg_publication_tables USING (pubname)"
-            " WHERE pubname = %s AND schemaname = %s AND tablename = %s AND rowfilter IS NULL",
-            [connector.publication, schema, table],
-        )
+        wrong = publication.problem(cursor, connector.publication, schema, table, is_outbox=connector.is_outbox)
+        cursor.execute(HIDDEN, [schema, table])
         row = cursor.fetchone()
-    is_whole = row is not None and row[0] and (row[1] or connector.is_outbox)
-    if not is_whole:
+    if wrong:
         raise Failure(
-            f"database {settings.source_db_name} has no publication {connector.publication} of the {table} table",
+            f"database {settings.source_db_name}: the publication {connector.publication} {wrong}",
             "`outbox migrate`" if connector.is_outbox else connector.start_again,
-            code="publication-missing",
+            code="publication-wrong",
+        )
+    if row is not None and row[0]:
+        role = settings.role_name(SourceRole.CDC)
+        remedy = f"ALTER TABLE {schema}.{table} DISABLE ROW LEVEL SECURITY"
+        if not connector.is_outbox:
+            remedy = f"ALTER ROLE {role} BYPASSRLS"
+        raise Failure(
+            f"database {settings.source_db_name}: row-level security of {schema}.{table} may hide rows from {role}",
+            remedy,
+            code="rows-hidden",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0001"
 down_revision = None
@@ -22,14 +22,13 @@ CREATE TABLE depot_parcels (
 -- What `outbox check` compares with the source.
 CREATE VIEW sink_totals AS
     SELECT sink, depot_id::text AS key, parcels AS total, version FROM depot_parcels;
-
-GRANT SELECT, INSERT, UPDATE ON depot_parcels TO {writer};
-GRANT SELECT ON sink_totals TO {writer}, {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON depot_parcels TO {role('writer')}")
+    execute(f"GRANT SELECT ON sink_totals TO {role('writer')}, {role('auditor')}")
 
 
 def downgrade() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "source_domain_0001"
 down_revision = None
@@ -20,14 +20,13 @@ CREATE TABLE depots (
 -- What `outbox check` compares the sinks with, and what `outbox rebuild` sets them to.
 CREATE VIEW source_totals AS
     SELECT id::text AS key, parcels::numeric AS total, version FROM depots;
-
-GRANT SELECT, INSERT, UPDATE (parcels, version) ON depots TO {app};
-GRANT SELECT ON source_totals TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE (parcels, version) ON depots TO {role('app')}")
+    execute(f"GRANT SELECT ON source_totals TO {role('auditor')}")
 
 
 def downgrade() -> None:

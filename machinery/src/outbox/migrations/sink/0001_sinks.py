@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from outbox.base.errors import Failure
-from outbox.migrations.migrate import execute
+from outbox.migrations.migrate import execute, role
 
 revision = "sink_machinery_0001"
 down_revision = None
@@ -286,7 +288,7 @@ GRANT DELETE ON dead_letters, landed_events, processed_changes TO {pruner};
 
 def upgrade() -> None:
     for statements in (SINKS, STRATEGIES, RETENTION, GRANTS):
-        execute(statements)
+        execute(re.sub(r"\{(writer|pruner|auditor)\}", lambda name: role(name[1]), statements))
 
 
 def downgrade() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from alembic import op
-
-from outbox.migrations.migrate import execute
+from outbox.migrations import grants
+from outbox.migrations.migrate import execute, grant
 
 revision = "source_http_0001"
 down_revision = None
@@ -12,7 +11,7 @@ branch_labels = ("http",)
 
 UP = """
 -- The answer is kept as it was sent: text, not jsonb.
-CREATE TABLE idempotency_keys (
+CREATE TABLE public.idempotency_keys (
     client       text        NOT NULL,
     route        text        NOT NULL,
     key          text        NOT NULL,
@@ -22,17 +21,14 @@ CREATE TABLE idempotency_keys (
     expires_at   timestamptz NOT NULL,
     PRIMARY KEY (client, route, key)
 );
-CREATE INDEX idempotency_keys_expires_at ON idempotency_keys (expires_at);
-
-GRANT SELECT, INSERT, UPDATE, DELETE ON idempotency_keys TO {app};
--- Readiness compares the schema with the code.
-GRANT SELECT ON outbox_version TO {app};
+CREATE INDEX idempotency_keys_expires_at ON public.idempotency_keys (expires_at);
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    grant(*grants.HTTP)
 
 
 def downgrade() -> None:
-    op.execute("DROP TABLE idempotency_keys")
+    execute("DROP TABLE public.idempotency_keys")

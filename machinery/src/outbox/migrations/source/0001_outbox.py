@@ -1,17 +1,21 @@
-"""The outbox with its publication: all that `outbox migrate --only outbox` makes."""
+"""The outbox with its publication and its grants: all that `outbox migrate --only outbox` makes.
+
+`outbox migrate` adds the CHECK for declared events, and repairs CHECKs, publication and grants at each run.
+"""
 
 from __future__ import annotations
 
 from outbox.base.errors import Failure
-from outbox.migrations.migrate import execute
+from outbox.migrations import declared, grants, publication
+from outbox.migrations.migrate import execute, grant
 
 revision = "source_machinery_0001"
 down_revision = None
 branch_labels = ("machinery",)
 
-UP = """
+UP = f"""
 -- A row is one event for Debezium's EventRouter; its columns are the ones that connect/outbox.json names.
-CREATE TABLE outbox (
+CREATE TABLE public.outbox (
     id             uuid         PRIMARY KEY DEFAULT uuidv7(),
     aggregatetype  text         NOT NULL,
     aggregateid    text         NOT NULL,
@@ -20,23 +24,16 @@ CREATE TABLE outbox (
     payload        jsonb        NOT NULL,
     occurred_at    timestamp(6) NOT NULL DEFAULT (clock_timestamp() AT TIME ZONE 'utc'), -- in UTC
     traceparent    text,
-    -- Connect's producer takes records up to 1 MiB. A record that does not fit would stop the relay for everybody.
-    CONSTRAINT payload_fits_a_record CHECK (octet_length(payload::text) <= 1000000)
+    {declared.BOUNDS}
 );
 
--- Inserts only: the deletion of a relayed row is no event.
-CREATE PUBLICATION outbox FOR TABLE outbox WITH (publish = 'insert');
-
--- The service writes events, and can neither read, change nor delete them.
-GRANT INSERT ON outbox TO {app};
-GRANT SELECT ON outbox TO {cdc}, {auditor};
--- `outbox prune` also inserts: its marker takes the way of every event.
-GRANT SELECT, INSERT, DELETE ON outbox TO {pruner};
+{publication.CREATE};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    grant(*grants.OUTBOX)
 
 
 def downgrade() -> None:

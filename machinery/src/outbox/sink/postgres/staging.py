@@ -28,7 +28,8 @@ import pyarrow as pa
 from psycopg2 import extensions, sql
 from psycopg2.extensions import make_dsn
 
-from outbox.base.database import WAITS
+from outbox.base.database import session
+from outbox.base.settings import SinkRole
 from outbox.events.schema import Column
 from outbox.sink import dead_letters, partitions
 from outbox.sink.batch import Decoded, Rows, Staged, Traced, event_ids
@@ -158,7 +159,7 @@ class Staging:
 
     def dsn(self, of_writer: Mapping[str, str | int]) -> Mapping[str, str | int]:
         """How tasks connect: under a name by which the driver finds them."""
-        return {**of_writer, **WAITS, "application_name": f"{self._sink}/{self._epoch}"}
+        return {**of_writer, **session(SinkRole.WRITER), "application_name": f"{self._sink}/{self._epoch}"}
 
     def copier(self, dsn: Mapping[str, str | int], topic: str) -> Copier:
         """The function that tasks run on records of a topic."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0001"
 down_revision = None
@@ -26,14 +26,13 @@ CREATE TABLE stock (
 -- What `outbox check` compares with the source.
 CREATE VIEW sink_totals AS
     SELECT sink, item_id::text AS key, stock AS total, version FROM stock;
-
-GRANT SELECT, INSERT, UPDATE ON stock TO {writer};
-GRANT SELECT ON sink_totals TO {writer}, {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON stock TO {role('writer')}")
+    execute(f"GRANT SELECT ON sink_totals TO {role('writer')}, {role('auditor')}")
 
 
 def downgrade() -> None:

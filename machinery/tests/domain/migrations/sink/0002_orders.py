@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0002"
 down_revision = "sink_domain_0001"
@@ -30,13 +30,13 @@ CREATE TABLE activity (
     kinds     text[] NOT NULL,
     PRIMARY KEY (sink, aggregate, key)
 );
-GRANT SELECT, INSERT, UPDATE ON orders, activity TO {writer};
-GRANT SELECT ON orders, activity TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON orders, activity TO {role('writer')}")
+    execute(f"GRANT SELECT ON orders, activity TO {role('auditor')}")
 
 
 def downgrade() -> None:

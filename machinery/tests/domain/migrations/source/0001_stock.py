@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "source_domain_0001"
 down_revision = None
@@ -22,14 +22,13 @@ CREATE TABLE items (
 -- What `outbox check` compares the sinks with, and what `outbox rebuild` sets them to.
 CREATE VIEW source_totals AS
     SELECT id::text AS key, stock::numeric AS total, version, unit FROM items;
-
-GRANT SELECT, INSERT, UPDATE (stock, version) ON items TO {app};
-GRANT SELECT ON source_totals TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE (stock, version) ON items TO {role('app')}")
+    execute(f"GRANT SELECT ON source_totals TO {role('auditor')}")
 
 
 def downgrade() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from outbox.migrations import execute
+from outbox.migrations import execute, role
 
 revision = "source_domain_0002"
 down_revision = "source_domain_0001"
@@ -17,14 +17,13 @@ CREATE TABLE orders (
     version bigint NOT NULL -- how many events the order has had
 );
 CREATE VIEW source_orders AS SELECT id::text AS key, version FROM orders;
-
-GRANT SELECT, INSERT, UPDATE (version) ON orders TO {app};
-GRANT SELECT ON source_orders TO {auditor};
 """
 
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE (version) ON orders TO {role('app')}")
+    execute(f"GRANT SELECT ON source_orders TO {role('auditor')}")
 
 
 def downgrade() -> None:

@@ -1,0 +1,217 @@
+"""What somebody has changed in the databases is found, and the remedy that the doctor prints repairs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg2
+import pytest
+from psycopg2.extensions import make_dsn
+
+from outbox.audit.doctor import Diagnosis, examine
+from outbox.audit.source import snapshot
+from outbox.base.database import connect
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.maintenance import prune
+from outbox.migrations.declared import CONSTRAINTS
+from outbox.migrations.migrate import migrate
+from outbox.relay import connectors, slot
+from outbox.stack.postgres import Postgres
+from outbox.testing.failures import raises
+from outbox.testing.queries import query
+
+HOPS = ("source-db", "slot", "sink-db")
+FITS = "columns_fit_a_record"
+CHECK = f"{CONSTRAINTS[FITS]} NOT ENFORCED"
+COLUMNS = "id, aggregatetype, aggregateid, type, payload"
+POLICY = """
+ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
+CREATE POLICY writes ON outbox FOR INSERT WITH CHECK (true);
+"""
+EVENT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('item', 'b', 'received', '{}')"
+
+
+@pytest.fixture
+def slotted(databases: Settings) -> Iterator[Settings]:
+    """A migrated pair whose outbox has a slot; nobody reads it."""
+    settings = databases.model_copy(update={"connector": databases.source_db_name})
+    migrate(settings)  # the markers of this connector
+    query(settings, f"SELECT pg_create_logical_replication_slot('{settings.connector}', 'pgoutput')", SourceRole.CDC)
+    yield settings
+    query(settings, f"SELECT pg_drop_replication_slot('{settings.connector}')", SourceRole.CDC)
+
+
+def problems(settings: Settings) -> list[Diagnosis]:
+    """The problems that Postgres alone can have, except that no connector runs."""
+    return [found for found in examine(settings, *HOPS) if not found.is_ok and found.code != "slot-unread"]
+
+
+def carry_out(settings: Settings, postgres: Postgres, remedy: str) -> None:
+    """Do what the doctor says: a command, or SQL."""
+    if remedy == "`outbox migrate`":
+        migrate(settings)
+    else:
+        assert remedy.isascii()
+        assert "`" not in remedy
+        postgres.psql(remedy, settings.source_db_name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "codes"),
+    [
+        ("DROP PUBLICATION outbox", {"publication-wrong"}),
+        ("ALTER PUBLICATION outbox DROP TABLE outbox", {"publication-wrong"}),
+        (f"ALTER PUBLICATION outbox SET TABLE outbox ({COLUMNS})", {"publication-wrong"}),
+        ("ALTER PUBLICATION outbox SET TABLE outbox WHERE (schema_version = 1)", {"publication-wrong"}),
+        ("ALTER PUBLICATION outbox SET (publish = 'update, delete')", {"publication-wrong"}),
+        ("ALTER PUBLICATION outbox SET (publish = 'insert, delete')", {"publication-wrong"}),
+        ("ALTER TABLE outbox DROP CONSTRAINT event_is_declared", {"schema-behind", "events-unchecked"}),
+        ("ALTER TABLE outbox DROP CONSTRAINT payload_fits_a_record", {"outbox-damaged"}),
+        (f"ALTER TABLE outbox DROP CONSTRAINT {FITS}, ADD CONSTRAINT {FITS} {CHECK}", {"outbox-damaged"}),
+        ("REVOKE INSERT ON outbox FROM {app}", {"outbox-damaged"}),
+        ("REVOKE SELECT ON outbox FROM {cdc}, {auditor}", {"outbox-damaged"}),
+        ("REVOKE DELETE ON outbox FROM {pruner}", {"outbox-damaged"}),
+        ("REVOKE ALL ON idempotency_keys FROM {app}", {"outbox-damaged"}),
+        ("REVOKE ALL ON outbox_version FROM {app}", {"outbox-damaged"}),
+        ("GRANT SELECT, DELETE ON outbox TO {app}", {"outbox-readable"}),
+        ("GRANT SELECT ON outbox TO PUBLIC", {"outbox-readable"}),
+        (POLICY, {"rows-hidden"}),
+        (f"{POLICY} ALTER TABLE outbox FORCE ROW LEVEL SECURITY", {"rows-hidden"}),
+    ],
+)
+def test_a_remedy_repairs_what_the_doctor_has_found(
+    slotted: Settings, postgres: Postgres, damage: str, codes: set[str]
+) -> None:
+    assert problems(slotted) == []
+    names = {role.value: slotted.role_name(role) for role in SourceRole}
+    query(slotted, damage.format(**names) if "{" in damage else damage, SourceRole.OWNER)
+    found = problems(slotted)
+    assert codes <= {one.code for one in found} <= {*codes, "outbox-damaged"}
+    for remedy in dict.fromkeys(str(one.remedy) for one in found):
+        carry_out(slotted, postgres, remedy)
+    assert problems(slotted) == []
+    assert migrate(slotted) == ({"source": [], "sink": []}, ([], [], []), [])
+
+
+def test_a_publication_of_somebody_else_is_not_taken_away(slotted: Settings, postgres: Postgres) -> None:
+    name = slotted.source_db_name
+    postgres.psql("DROP PUBLICATION outbox", name)
+    postgres.psql("CREATE PUBLICATION outbox FOR TABLE items", name)
+    with raises("publication-foreign", "belongs to role postgres", "DROP PUBLICATION outbox"):
+        migrate(slotted)
+    postgres.psql("DROP PUBLICATION outbox", name)
+    migrate(slotted)
+    assert problems(slotted) == []
+
+
+@pytest.mark.parametrize("damage", ["DROP PUBLICATION outbox", "ALTER PUBLICATION outbox SET TABLE outbox (id, type)"])
+def test_a_repaired_publication_does_not_relay_what_was_written_before(slotted: Settings, damage: str) -> None:
+    """So `outbox migrate` and the runbook name `outbox check`."""
+    query(slotted, damage)
+    query(slotted, EVENT, SourceRole.APP)
+    [repaired] = migrate(slotted).repaired
+    assert "`outbox check`" in repaired
+    query(slotted, EVENT, SourceRole.APP)
+    read = (
+        "SELECT data FROM pg_logical_slot_peek_binary_changes"
+        f"('{slotted.connector}', NULL, NULL, 'proto_version', '1', 'publication_names', 'outbox')"
+    )
+    sent = [bytes(data) for (data,) in query(slotted, read, SourceRole.CDC)]
+    assert sum(data[:1] == b"I" and b"received" in data and b"{}" in data for data in sent) == 1
+
+
+# Policies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hidden(databases: Settings) -> Settings:
+    """An outbox of two events, which a policy hides from everybody who reads."""
+    for _ in range(2):
+        query(databases, EVENT, SourceRole.APP)
+    query(databases, POLICY, SourceRole.OWNER)
+    return databases
+
+
+@pytest.mark.parametrize("role", [SourceRole.CDC, SourceRole.PRUNER, SourceRole.AUDITOR])
+def test_a_reader_from_whom_rows_are_hidden_fails(hidden: Settings, role: SourceRole) -> None:
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="row-level security policy"):
+        query(hidden, "SELECT count(*) FROM outbox", role)
+
+
+def test_apply_prune_and_check_refuse_an_outbox_with_hidden_rows(hidden: Settings) -> None:
+    with raises("rows-hidden", "row-level security", "DISABLE ROW LEVEL SECURITY"):
+        slot.require_whole_table(hidden, connectors.load(hidden))
+    with raises("database-refused", "row-level security policy"):
+        prune.count_old(hidden, 0)
+    with (
+        raises("database-refused", "row-level security policy"),
+        snapshot(hidden, SourceRole.AUDITOR) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT count(*) FROM outbox")
+
+
+def test_the_session_of_debezium_fails_too(hidden: Settings) -> None:
+    """Its snapshot would relay nothing and say nothing."""
+    with (
+        closing(psycopg2.connect(make_dsn(None, **hidden.dsn(SourceRole.CDC)))) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SHOW row_security")
+        assert cursor.fetchall() == [("off",)]
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            cursor.execute("SELECT * FROM outbox")
+
+
+def test_a_service_writes_beside_policies(hidden: Settings) -> None:
+    query(hidden, EVENT, SourceRole.APP)
+
+
+# Sessions ----------------------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "client_encoding": "'LATIN1'",
+    "DateStyle": "'SQL, DMY'",
+    "IntervalStyle": "'iso_8601'",
+    "TimeZone": "'Pacific/Auckland'",
+    "default_transaction_isolation": "'serializable'",
+    "quote_all_identifiers": "on",
+    "search_path": "app, public",
+    "standard_conforming_strings": "off",
+}
+EXPECTED = {
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "default_transaction_isolation": "read committed",
+    "quote_all_identifiers": "off",
+    "search_path": "public",
+    "standard_conforming_strings": "on",
+}
+
+
+@pytest.fixture
+def hostile(databases: Settings, postgres: Postgres) -> Settings:
+    """Databases that set all that our statements rely on to something else."""
+    for name in (databases.source_db_name, databases.sink_db_name):
+        postgres.psql("; ".join(f"ALTER DATABASE {name} SET {key} = {value}" for key, value in HOSTILE.items()))
+    return databases
+
+
+@pytest.mark.parametrize("role", [*SourceRole, *SinkRole])
+def test_a_session_sets_what_it_relies_on(hostile: Settings, role: Role) -> None:
+    with closing(connect(hostile, role)) as connection, connection.cursor() as cursor:
+        found = {}
+        for name in EXPECTED:
+            cursor.execute(f"SHOW {name}")
+            [(found[name],)] = cursor.fetchall()
+        assert found == EXPECTED
+        cursor.execute("SELECT timestamptz '9999-12-31T23:59:59Z', 'ä'")  # in Auckland it is the year 10000
+        [(last, letter)] = cursor.fetchall()
+        assert (last.isoformat(), letter) == ("9999-12-31T23:59:59+00:00", "ä")
+
+
+def test_migrate_knows_its_guard_whatever_the_database_sets(hostile: Settings) -> None:
+    assert migrate(hostile) == ({"source": [], "sink": []}, ([], [], []), [])
