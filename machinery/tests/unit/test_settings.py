@@ -14,6 +14,7 @@ from outbox.base.settings import (
     DOTENV,
     PREFIX,
     READ_ELSEWHERE,
+    Role,
     Settings,
     SinkRole,
     SourceRole,
@@ -158,6 +159,56 @@ def test_a_wrong_value_is_a_failure_that_names_the_variable(
 def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(variable, value)
     assert load().as_env()[variable] == value
+
+
+class TestNames:
+    """Postgres cuts off a name of more than 63 bytes, and then does not find what it has made."""
+
+    @pytest.mark.parametrize("database", ["source", "sink"])
+    def test_the_longest_role_has_room(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
+        variable = f"OUTBOX_{database.upper()}_DB_ROLE_PREFIX"
+        monkeypatch.setenv(variable, "x" * 55)
+        roles: list[Role] = [*SourceRole] if database == "source" else [*SinkRole]
+        assert max(len(load().role_name(role)) for role in roles) == 63
+        monkeypatch.setenv(variable, "x" * 56)
+        with raises("settings-wrong", f"{variable}: ", "55"):
+            load()
+
+    @pytest.mark.parametrize("variable", ["OUTBOX_SOURCE_DB_NAME", "OUTBOX_SINK_DB_NAME", "OUTBOX_CONNECTOR"])
+    def test_a_name_of_postgres_has_63_bytes(self, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+        monkeypatch.setenv(variable, "x" * 63)
+        load()
+        monkeypatch.setenv(variable, "x" * 64)
+        with raises("settings-wrong", f"{variable}: ", "63"):
+            load()
+
+    def test_bytes_count_not_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OUTBOX_SOURCE_DB_NAME", "ä" * 32)
+        with raises("settings-wrong", "OUTBOX_SOURCE_DB_NAME: ", "63 bytes"):
+            load()
+
+    @pytest.mark.parametrize(
+        ("key", "name"),
+        [
+            ("source-database", "x" * 56),
+            ("sink-database", "My-Shop"),
+            ("connector", "Out-Box"),
+            ("connector", "x" * 64),
+        ],
+    )
+    def test_the_line_of_a_wrong_name_is_named(self, project: Path, key: str, name: str) -> None:
+        (project / "pyproject.toml").write_text(f'[tool.outbox]\n{key} = "{name}"\n')
+        with raises("settings-wrong", f'{project}/pyproject.toml: [tool.outbox] {key} = "{name}"'):
+            load()
+
+    def test_a_database_may_have_a_name_that_roles_may_not(
+        self, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (project / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "My-Shop"\n')
+        with raises("settings-wrong", "OUTBOX_SOURCE_DB_ROLE_PREFIX"):
+            load()
+        monkeypatch.setenv("OUTBOX_SOURCE_DB_ROLE_PREFIX", "shop")
+        assert load().source_db_name == "My-Shop"
 
 
 def test_sasl_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

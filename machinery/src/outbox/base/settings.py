@@ -8,6 +8,7 @@ know whether it talks to the embedded stack, to docker-compose or to servers of 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,9 @@ FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connec
 # .env.example has placeholders in place of their defaults.
 NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix", "topic_prefix", "connector")
 NAME = "^[a-z][a-z0-9_]*$"
+SLOT = "^[a-z0-9_]+$"
+# Postgres cuts a longer name off, and then does not find what it has made.
+NAME_MAX_BYTES = 63
 
 SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
 
@@ -74,10 +78,12 @@ class SinkRole(Enum):
 
 
 Role = SourceRole | SinkRole
+ROLE_PREFIX_MAX = NAME_MAX_BYTES - max(len(f"_{role.value}") for role in (*SourceRole, *SinkRole))
 
 
 def _named(name: str, **options: Any) -> Any:
     """A field whose default is a name that the project chose."""
+    options["json_schema_extra"] = {"project": name}
     return Field(default_factory=lambda: getattr(project.current(), name), **options)
 
 
@@ -103,8 +109,10 @@ class Settings(BaseSettings):
 
     source_db_host: str = Field("127.0.0.1", description="Postgres of the service's database")
     source_db_port: int = Field(5432, ge=1, le=65535)
-    source_db_name: str = _named("source_database")
-    source_db_role_prefix: str = _named("source_database", pattern=NAME, description="prefix of its roles' names")
+    source_db_name: str = _named("source_database", min_length=1)
+    source_db_role_prefix: str = _named(
+        "source_database", pattern=NAME, max_length=ROLE_PREFIX_MAX, description="prefix of its roles' names"
+    )
     source_db_sslmode: SslMode = "prefer"
     source_db_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
     source_db_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
@@ -115,8 +123,10 @@ class Settings(BaseSettings):
 
     sink_db_host: str = Field("127.0.0.1", description="Postgres of the sinks' database")
     sink_db_port: int = Field(5432, ge=1, le=65535)
-    sink_db_name: str = _named("sink_database")
-    sink_db_role_prefix: str = _named("sink_database", pattern=NAME, description="prefix of its roles' names")
+    sink_db_name: str = _named("sink_database", min_length=1)
+    sink_db_role_prefix: str = _named(
+        "sink_database", pattern=NAME, max_length=ROLE_PREFIX_MAX, description="prefix of its roles' names"
+    )
     sink_db_sslmode: SslMode = "prefer"
     sink_db_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
     sink_db_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
@@ -145,7 +155,9 @@ class Settings(BaseSettings):
     connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")
     connect_password: SecretStr = SecretStr("")
     connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
-    connector: str = _named("connector", description="name of the connector and its slot", pattern="^[a-z0-9_]+$")
+    connector: str = _named(
+        "connector", description="name of the connector and its slot", pattern=SLOT, max_length=NAME_MAX_BYTES
+    )
     connector_poll_interval_ms: int = Field(
         5,
         ge=1,
@@ -229,6 +241,13 @@ class Settings(BaseSettings):
         """A name such as <connector>, which .env.example shows in place of a default. Some servers would accept it."""
         if isinstance(name, str) and re.fullmatch("<.*>", name):
             raise ValueError(f"{name} is a placeholder of .env.example; write the name itself or leave the line out")
+        return name
+
+    @field_validator("source_db_name", "sink_db_name")
+    @classmethod
+    def _is_a_name_of_postgres(cls, name: str) -> str:
+        if len(name.encode()) > NAME_MAX_BYTES:
+            raise ValueError(f"Postgres has names of at most {NAME_MAX_BYTES} bytes")
         return name
 
     @field_validator("kafka_username")
@@ -371,12 +390,25 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
         ) from None
     except pydantic.ValidationError as error:
         wrong += [
-            f"{PREFIX}{'_'.join(map(str, problem['loc'])).upper()}: {problem['msg'].removeprefix('Value error, ')}"
+            f"{_place(names, '_'.join(map(str, problem['loc'])), problem['input'])}: "
+            f"{problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors()
         ]
     if wrong:
         raise _wrong(wrong, dotenv.name)
     return loaded
+
+
+def _place(chosen: project.Project, setting: str, value: object) -> str:
+    """Where a person corrects a setting: in pyproject.toml if its value is a name from there, else its variable."""
+    name = Settings.model_fields[setting].json_schema_extra if setting in NAMES else None
+    key = name["project"] if isinstance(name, dict) else None
+    if key is None or getattr(chosen, str(key)) != value:
+        return variable(setting)
+    line = f"{str(key).replace('_', '-')} = {json.dumps(value)}"
+    if setting.endswith("role_prefix"):
+        line += f" (or set {variable(setting)}, the prefix of the roles' names)"
+    return f"{chosen.root / project.FILE}: [tool.outbox] {line}"
 
 
 def require_known(environment: Mapping[str, str]) -> None:
@@ -393,7 +425,7 @@ def require_known(environment: Mapping[str, str]) -> None:
 def _wrong(problems: Sequence[str], dotenv: str) -> Failure:
     return Failure(
         f"wrong settings: {'; '.join(problems)}",
-        f"correct the environment variable, {dotenv} or stack.env",
+        f"correct pyproject.toml, the environment variable, {dotenv} or stack.env",
         code="settings-wrong",
     )
 
