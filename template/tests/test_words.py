@@ -27,7 +27,7 @@ OTHERS = re.compile(r"transfer-?(en)?coding|s3-?transfer(-manager)?|rebalance|co
 # Where a name of [tool.outbox] could be written a second time.
 EVERYWHERE = (
     *("bench", "connect", "demo", "docs", "migrations", "monitoring", "machinery", "requirements", "service", "sinks"),
-    *("tests", ".github", ".ci/run", *FILES, "*.md"),
+    *("tests", ".github", ".ci", *FILES, "*.md"),
 )
 
 
