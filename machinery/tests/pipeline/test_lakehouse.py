@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import shutil
-import signal
 import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -48,7 +47,6 @@ from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 from tests.lake import NAME, folder, ids, staged_files, write_source
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
-from tests.support.faulty_sink import PART_RECORDS
 from tests.support.made_events import (
     NOW_MS,
     TOPIC,
@@ -65,7 +63,7 @@ from tests.support.made_events import (
 )
 from tests.support.record_corpus import record, unread
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up, catch_up_faulty_alone, logged, running
+from tests.support.sink_process import Publisher, catch_up, logged, running
 from tests.support.suite import DOMAIN
 
 pytestmark = leaves_sockets
@@ -626,23 +624,4 @@ def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> 
     report = check.check(topic)
     assert report.settled
     assert report.findings == []
-    shutil.rmtree(folder(topic).parent)
-
-
-def test_killed_between_two_parts_of_a_batch(topic: Settings) -> None:
-    publisher = Publisher(topic)
-    some = publisher.events(3 * PART_RECORDS)
-    publisher.send(some)
-    killed = catch_up_faulty_alone("death_between_parts_of_lakehouse", topic, NAME)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    first = len(ids(topic))
-    assert 0 < first < len(some)
-    assert staged_files(topic), "tasks have staged the parts"
-    done = catch_up(topic, NAME)
-    assert done.returncode == 0, done.stderr
-    assert staged_files(topic) == []
-    assert database(topic).staging_tables() == []
-    [again] = logged(done, "applied")
-    assert (again["applied"], again["duplicates"]) == (len(some) - first, first)
-    assert ids(topic) == sorted(event.event_id for event in some)
     shutil.rmtree(folder(topic).parent)

@@ -117,11 +117,6 @@ def death_between_parts() -> None:
     signal_at_part(signal.SIGKILL, "naive", 2)
 
 
-def death_between_parts_of_lakehouse() -> None:
-    """The same with the sink `lakehouse`."""
-    signal_at_part(signal.SIGKILL, "lakehouse", 2)
-
-
 def death_between_topics() -> None:
     """The process is killed when the sink `activity` has applied its batch of one topic, and not that of the other."""
     signal_at_part(signal.SIGKILL, "activity", 2)
@@ -135,13 +130,6 @@ def transformed() -> None:
 def endless_transform() -> None:
     """The sink `dedup` has a transform that does not come to its end."""
     change("dedup", transform="tests.transforms:endless")
-
-
-def death_before_a_merge() -> None:
-    """The same, and the process is killed before the table's first commit: what is set aside is committed."""
-    transformed()
-    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table  # not every project has it
-    patch(table, merge=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def death_behind_a_merge() -> None:
