@@ -203,6 +203,26 @@ def test_kill_takes_the_children_too(script: Make) -> None:
     assert process.processes() == []
 
 
+class Fertile(Script):
+    """A part that starts one more process behind the first look at those that it has."""
+
+    last: subprocess.Popen[bytes] | None = None
+
+    def processes(self) -> list[psutil.Process]:
+        found = super().processes()
+        if found and self.last is None:
+            self.last = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: self.mark})
+        return found
+
+
+def test_kill_takes_what_starts_meanwhile(tmp_path: Path) -> None:
+    process = Fertile(tmp_path, SERVE)
+    process.spawn()
+    process.kill()
+    assert process.last is not None
+    assert process.last.wait() == -signal.SIGKILL
+
+
 def test_stop_ends_children_that_outlive_their_parent(script: Make) -> None:
     process = script(PARENT)
     process.start()

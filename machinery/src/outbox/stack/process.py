@@ -192,16 +192,20 @@ class Process:
         return {**inherited, **own, MARK: self.mark}
 
     def _end(self, with_signal: signal.Signals) -> None:
-        found = self.processes()
+        found = set(living := self.processes())
         # A gentle signal goes to the main process, which ends its children; a crash takes them all.
-        for process in found if with_signal == signal.SIGKILL else found[:1]:
+        for process in living if with_signal == signal.SIGKILL else living[:1]:
             _send(process, with_signal)
-        for process in found:  # a paused process does not react to the signal
+        for process in living:  # a paused process does not react to the signal
             _send(process, signal.SIGCONT)
 
         def ended() -> bool:
+            found.update(left := self.processes())
+            if with_signal == signal.SIGKILL:
+                for process in left:  # it may have been started between the look and the signal
+                    _send(process, with_signal)
             # An ending process loses its environment, and our mark, before it releases its ports.
-            return not any(map(_lives, found)) and not self.processes()
+            return not left and not any(map(_lives, found))
 
         try:
             wait_for(f"{self.name} to end", ended, timeout_s=self.stop_timeout_s)
