@@ -70,7 +70,10 @@ def test_free_and_open_are_told_apart(taken: int) -> None:
     assert not ports.is_open(free)
 
 
-def test_a_taken_port_is_a_failure_that_names_the_port_and_the_part(taken: int) -> None:
+def test_a_taken_port_is_a_failure_that_names_the_port_and_the_part(
+    taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "RELEASE_TIMEOUT_S", 0.2)
     with raises("port-taken", f"port {taken} of the broker", f"sport = :{taken}"):
         ports.require_free(taken, "the broker")
 
