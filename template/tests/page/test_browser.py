@@ -101,7 +101,8 @@ def test_the_lesson_asks_then_explains(page: Page, stage: Stage) -> None:
     question = QUESTIONS[4]
     page.get_by_role("button", name=question.options[0]).click()
     expect(page.get_by_role("button", name=question.options[0])).to_have_attribute("aria-pressed", "true")
-    page.get_by_role("button", name="Do it").click()
+    with page.expect_response("**/api/lesson"):
+        page.get_by_role("button", name="Do it").click()
     stage.hub.publish({"lesson": lesson("played", 4, paused=True)})
     expect(page.locator(".answer")).to_contain_text("Not quite.")
     expect(page.locator(".answer")).to_contain_text("604")
@@ -210,7 +211,8 @@ def test_server_without_data_empties_the_page_without_an_error(page: Page, stage
 
 def test_a_lesson_that_is_over_can_be_played_again(page: Page, stage: Stage) -> None:
     stage.hub.publish({"lesson": lesson("over", len(TITLES) - 1, paused=False)})
-    page.get_by_role("button", name="Play the lesson step by step").click()
+    with page.expect_response("**/api/lesson"):
+        page.get_by_role("button", name="Play the lesson step by step").click()
     expect(page.locator(".verdict tbody tr")).to_have_count(4)
     assert stage.desk.asked == ["play"]
 
