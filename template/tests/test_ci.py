@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,20 +16,59 @@ from template.tests.paths import ROOT
 
 CI = ROOT / ".ci"
 MACHINERY = ROOT / "machinery"
+SUITES = ("test", "test-examples", "test-cluster")
 
 
-def third(number: int) -> list[str]:
-    """The parts of one third."""
-    return subprocess.check_output([CI / "third", str(number)], text=True).split()
+def thirds(ci: Path = CI) -> list[list[str]]:
+    """The parts of each third."""
+    found = [subprocess.check_output([ci / "third", str(number)], text=True).split() for number in range(3)]
+    assert all(found)
+    return found
+
+
+def slow_tests(machinery: Path) -> list[str]:
+    """Each file of tests but the unit tests, found without a pattern of folders."""
+    tests = machinery / "tests"
+    found = [Path(folder, file) for folder, _, files in os.walk(tests) for file in files]
+    return [
+        str(file.relative_to(machinery))
+        for file in found
+        if file.name.startswith("test_") and file.suffix == ".py" and tests / "unit" not in file.parents
+    ]
 
 
 def test_three_thirds_have_each_slow_test_once() -> None:
-    files = {file for file in MACHINERY.glob("tests/*/test_*.py") if file.parent.name != "unit"}
-    own = {file for file in files if "mark.cluster" in file.read_text()}  # of `make test-cluster`
-    parts = [part for number in range(3) for part in third(number)]
-    assert sorted(parts) == sorted(
-        ["test", "test-examples", "test-cluster", *(str(file.relative_to(MACHINERY)) for file in files - own)]
-    )
+    assert len(slow_tests(MACHINERY)) > 50
+    assert sorted(chain(*thirds())) == sorted([*SUITES, *slow_tests(MACHINERY)])
+
+
+def test_new_files_are_dealt_too_and_move_no_other(tmp_path: Path) -> None:
+    ci, machinery = tmp_path / ".ci", tmp_path / "machinery"
+    shutil.copytree(CI, ci)
+    before = slow_tests(MACHINERY)
+    for name in [*before, "tests/unit/test_new.py"]:
+        new_file(machinery / name)
+    assert thirds(ci) == thirds()
+    new = [f"tests/{folder}/test_new_{number}.py" for folder in ("faults", "new/deep") for number in range(5)]
+    for name in new:
+        new_file(machinery / name)
+    more = thirds(ci)
+    assert sorted(chain(*more)) == sorted([*SUITES, *before, *new])
+    assert [[name for name in third if name not in new] for third in more] == thirds()
+
+
+def new_file(file: Path) -> None:
+    """A file of tests, of which all need a cluster."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("import pytest\n\npytestmark = pytest.mark.cluster\n")
+
+
+def test_every_path_that_is_compared_is_there() -> None:
+    script = (CI / "run").read_text().replace("\\\n", "")
+    compared = re.findall(r"^if \.ci/changed (.*); then$", script, re.MULTILINE)
+    assert len(compared) == 2
+    done = bake.run(ROOT, ["bash", "-c", f"ls -d {' '.join(compared)}"])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
