@@ -28,7 +28,12 @@ ACCOUNTS = 1_000
 DAY_MS = 24 * 60 * 60 * 1000
 EVENT = "balance.credited"
 NAIVE = Strategy(
-    name="naive", idea="", survives="", costs="", choose="", select="INSERT INTO pg_temp.new_events SELECT batch.* FROM pg_temp.outbox_batch AS batch"
+    name="naive",
+    idea="",
+    survives="",
+    costs="",
+    choose="",
+    select="INSERT INTO new_events SELECT * FROM outbox_batch",
 )
 
 

@@ -18,7 +18,7 @@ from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.spec import SinkSpec
 from tests.support.declared import NUMBER, Events, payload
 from tests.support.declared_sinks import batch_of, record, sink
-from tests.support.made_events import as_read
+from tests.support.made_events import as_read, fetch
 
 TOPIC = "shop.order"
 PROJECTION = """
@@ -87,7 +87,7 @@ def test_an_event_of_the_most_columns_is_applied_and_refused(
     assert len(spec.layout.columns) == COLUMNS_MAX
     key = "k" * 23
     records = [record("placed", {"id": key, "number": number, **values}) for number in (1, 2)]
-    writer = PostgresWriter(writing, spec)
+    writer = PostgresWriter(writing, spec, fetch)
     counts = writer.apply(batch_of(spec, TOPIC, *records))
     assert (counts.applied, counts.rejected, counts.dead) == (1, 1, 0)
     staged = [record("placed", {"id": key, "number": number, **values}) for number in (3, 4)]

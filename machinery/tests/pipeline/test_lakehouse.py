@@ -511,7 +511,7 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
         with raises("table-missing"), driving(lake):
             pass
     with closing(connect(lake, SinkRole.WRITER)) as connection:
-        sink = DECLARED.target.writer(lake, connection, DECLARED)
+        sink = DECLARED.target.writer(lake, connection, DECLARED, fetch)
         with raises("table-missing"):
             sink.positions("a topic that was added", TOPIC_ID)
     moved.rename(folder(lake))

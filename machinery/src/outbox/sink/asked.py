@@ -78,14 +78,19 @@ def require_unchanged(cursor: extensions.cursor, asked: Asked) -> None:
         _write(cursor, asked.sink, asked.value)
 
 
-def decide(cursor: extensions.cursor, asked: Asked) -> None:
-    """Let the sink ask for what its job asks for now: a person has decided where it continues."""
+def decide(cursor: extensions.cursor, asked: Asked) -> bool:
+    """Let the sink ask for what its job asks for now: a person has decided where it continues.
+
+    Returns whether that is something else than before.
+    """
+    is_changed = _read(cursor, asked.sink) != asked.value
     _write(cursor, asked.sink, asked.value)
     for topic, decoder in asked.decoders.items():
         cursor.execute(
             "DELETE FROM public.skipped_events WHERE sink = %s AND topic = %s AND event = ANY(%s)",
             (asked.sink, topic, list(decoder.wanted_names)),
         )
+    return is_changed
 
 
 def require_same_strategy(cursor: extensions.cursor, asked: Asked) -> None:

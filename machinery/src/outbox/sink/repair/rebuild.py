@@ -35,7 +35,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.events.aggregate import Aggregate
 from outbox.kafka.topics import Topic
-from outbox.sink import fence, generations, positions, projection
+from outbox.sink import asked, fence, generations, positions, projection
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Memory
@@ -43,7 +43,50 @@ from outbox.sink.strategy import Memory
 SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
 AGAIN = "run the command again"
-FROM_SOURCE = "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
+FROM_SOURCE = "`outbox rebuild {} --from source`"
+NO_TOTALS = "totals are not compared: the sink database has no view sink_totals with columns sink, key and total"
+
+REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
+# Never deleted and never renamed: it records which checkpoints were used, so that each copy gets an unused one.
+KEPT = "checkpoint_generations"
+# A view of the project. It is optional, and so are its columns.
+SINK_TOTALS = "sink_totals"
+TABLES = """
+SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+   AND attname = 'sink' AND NOT attisdropped AND relname <> %s
+ ORDER BY relname
+"""
+ADD_COPY = """
+INSERT INTO sinks (name, epoch, generation)
+SELECT %(copy)s, 0, coalesce(max(generation), 0) FROM checkpoint_generations WHERE sink = %(copy)s
+ON CONFLICT DO NOTHING
+"""
+# Rows as they are, but for their sink.
+COPY_ROWS = """
+INSERT INTO {table} (sink, {columns}) SELECT %(copy)s, {columns} FROM {table} WHERE sink = %(sink)s AND {condition}
+ON CONFLICT DO NOTHING
+"""
+# Events that were discarded while the copy was made, and that the copy has passed by and not set aside: it has applied
+# them.
+APPLIED_ALL_THE_SAME = """
+SELECT live.identity
+  FROM dead_letters AS live
+  JOIN positions AS read ON read.sink = %(copy)s AND read.topic = live.topic AND read.topic_id = live.topic_id
+                        AND read.partition = live.partition AND live."offset" < read.next_offset
+ WHERE live.sink = %(sink)s AND live.status = 'discarded'
+   AND NOT EXISTS (SELECT FROM dead_letters AS letter WHERE letter.sink = %(copy)s AND letter.identity = live.identity
+                                                        AND letter.status IN ('open', 'discarded'))
+ ORDER BY live.identity
+ LIMIT 1
+"""
+DISCARD = """
+UPDATE dead_letters AS letter SET status = live.status, resolution = live.resolution
+  FROM dead_letters AS live
+ WHERE letter.sink = %(copy)s AND letter.status = 'open'
+   AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
+"""
+SOURCE = "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
 # What the outbox has of keys that are gone from the source: a snapshot of it sends these events again.
 SENT = (
     "CREATE TEMPORARY TABLE sent (aggregate text NOT NULL, key text NOT NULL, version bigint NOT NULL) ON COMMIT DROP"
@@ -100,7 +143,8 @@ SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
  WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
 """
 TAKE_COUNTS = """
-UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates, filtered = copy.filtered
+UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates, filtered = copy.filtered,
+                 skipped = copy.skipped, asked_for = copy.asked_for
   FROM sinks AS copy WHERE sinks.name = %(sink)s AND copy.name = %(copy)s
 """
 
@@ -153,6 +197,8 @@ def from_source(
             for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
                 _set_bases(cursor, spec.strategy.memory, {"sink": sink, "topic": topic, "aggregates": of_topic})
+            if asked.decide(cursor, spec.asked):
+                fence.supersede(cursor, sink)  # a driver of the job before
             differences: dict[str, Decimal] = {}
             for file in files:
                 cursor.execute(file.read_text(), {"sink": sink})
