@@ -39,6 +39,7 @@ some = st.frozensets(number, min_size=1, max_size=3)
 sent = st.builds(Sent, st.sampled_from(WHATS), number, st.sampled_from(KEYS), st.sampled_from(KINDS))
 then = st.tuples(st.lists(sent, max_size=4), st.integers(0, 6))  # what comes behind it, and how much of it is delivered
 names_of_jobs = st.sampled_from(NAMES)
+likely = st.sampled_from((True, True, True, False))
 declared = st.frozensets(st.sampled_from(CHANGES))
 Then = tuple[Sequence[Sent], int]
 
@@ -151,30 +152,31 @@ class Attack(RuleBasedStateMachine):
         self._go_on(then)
 
     @precondition(lambda self: self.on("declare"))
-    @rule(declared=declared, then=then)
-    def declare(self, declared: frozenset[str], then: Then) -> None:
+    @rule(declared=declared, is_restarted=likely, then=then)
+    def declare(self, declared: frozenset[str], is_restarted: bool, then: Then) -> None:
         """Deploy other declarations: a new version with its upcaster, a new event, a compatible edit; or take back."""
-        self._deploy(self.job._replace(declared=declared))
+        self._deploy(self.job._replace(declared=declared), is_restarted=is_restarted)
         self._go_on(then)
 
     @precondition(lambda self: self.on("ask"))
-    @rule(names=names_of_jobs, then=then)
-    def ask(self, names: tuple[str, ...], then: Then) -> None:
+    @rule(names=names_of_jobs, is_restarted=likely, then=then)
+    def ask(self, names: tuple[str, ...], is_restarted: bool, then: Then) -> None:
         """Deploy a job that asks for more, less, or by other names."""
-        self._deploy(self.job._replace(names=names))
+        self._deploy(self.job._replace(names=names), is_restarted=is_restarted)
         self._go_on(then)
 
     @precondition(lambda self: self.on("change_strategy"))
-    @rule(strategy=st.sampled_from(STRATEGIES), then=then)
-    def change_strategy(self, strategy: str, then: Then) -> None:
-        self._deploy(self.job._replace(strategy=strategy))
+    @rule(strategy=st.sampled_from(STRATEGIES), is_restarted=likely, then=then)
+    def change_strategy(self, strategy: str, is_restarted: bool, then: Then) -> None:
+        self._deploy(self.job._replace(strategy=strategy), is_restarted=is_restarted)
         self._go_on(then)
 
-    def _deploy(self, job: Job) -> None:
-        self.world.stop()
+    def _deploy(self, job: Job, *, is_restarted: bool) -> None:
+        """The commands work for the new job at once, the driver when it has started again."""
         self.job = job
         self.world.deploy(job)
-        self._start()
+        if is_restarted or not self.is_running:
+            self._restart()
 
     # Dead letters -------------------------------------------------------------------------------------------------
 
@@ -242,8 +244,7 @@ class Attack(RuleBasedStateMachine):
         if self.job.strategy != self.sink.job.strategy or not self._is_of_topic():
             assert code
         elif not code:
-            self.sink.job = self.job
-            self.sink.skipped.clear()
+            self.sink.decide(self.job)
         self._start(None if code else min(begin, self.sink.end))
         self._go_on(then)
 
@@ -257,8 +258,8 @@ class Attack(RuleBasedStateMachine):
             assert code
             return
         assert not code
-        self.sink.position, self.sink.job = self.first, self.job
-        self.sink.skipped.clear()
+        self.sink.position = self.first
+        self.sink.decide(self.job)
         self._start(self.first)
 
     # Rebuild ------------------------------------------------------------------------------------------------------
@@ -302,7 +303,11 @@ class Attack(RuleBasedStateMachine):
     def _swap(self) -> None:
         assert self.copy is not None
         given_up = {name for name, letter in self.sink.letters.items() if letter.status == "discarded"}
-        is_too_late = any(self.copy.is_dealt_with(name) for name in given_up)
+        is_too_late = any(
+            self.copy.is_dealt_with(name)
+            for name, letter in self.sink.letters.items()
+            if name in given_up and letter.topic == self.copy.topic and letter.offset < self.copy.end
+        )
         code = attempt(self.world.swap)[1]
         if self.copy.topic != self.topic_number or self.copy.end < self.first or is_too_late:
             assert code
@@ -326,8 +331,8 @@ class Attack(RuleBasedStateMachine):
         books = self._books()
         is_behind = self.first > self.sink.end
         self.world.rebuild_from_source(books)
+        is_behind |= self.sink.decide(self.job)
         self.sink.rebuild_from_source(books, self.first)
-        self.sink.job = self.job
         self.is_superseded |= is_behind and self.is_running
         if not self.is_running:
             self._start()

@@ -50,6 +50,14 @@ class Job(NamedTuple):
         return (found | ({"paid": [1]} if "paid" in self.declared else {})).get(type_, [])
 
     @property
+    def asked(self) -> frozenset[tuple[str, int]]:
+        """The names by which it asks for events, with their versions."""
+        return frozenset(
+            (f"order.{type_}" + (f".v{version}" if f"order.{type_}.v{version}" in self.names else ""), version)
+            for type_, version in self.taken
+        )
+
+    @property
     def taken(self) -> frozenset[tuple[str, int]]:
         """The versions of events that it takes."""
         return frozenset(
@@ -77,14 +85,14 @@ class Job(NamedTuple):
             return "unknown schema version" if known else "unknown event type"
         return record.flaw
 
-    def asks_for(self, skipped: Iterable[str]) -> set[str]:
-        """Those of the names of skipped events that it takes."""
-        names = {
+    @property
+    def wanted_names(self) -> set[str]:
+        """The names that an event which it does not take must not have."""
+        return {
             name
             for type_, schema in self.taken
             for name in (f"order.{type_}", f"order.{type_}.v{schema}", f"*.{type_}")
         }
-        return names.intersection(skipped)
 
 
 class Row(NamedTuple):
@@ -209,7 +217,8 @@ class Sink:
                 continue
             found = self.job.judge(letter.record)
             if found:
-                letter.reason = NOT_ASKED if found.startswith("skip ") else found
+                if letter.reason != OLDER:
+                    letter.reason = NOT_ASKED if found.startswith("skip ") else found
                 rejected += 1
             else:
                 rows.append(Row(letter.record.event, letter.offset, letter.topic))
@@ -248,10 +257,7 @@ class Sink:
         new = [row for row in waiting if row.event.id not in rejected]
         for row in rows:
             if row.event.id in rejected:
-                letter = self.letters.setdefault(row.event.id, Letter(Record(row.event), "", row.topic, row.offset))
-                letter.is_event, letter.status, letter.reason = True, "open", rejected[row.event.id]
-                letter.record = Record(row.event)
-                self.fates[row.event.id] = "set aside"
+                self._set_aside(row, rejected[row.event.id])
         self._add(new)
         for row in rows:
             if row.event.id not in rejected:
@@ -260,6 +266,15 @@ class Sink:
                     self.fates[row.event.id] = "filtered" if row in filtered else "applied"
                 self.fates.setdefault(row.event.id, "applied")
         return Counts(len(new), 0, len(rejected), len(filtered))
+
+    def _set_aside(self, row: Row, reason: str) -> None:
+        """A letter of the event that there is stays, with another reason; one of a record that is no event goes."""
+        known = self.letters.get(row.event.id)
+        if known is None or not known.is_event or known.status != "open":
+            self.letters[row.event.id] = Letter(Record(row.event), reason, row.topic, row.offset, is_event=True)
+        elif known.reason != OLDER:
+            known.reason = reason
+        self.fates[row.event.id] = "set aside"
 
     def _is_based(self, row: Row) -> bool:
         base = self.bases.get(row.event.key)
@@ -294,7 +309,7 @@ class Sink:
         letters = [letter for name, letter in self.letters.items() if letter.status == "open" and name not in of_batch]
         for row in new:
             mine = [one for one in letters if one.record.event.key == row.event.key and not one.is_event]
-            if any((one.topic, one.offset) < (row.topic, row.offset) for one in mine):
+            if any(one.topic != row.topic or one.offset < row.offset for one in mine):
                 rejected[row.event.id] = PARKED
         lowest: dict[str, int] = {}
         earlier = [row.event for row in rows if row.event.id in rejected]
@@ -313,7 +328,8 @@ class Sink:
                 self.book[event.key] = (total + event.amount, max(version, event.version))
             elif event.version > version:
                 self.book[event.key] = (event.total, event.version)
-            self.highest[event.key] = max(event.version, self.highest.get(event.key, 0))
+            if self.job.strategy == "upsert":
+                self.highest[event.key] = max(event.version, self.highest.get(event.key, 0))
 
     def _close(self, name: str) -> None:
         if name in self.letters and self.letters[name].status == "open":
@@ -330,12 +346,21 @@ class Sink:
     def is_dealt_with(self, name: str) -> bool:
         """Whether it is too late to give up the record of a letter."""
         letter = self.letters.get(name)
-        return letter.status == "replayed" if letter is not None else self.fates.get(name) in ("applied", "filtered")
+        return letter is None or letter.status == "replayed"
 
     def is_startable(self, job: Job) -> bool:
         """Whether the job asks for what the sink was asked for, or for more that no topic has had yet."""
-        is_less = self.job.taken > job.taken or not self.job.taken <= job.taken or job.strategy != self.job.strategy
-        return self.position is None or not (is_less or job.asks_for(self.skipped))
+        if self.position is None or (job.strategy, job.asked) == (self.job.strategy, self.job.asked):
+            return True
+        is_more = job.strategy == self.job.strategy and job.asked >= self.job.asked
+        return is_more and not job.wanted_names & self.skipped
+
+    def decide(self, job: Job) -> bool:
+        """A person has decided that it asks for this from now on; whether that is something else."""
+        is_changed = (job.strategy, job.asked) != (self.job.strategy, self.job.asked)
+        self.job = job
+        self.skipped -= job.wanted_names
+        return is_changed
 
     def copy(self, job: Job) -> Sink:
         """The copy of a rebuild from the topic by a job: it has nothing yet but what was discarded."""
@@ -350,9 +375,11 @@ class Sink:
         known |= self.highest.keys() if self.job.strategy == "upsert" else set()
         for key in source.keys() | self.bases.keys() | known:
             self.bases[key] = source[key][1] if key in source else 0
-            self.highest[key] = min(self.bases[key], self.highest.get(key, 0))
+            if self.job.strategy == "upsert" and key in self.highest:
+                self.highest[key] = min(self.bases[key], self.highest[key])
         self.book = {key: (0, version) for key, (_, version) in self.book.items()} | dict(source)
-        self.versions = {one for one in self.versions if one[1] <= self.bases.get(one[0], one[1])}
+        if self.job.strategy == "versions":
+            self.versions = {one for one in self.versions if one[1] <= self.bases.get(one[0], one[1])}
         self.position = self.based = max(self.end, first)
         for name, letter in self.letters.items():
             if letter.is_event and letter.record.event.key in self.bases and letter.status == "open":

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from datetime import date
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import psycopg2
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import note
 from psycopg2 import extensions
 
 from outbox.audit import comparison_files, declared
@@ -42,6 +43,7 @@ from outbox.sink.batch import Batch, Returned
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.postgres.transform_staging import TransformStaging
+from outbox.sink.records import Place
 from outbox.sink.repair import rebuild, replay, rewind
 from outbox.sink.repair.rewind import Moves
 from outbox.sink.repair.selection import Selection
@@ -168,6 +170,7 @@ class TopicList:
     number: int
     records: list[records.Record]
     first: int = 0
+    arrived: list[int] = field(default_factory=list)  # after how many agings
 
     @property
     def id(self) -> str:
@@ -180,6 +183,7 @@ def attempt(do: Callable[[], Any]) -> tuple[Any, str]:
     try:
         return do(), ""
     except Failure as failure:
+        note(str(failure))
         return None, failure.code
 
 
@@ -223,7 +227,7 @@ class World:
             patch.setattr(staging, "create", lambda *_: None)
             patch.setattr(staging, "drop", lambda *_: True)
         patch.setattr(catalog, "of", lambda _: self.catalog)
-        patch.setattr(discovery, "sinks", lambda _: {NAME: self.spec})
+        patch.setattr(discovery, "jobs", lambda _: [self.spec.job])
         patch.setattr(event_topics, "all_names", lambda _: [TOPIC])
         patch.setattr(connectors, "others", lambda _: [])
         patch.setattr(topics, "describe", lambda *_: self.described)
@@ -267,7 +271,7 @@ class World:
         self.filtered: Collection[str] = ()
         self.failing: Collection[str] = ()
         self._checkpoints: dict[tuple[str, int], int] = {}
-        self._names: dict[str, str] = {}
+        self._agings = 0
         with self._owner.cursor() as cursor:
             for table in (*self._sink_tables(cursor), "sinks", "unwelcome"):
                 cursor.execute(f"DELETE FROM {table}")
@@ -325,6 +329,7 @@ class World:
         """Add a record to the topic. Returns it with its identity."""
         made = _record(record)
         self.topic.records.append(made)
+        self.topic.arrived.append(self._agings)
         if record.flaw == "missing id":
             return record._replace(identity=dead_letters.identity(made, None))
         return record
@@ -340,14 +345,17 @@ class World:
         except BaseException:
             connection.close()
             raise
-        self.driver, self._driver_connection = writer, connection
+        self.driver, self._driver_connection, self._running = writer, connection, self.spec
         return self.next
 
     def _writer(self, connection: extensions.connection, spec: SinkSpec) -> SinkWriter:
-        writer = PostgresTarget().writer(self.settings, connection, spec)
+        writer = PostgresTarget().writer(self.settings, connection, spec, self._fetch)
         if self._has_transform:
             writer.prepare(spec.layout.schema)
         return writer
+
+    def _fetch(self, _: str, places: Collection[Place]) -> list[tuple[Place, records.Record]]:
+        return [((partition, offset), self.topic.records[offset]) for partition, offset in places]
 
     def _beginning(self, writer: SinkWriter, spec: SinkSpec) -> int:
         """Where a stream begins, as `outbox.sink.spark.stream` does it."""
@@ -385,7 +393,7 @@ class World:
         """Apply the next batch, and let the checkpoint know."""
         assert self.driver is not None
         end = min(self.next + count, len(self.topic.records))
-        found = self._apply(self.driver, self.spec, self.next, end)
+        found = self._apply(self.driver, self._running, self.next, end)
         self.next = end
         self._checkpoints[NAME, self.driver.beginning().generation] = end
         return found
@@ -418,13 +426,13 @@ class World:
         """Let another driver take the sink over; returns where it begins, and what the former one fails with."""
         assert self.driver is not None
         assert self._driver_connection is not None
-        former, held, was_next = self.driver, self._driver_connection, self.next
+        former, held, was_next, spec = self.driver, self._driver_connection, self.next, self._running
         held.rollback()
         with held, held.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_unlock_all()")  # a pooler gave its session away
         begin = self.start()
         end = min(was_next + 1, len(self.topic.records))
-        code = attempt(lambda: self._apply(former, self.spec, was_next, end))[1] if was_next < end else "sink-fenced"
+        code = attempt(lambda: self._apply(former, spec, was_next, end))[1] if was_next < end else "sink-fenced"
         held.close()
         return begin, code
 
@@ -550,7 +558,8 @@ class World:
         return mine, [finding.code for finding in report.findings if finding.sink in (None, NAME)]
 
     def age(self) -> None:
-        """Let nobody have seen the dead letters for long."""
+        """Let nobody have seen the dead letters for long, nor the records."""
+        self._agings += 1
         with self._owner.cursor() as cursor:
             cursor.execute("UPDATE dead_letters SET last_seen_at = last_seen_at - interval '100 days'")
 
@@ -560,8 +569,13 @@ class World:
         with self._owner.cursor() as cursor:
             cursor.execute("SELECT horizon FROM dedup_horizon")
             ((horizon,),) = cursor.fetchall()
-        expiry.expire(self.settings, UUID(horizon))
+        expiry.expire(self.settings, UUID(horizon), oldest=self._oldest)
         return str(horizon)
+
+    def _oldest(self, *_: object) -> datetime | None:
+        """When the oldest record of the topic has arrived."""
+        left = self.topic.arrived[self.topic.first :]
+        return datetime.now(UTC) - timedelta(days=100 * (self._agings - left[0])) if left else None
 
     # What there is -------------------------------------------------------------------------------------------------
 
