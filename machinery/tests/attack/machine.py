@@ -128,9 +128,10 @@ class Attack(RuleBasedStateMachine):
                 self._restart()
             case "second":
                 assert attempt(self.world.second_driver)[1] == "sink-has-driver"
-            case "take over":
+            case _ if not self._unstartable():
                 begin, code = self.world.usurp()
                 assert code == "sink-fenced"
+                self.sink.job = self.job
                 self._require_begin(begin)
         self._go_on(then)
 
@@ -441,7 +442,7 @@ class Attack(RuleBasedStateMachine):
             return
         start = self.world.next
         if self.is_superseded:
-            assert attempt(lambda: self.world.apply(count))[1] == "sink-superseded"
+            assert attempt(lambda: self.world.apply(count))[1] in ("sink-superseded", "sink-fenced")
             self._restart()
             return
         counts = self.sink.deliver(self.around, self.topic[start : start + count], start)

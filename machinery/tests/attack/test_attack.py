@@ -18,7 +18,7 @@ from tests.attack.world import World
 MINUTE = 3_000  # steps
 ROUND = 3_000  # steps between two lines of progress
 EXAMPLE = 40  # steps
-SHRINKING_S = 45
+SHRINKING_S = 25
 
 
 @pytest.fixture
