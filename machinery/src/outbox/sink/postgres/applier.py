@@ -74,7 +74,7 @@ SELECT batch.*
 """  # noqa: S608
 # What blocks an event are earlier events of its key: open letters, but for those whose events are in this batch, and
 # what is rejected in this transaction. An undecodable record has no version: it blocks what lies behind it in its
-# partition, and all of a topic that was created again since. Only the earliest blocking letter per key is compared, so
+# partition, and all of a topic that was created again since; that of the present topic blocks nothing of a former one. Only the earliest blocking letter per key is compared, so
 # the cost does not grow with letters. The letters of each key are looked up by the index `dead_letters_of_key`;
 # `OFFSET 0` lets Postgres plan nothing else. Its estimates are of no use here: `batch` has no statistics, and letters
 # come by the thousand in one transaction.
@@ -96,6 +96,10 @@ SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
   JOIN (SELECT DISTINCT ON (ours.key) ours.key, letter.topic_id, letter.partition, letter."offset", letter.identity
           FROM {OPEN_OF_KEYS}
            AND NOT letter.is_event
+           AND (letter.topic_id = %(topic_id)s
+                OR NOT EXISTS (SELECT FROM public.positions AS reached
+                                WHERE reached.sink = %(sink)s AND reached.topic = %(topic)s
+                                  AND reached.topic_id = letter.topic_id))
          ORDER BY ours.key, letter.topic_id = %(topic_id)s, letter.partition, letter."offset") AS blocker
     ON blocker.key = convert_to(new.{{key}}::text, 'UTF8')
    AND (blocker.topic_id <> %(topic_id)s

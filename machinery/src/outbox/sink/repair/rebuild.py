@@ -197,13 +197,12 @@ def from_source(
             for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
                 _set_bases(cursor, spec.strategy.memory, {"sink": sink, "topic": topic, "aggregates": of_topic})
-            if asked.decide(cursor, spec.asked):
-                fence.supersede(cursor, sink)  # a driver of the job before
+            is_another_job = asked.decide(cursor, spec.asked)
             differences: dict[str, Decimal] = {}
             for file in files:
                 cursor.execute(file.read_text(), {"sink": sink})
                 differences |= {str(key): difference for key, difference in cursor}
-            skipped = _skip(cursor, sink, topics, first)
+            skipped = _skip(cursor, sink, topics, first, restart=is_another_job)
             cursor.execute(SET_PASSED, (sink, spec.topics))
             if dry_run:
                 connection.rollback()
@@ -403,11 +402,12 @@ def _sent(connection: extensions.connection, aggregates: Sequence[Aggregate]) ->
 
 
 def _skip(
-    cursor: extensions.cursor, sink: str, topics: Sequence[Topic], first: TopicOffsets
+    cursor: extensions.cursor, sink: str, topics: Sequence[Topic], first: TopicOffsets, *, restart: bool
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """Let the sink continue behind what its topics have dropped, and return these ranges.
 
-    Its checkpoint begins again there, so a driver that still runs must not continue from elsewhere.
+    Its checkpoint begins again there, so a driver that still runs must not continue from elsewhere. With ``restart``
+    such a driver is superseded in any case: it runs the job before.
     """
     stored = {topic.name: positions.read(cursor, sink, topic.name, topic.id) for topic in topics}
     begin = {
@@ -420,7 +420,7 @@ def _skip(
         for partition, offset in of_topic.items()
         if stored[topic] and offset > stored[topic].get(partition, 0)
     }
-    if skipped:
+    if skipped or restart:
         for topic in topics:
             positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])
         fence.supersede(cursor, sink)
