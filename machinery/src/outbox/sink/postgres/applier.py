@@ -8,6 +8,7 @@ that it was not applied. If the event comes again, it is dropped because of that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,6 +134,7 @@ SELECT count(*),
 DROP_REJECTED = """
 DELETE FROM pg_temp.new_events AS new USING pg_temp.rejections AS rejected WHERE new.event_id = rejected.event_id
 """
+NAMED = re.compile(r"\{(key|version)\}")  # what SQL may name of an event
 
 
 class PostgresApplier(Applier):
@@ -267,9 +269,9 @@ class PostgresApplier(Applier):
         return dead_letters.insert_rejected(cursor, self.name, topic, topic_id, version=version, fetch=fetch)
 
     def _execute(self, cursor: extensions.cursor, statement: str, parameters: Mapping[str, Any]) -> None:
-        for name, identifier in self._names[parameters["topic"]].items():
-            statement = statement.replace(f"{{{name}}}", identifier)
-        cursor.execute(statement, parameters)
+        # In one pass: an identifier may have braces too.
+        names = self._names[parameters["topic"]]
+        cursor.execute(NAMED.sub(lambda found: names.get(found[1], found[0]), statement), parameters)
 
 
 def _count(cursor: extensions.cursor, query: str) -> int:

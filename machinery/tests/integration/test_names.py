@@ -1,0 +1,281 @@
+"""Names of ours capture no name of the adopter's: properties and tables are called as what occurs in our SQL."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_DNS, uuid5
+
+import pyarrow as pa
+import pytest
+from psycopg2 import sql
+from structlog.testing import capture_logs
+
+import outbox
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.events.usable import RESERVED, RESERVED_PREFIX, SYSTEM
+from outbox.sink.batch import Batch, Returned, Traced
+from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.postgres.returned import columns_of
+from outbox.sink.postgres.staging import Staging
+from outbox.sink.postgres.transform_staging import TransformStaging
+from outbox.sink.postgres.transforming import TransformingApplier
+from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.records import Record
+from outbox.sink.repair import replay
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.repair.selection import Selection
+from outbox.sink.sections import COMMENT
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
+from tests.support.declared import NUMBER, Events
+from tests.support.declared_sinks import batch_of, record, sink
+from tests.support.made_events import STRATEGIES, TRACE, as_read, fetch
+from tests.support.sink_driver import Database, projections_in
+
+PACKAGE = Path(outbox.__file__).parent
+TOPIC = "shop.order"
+TABLES = """
+CREATE TABLE seen (line bigserial, sink text, event jsonb);
+CREATE TABLE unwelcome (event_id uuid);
+GRANT SELECT, INSERT, DELETE ON seen, unwelcome TO {writer};
+GRANT USAGE ON SEQUENCE seen_line_seq TO {writer};
+"""
+PROJECTION = """
+-- ordered
+-- [refuse]
+INSERT INTO rejections
+SELECT new_events.event_id, 'unwelcome', 'as yet' FROM new_events
+ WHERE new_events.event_id IN (SELECT unwelcome.event_id FROM unwelcome);
+-- [apply]
+INSERT INTO seen (sink, event)
+SELECT %(sink)s, to_jsonb(new_events.*) FROM new_events ORDER BY new_events.partition, new_events."offset";
+"""
+SQL = re.compile(r"\b(SELECT|FROM|WHERE|AND|INSERT|CREATE|SET|CASE)\b")
+KINDS: list[dict[str, Any]] = [{"type": "string"}, {"type": "string", "format": "uuid"}, NUMBER]
+# The key, the version, and whether there is a transform. In each turn the kinds of the properties are others.
+# Each strategy takes two of the turns, one of them with a transform.
+TURNS = [
+    ("key", "version", False),
+    ("batch", "new", True),
+    ("identity", "known", True),
+    ("o'clock `{version}", "it's {key}", False),
+]
+
+
+def statements() -> Iterator[str]:
+    """The SQL of the sinks, some of it in pieces."""
+    for file in sorted((PACKAGE / "sink" / "strategies").glob("*.sql")):
+        yield COMMENT.sub("", file.read_text())
+    for folder in ("sink", "sink/postgres", "sink/repair"):
+        for file in sorted((PACKAGE / folder).glob("*.py")):
+            assigned = [one for one in ast.parse(file.read_text()).body if isinstance(one, ast.Assign | ast.AnnAssign)]
+            for one in assigned:
+                for node in ast.walk(one):
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.search(node.value):
+                        yield node.value
+
+
+@cache
+def words() -> Sequence[str]:
+    """All names in the SQL of the sinks that a property can have, in any case once."""
+    found = {word.lower() for text in statements() for word in re.findall(r"[A-Za-z_]\w*", text)}
+    assert {"batch", "incoming", "identity", "topic", "taken", "blocker", "kept", "select"} <= found
+    return sorted(word for word in found - RESERVED - SYSTEM if not word.startswith(RESERVED_PREFIX))
+
+
+@dataclass
+class Names:
+    """A sink whose events have these names, and what an operator does to it."""
+
+    settings: Settings
+    folder: Path
+    by: str
+    turn: int
+    projection: str = PROJECTION
+
+    def __post_init__(self) -> None:
+        self.key, self.version, self.has_transform = TURNS[self.turn]
+        names = [name for name in words() if name not in {self.key, self.version}]
+        self.kinds = {name: KINDS[(place + self.turn) % 3] for place, name in enumerate(names)}
+        self.kinds |= {self.key: KINDS[self.turn % 3], self.version: NUMBER}
+        schema = {"type": "object", "required": list(self.kinds), "properties": self.kinds}
+        toml = f'key = "{self.key}"\nversion = "{self.version}"\n'
+        known = Events(self.folder / "events").aggregate("order", toml, placed_v1=schema).load()
+        spec = sink(known, "order", projections=projections_in(self.folder, self.projection, "seen"))
+        job = replace(spec.job, transform="any:thing" if self.has_transform else None)
+        self.spec: SinkSpec = replace(spec, job=job, strategy=STRATEGIES[self.by])
+        self.end = 0
+
+    def value(self, name: str, number: int) -> object:
+        if self.kinds[name] == NUMBER:
+            return number * 1000 + list(self.kinds).index(name) + 1
+        text = f"{name} {number}"
+        return str(uuid5(NAMESPACE_DNS, text)) if "format" in self.kinds[name] else text
+
+    def event(self, key: int, version: int) -> Record:
+        """An event; no two have a value in common beside their key and version."""
+        payload = {name: self.value(name, key * 100 + version) for name in self.kinds}
+        payload |= {self.key: self.value(self.key, key), self.version: version}
+        return record("placed", payload, key=str(payload[self.key]))
+
+    def batch(self, *records: Record) -> Batch:
+        """The next batch. All of it is traced."""
+        found = batch_of(self.spec, TOPIC, *records, start=self.end)
+        places = enumerate(records, self.end)
+        traced = [Traced(TRACE, id_of(one), 0, offset, is_dead=one.value == b"{") for offset, one in places]
+        self.end += len(records)
+        return replace(found, traced=traced)
+
+    def passed(self, batch: Batch, *, filtered: Sequence[Record] = (), failed: Sequence[Record] = ()) -> Batch:
+        """The batch with what a transform returns that changes nothing, but for those that it filters or fails for."""
+        if not self.has_transform:
+            return batch
+        rows = self.spec.layout.table(batch.rows)
+        ids = rows["event_id"].to_pylist()
+        at_fault = {id_of(one) for one in failed}
+        left_out = at_fault | {id_of(one) for one in filtered}
+        kept = rows.filter(pa.array([one not in left_out for one in ids], pa.bool_()))
+        places = zip(ids, rows["offset"].to_pylist(), strict=True)
+        failures = {(0, offset): "it fails" for event_id, offset in places if event_id in at_fault}
+        return replace(batch, returned=Returned(kept, row_count=kept.num_rows, failed=failures))
+
+    def staged(self, writer: PostgresWriter, attempt: int, *records: Record) -> Batch:
+        """The next batch as executors stage it."""
+        batch, dsn = self.batch(*records), self.settings.dsn(SinkRole.WRITER)
+        read = replace(as_read(*records, partition=0), offsets=range(batch.start[0], batch.end[0]))
+        assert isinstance(writer.staging, Staging)
+        if not isinstance(writer.staging, TransformStaging):
+            return replace(batch, rows={}, dead=(), staged=writer.staging.copier(dsn, TOPIC)(attempt, [read]))
+        decoded = list(writer.staging.passing_copier(dsn, TOPIC, attempt)(0, [read]))
+        tables = [self.spec.layout.table(one.rows) for one in decoded]
+        returned, count = writer.staging.returned_copier(dsn)(tables)
+        staged = writer.staging.passed(dsn, attempt, 1)
+        return replace(batch, rows={}, dead=(), staged=staged, returned=Returned(None, [returned], count))
+
+    @contextmanager
+    def running(self) -> Iterator[PostgresWriter]:
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
+            writer = PostgresWriter(connection, self.spec, fetch)
+            if self.has_transform:
+                writer.prepare(self.spec.layout.schema)
+            yield writer
+
+    def refuse(self, *records: Record) -> None:
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute("DELETE FROM unwelcome")
+            for one in records:
+                cursor.execute("INSERT INTO unwelcome VALUES (%s)", [id_of(one)])
+
+    def replay(self) -> Replayed:
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=self.spec.name).choose(cursor, with_parked=True)
+            return replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)[
+                self.spec.name
+            ]
+
+    def discard(self, *records: Record) -> None:
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=self.spec.name, identities=[*map(id_of, records)]).choose(cursor)
+            assert replay.discard(connection, chosen, because="test") == {self.spec.name: len(records)}
+
+    def query(self, query: str) -> dict[str, dict[str, Any]]:
+        """By id the properties of the events that a query returns."""
+        rows = Database(self.settings).query(query, role=SinkRole.OWNER)
+        events = [event for (event,) in rows if isinstance(event, dict)]
+        return {event["event_id"]: {name: event[name] for name in self.kinds} for event in events}
+
+    def payload_of(self, one: Record) -> dict[str, Any]:
+        assert one.value is not None
+        payload: dict[str, Any] = json.loads(one.value)
+        return payload
+
+    def _applier(self, spec: SinkSpec) -> PostgresApplier:
+        if not self.has_transform:
+            return PostgresApplier(spec)
+        columns = columns_of(spec.layout.schema, spec.layout)
+        return TransformingApplier(spec, columns, lambda _, rows: Returned(rows, row_count=rows.num_rows))
+
+
+def id_of(one: Record) -> str:
+    return (dict(one.headers)["id"] or b"").decode()
+
+
+@pytest.fixture
+def tables(databases: Settings) -> Settings:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(TABLES.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    return databases
+
+
+@pytest.mark.parametrize(
+    ("by", "turn"), [(by, turn) for place, by in enumerate(sorted(STRATEGIES)) for turn in range(place % 2, 4, 2)]
+)
+def test_properties_may_have_the_names_that_occur_in_our_sql(
+    tables: Settings, tmp_path: Path, by: str, turn: int
+) -> None:
+    """Events are applied, refused, parked, filtered, staged, discarded, replayed and delivered again."""
+    names = Names(tables, tmp_path, by, turn)
+    first = [names.event(1, 1), names.event(1, 2), names.event(2, 1), names.event(3, 1), names.event(4, 1)]
+    second = [names.event(1, 3), names.event(2, 2)]
+    bad = names.event(2, 3)._replace(value=b"{")
+    third = [bad, names.event(2, 4), names.event(5, 1)]
+    names.refuse(first[1])
+    with names.running() as writer:
+        batch = names.passed(names.batch(*first), filtered=first[3:4], failed=first[4:])
+        with capture_logs() as lines:
+            counts = writer.apply(batch)
+        outcomes = [line["outcome"] for line in lines]
+        assert outcomes[:3] == ["applied", "set aside", "applied"]
+        if names.has_transform:
+            assert (counts, outcomes[3:]) == (Counts(5, 2, rejected=2, filtered=1), ["filtered", "set aside"])
+        else:
+            assert (counts, outcomes[3:]) == (Counts(5, 4, rejected=1), ["applied", "applied"])
+        assert writer.apply(names.staged(writer, 1, *second)) == Counts(2, 1, rejected=1)
+        assert writer.apply(names.staged(writer, 2, *third)) == Counts(2, 1, rejected=1, dead=1)
+        names.refuse()
+        names.discard(bad)
+        assert names.replay() == Replayed(applied=4 if names.has_transform else 3)
+        if by != "naive":
+            assert writer.apply(replace(batch, traced=())).applied == 0
+    left_out = {id_of(bad), *([id_of(first[3])] if names.has_transform else [])}
+    sent = {id_of(one): names.payload_of(one) for one in [*first, *second, *third] if id_of(one) not in left_out}
+    assert names.query("SELECT event FROM seen ORDER BY line") == sent
+    if by == "merge" and not names.has_transform:
+        assert names.query("SELECT event FROM landed_events") == sent
+
+
+READS_TABLES = """
+INSERT INTO seen (sink, event) SELECT found.mark, to_jsonb(found.*) FROM ({}) AS found;
+"""
+
+
+def test_a_projection_reads_the_tables_of_the_adopter(tables: Settings, tmp_path: Path) -> None:
+    """Beside `new_events` and `rejections`, no table that a projection can name without its schema is ours."""
+    with closing(connect(tables, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute("SELECT relname FROM pg_class WHERE relnamespace IN ('public'::regnamespace, 11)")
+        ours = {"new_events", "rejections", *(name for (name,) in cursor)}
+        names = [name for name in words() if name not in ours]
+        for name in names:
+            identifier, role = sql.Identifier(name), sql.Identifier(tables.role_name(SinkRole.WRITER))
+            cursor.execute(sql.SQL("CREATE TABLE public.{} AS SELECT {} AS mark").format(identifier, sql.Literal(name)))
+            cursor.execute(sql.SQL("GRANT SELECT ON public.{} TO {}").format(identifier, role))
+    assert {"batch", "originals", "kept"} <= {*names}
+    marks = " UNION ALL ".join(f'SELECT mine.mark FROM "{name}" AS mine' for name in names)
+    for turn in (0, 1):
+        (folder := tmp_path / str(turn)).mkdir()
+        one = Names(tables, folder, "dedup", turn, READS_TABLES.format(marks))
+        with one.running() as writer:
+            assert writer.apply(one.passed(one.batch(one.event(1, 1)))).applied == 1
+        rows = Database(tables).query("SELECT sink FROM seen", role=SinkRole.OWNER)
+        assert sorted(rows) == [(name,) for name in names for _ in range(turn + 1)]
