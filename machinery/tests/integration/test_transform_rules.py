@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from outbox.base.settings import load
+from outbox.events.schema import Column
 from outbox.sink.discovery import event_decoders
 from outbox.sink.layout import Layout
 from outbox.sink.spark import frame, rules
-from outbox.sink.spark.transform import Function, quoted
+from outbox.sink.spark.transform import Function, Transform, quoted, unusable
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 from tests import transforms
-from tests.support.made_events import nth_key
+from tests.support import declared
+from tests.support.declared import Events
+from tests.support.declared_sinks import record, sink
+from tests.support.made_events import as_read, nth_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,3 +144,26 @@ def test_payloads_that_a_sink_would_not_take_are_refused(spark: SparkSession) ->
 def test_a_column_may_have_any_name(spark: SparkSession, name: str) -> None:
     rows = spark.createDataFrame([(1, 2)], ["other", name])
     assert rows.select([quoted(name)]).toArrow().to_pylist() == [{name: 2}]
+
+
+def test_a_property_may_have_the_name_of_the_topic(spark: SparkSession, tmp_path: Path) -> None:
+    values = {"topic": "mine", "o'clock `s`": "noon"}
+    schema = declared.payload({name: {"type": "string"} for name in values})
+    spec = sink(Events(tmp_path).aggregate("order", placed_v1=schema).load(), "order", projections=tmp_path)
+    spec = replace(spec, job=replace(spec.job, transform="tests.transforms:everything"))
+    [(topic, decoder)] = spec.decoders.items()
+    decoded = decoder.decode(as_read(record("placed", {"id": "a", "number": 1, **values})))
+    events = frame.as_events(spec.layout.table(decoded.rows), topic)
+    returned = Transform(spark, spec).apply(events).rows
+    assert returned is not None
+    assert returned.select([*values]).to_pylist() == [values]
+    assert events["outbox_topic"].to_pylist() == [topic]
+    assert "outbox_topic" not in returned.column_names
+
+
+@pytest.mark.parametrize("name", ["ctid", "outbox_version", "a%", "a:b", 'a"b', "a" * 52])
+def test_a_name_that_no_column_of_postgres_can_have_is_refused(name: str) -> None:
+    given = frame.schema(Layout({"order.placed": [Column("price:numeric", "numeric", is_nullable=True)]}))
+    assert unusable(StructType([*given, StructField(name, StringType())]), given) is not None
+    cast = [StructField("price:numeric", DecimalType(38, 2)) if one.name == "price:numeric" else one for one in given]
+    assert unusable(StructType(cast), given) is None

@@ -108,7 +108,7 @@ def test_events_of_several_topics_and_versions_have_their_own_columns(
     orders = [placed(key, 1, quantity=3), placed(nth_key(2), 1, unit="LTR"), cancelled(key, 2)]
     publisher.send_records(topic_of(topic, "order"), orders)
     found = frame.events(spark, topic, ["item", "order"])
-    counts = {row.topic: row["count"] for row in found.groupBy("topic").count().collect()}
+    counts = {row.outbox_topic: row["count"] for row in found.groupBy("outbox_topic").count().collect()}
     assert counts == {topic_of(topic, "item"): 5, topic_of(topic, "order"): 3}
     units = found.where("event_type = 'order.placed'").orderBy("unit").select("order_id", "unit").collect()
     assert [tuple(row) for row in units] == [(nth_key(2), "LTR"), (key, "PCE")]

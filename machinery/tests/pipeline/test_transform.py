@@ -116,7 +116,7 @@ def test_projections_see_what_it_returns_and_filtered_are_counted(
         row = rows[event_id]
         assert (row["weight"], row["day"], row["share"]) == (weight, "2026-11-21", event.quantity / 4)
         assert (row["quantity"], row["unit"], row["version"]) == (event.quantity, event.unit, event.version)
-        assert not {"stock_after", "grams", "topic"} & row.keys()
+        assert not {"stock_after", "grams", "outbox_topic"} & row.keys()
 
 
 @SIZES

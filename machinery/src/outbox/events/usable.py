@@ -86,17 +86,25 @@ def _require_one_order(topic: str, aggregates: Sequence[Aggregate]) -> None:
         )
 
 
+def name_problem(name: str) -> tuple[str, str] | None:
+    """Why no column of a sink's tables can have this name, and what to do; None if one can."""
+    if name in SYSTEM:
+        return f"{name} is a column of every table of Postgres", "choose another name"
+    if name.lower().startswith(RESERVED_PREFIX):
+        return f"{name} is a column of ours, or may be one", f"choose a name that does not begin with {RESERVED_PREFIX}"
+    if not name.isprintable() or NAME_WITHOUT & set(name) or not 0 < len(name.encode()) <= NAME_MAX_BYTES:
+        remedy = f'1 to {NAME_MAX_BYTES} bytes of characters that print, none of them ", : or %'
+        return f"{name!r} cannot be a column", remedy
+    return None
+
+
 def _column_problems(columns: Sequence[Column]) -> Iterator[tuple[str, str]]:
     names = [column.name for column in columns]
     for name in names:
-        if name in SYSTEM:
-            yield f"{name} is a column of every table of Postgres", "give the property another name"
-        if name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIX):
-            yield f"{name} is a column of ours, or may be one", "give the property another name"
-        is_plain = name.isprintable() and not NAME_WITHOUT & set(name)
-        if not is_plain or not 0 < len(name.encode()) <= NAME_MAX_BYTES:
-            remedy = f'1 to {NAME_MAX_BYTES} bytes of characters that print, none of them ", : or %'
-            yield f"property {name!r} cannot be a column", remedy
+        if name.lower() in RESERVED:
+            yield f"{name} is a column of ours", "give the property another name"
+        if (problem := name_problem(name)) is not None:
+            yield problem
     for name, twin in _twins(names):
         yield f"properties {name} and {twin} differ in case only, which Spark takes for one column", "rename one"
     if row_bytes(columns) > ROW_MAX_BYTES:

@@ -67,6 +67,7 @@ ARROW_TYPES: Mapping[type[DataType], pa.DataType] = {
     DateType: pa.date32(),
 }
 SPARK_TYPES = {of_arrow: of_spark() for of_spark, of_arrow in ARROW_TYPES.items()}
+TOPIC = "outbox_topic"  # no property has this name
 PLACE = [StructField(field.name, SPARK_TYPES[field.type]) for field in schema_of(())]
 
 
@@ -85,8 +86,8 @@ def events(
     moment counts by the records' timestamps. Later records are not read, however often the DataFrame is computed; each
     time it reads the topics again, so `cache` it if that is too often.
 
-    Columns: ``topic``, ``event_id``, ``partition``, ``offset``, ``event_type`` if there are several events, and the
-    properties of the payloads (`outbox.sink.layout`), of which numeric and jsonb ones are text.
+    Columns: ``outbox_topic``, ``event_id``, ``partition``, ``offset``, ``event_type`` if there are several events, and
+    the properties of the payloads (`outbox.sink.layout`), of which numeric and jsonb ones are text.
 
     Raises Failure if a name is unknown, if Kafka is unavailable, or for an offset that a topic does not have. A topic
     that drops records while they are read makes the Spark job fail, with ``events-lost``.
@@ -104,7 +105,12 @@ def events(
 def schema(layout: Layout) -> StructType:
     """The columns of a layout as Spark has them, behind the place of each event."""
     columns = (StructField(field.name, SPARK_TYPES[field.type]) for field in layout.schema)
-    return StructType([StructField("topic", StringType()), *columns])
+    return StructType([StructField(TOPIC, StringType()), *columns])
+
+
+def as_events(rows: pa.Table, topic: str) -> pa.Table:
+    """Rows of a layout with their topic, as in `schema`."""
+    return rows.add_column(0, TOPIC, pa.repeat(topic, rows.num_rows))
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,7 @@ class ReadTask:
         read = map(Records.of, batches(self.settings, share.topic, share.within, require_all=True))
         for records in joined(read, decoder.at_once):
             rows = self.layout.table(decoder.decode(records).rows)
-            topic = pa.repeat(share.topic, rows.num_rows)
-            yield from rows.add_column(0, "topic", topic).combine_chunks().to_batches()
+            yield from as_events(rows, share.topic).combine_chunks().to_batches()
 
 
 def _range(settings: Settings, topic: str, start: Point | None, end: Point | None) -> Part:

@@ -24,9 +24,10 @@ from outbox.kafka.records import batches, size_bytes
 from outbox.sink.batch import Batch, Decoded, Staged
 from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.records import Records
+from outbox.sink.spark import frame
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.session import JVM_GONE
-from outbox.sink.spark.transform import ReadTask, StageTask, Transform, TransformFailed, as_events, spark_reason
+from outbox.sink.spark.transform import ReadTask, StageTask, Transform, TransformFailed, spark_reason
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Copier, Staging
 
@@ -103,7 +104,7 @@ class Reader:
         else:
             return self._stage_transformed(part, batch, self._transform)
         if transform is not None:
-            events = as_events(self._spec.layout.table(decoded.rows), part.topic)
+            events = frame.as_events(self._spec.layout.table(decoded.rows), part.topic)
             batch = replace(batch, returned=transform(events))
         return replace(batch, **decoded._asdict())
 

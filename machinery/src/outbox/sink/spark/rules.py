@@ -31,7 +31,7 @@ from outbox.sink.discovery import event_decoders
 from outbox.sink.layout import PLACE, Layout
 from outbox.sink.records import Record, Records
 from outbox.sink.spark import frame
-from outbox.sink.spark.transform import Function, as_events, unusable
+from outbox.sink.spark.transform import Function, unusable
 
 SEED = 23
 MADE_AT_MS = 20_000 * DAY_MS  # by their ids; in October 2024
@@ -77,13 +77,13 @@ def events(
         if aggregate.topic not in made:
             raise Failure(f"{schema.name} is not one of {', '.join(names)}", "name it too", code="event-invalid")
         made[aggregate.topic].append((number, _record(schema, aggregate.key, payload, number)))
-    tables = [as_events(layout.table({}), "")]
+    tables = [frame.as_events(layout.table({}), "")]
     for topic, records in made.items():
         decoded = decoders[topic].decode(_read(records))
         if decoded.dead or decoded.skipped:
             why = decoded.dead[0].rejection.detail if decoded.dead else f"{', '.join(decoded.skipped)} is not asked for"
             raise Failure(f"a sink would refuse a payload: {why}", "correct it", code="event-invalid")
-        tables.append(as_events(layout.table(decoded.rows), topic))
+        tables.append(frame.as_events(layout.table(decoded.rows), topic))
     return spark.createDataFrame(pa.concat_tables(tables).combine_chunks(), frame.schema(layout))
 
 

@@ -42,6 +42,7 @@ from pyspark.sql.types import DataType, DecimalType, StructType
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.events import usable
 from outbox.events.schema import shortened
 from outbox.kafka.records import batches
 from outbox.sink.applier import Applier
@@ -57,7 +58,6 @@ from outbox.sink.spec import SinkSpec, Transformed
 # For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
 SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
 FAILED_MAX = 10  # of the events that the driver transforms at once
-RESERVED = re.compile(r"attempt|event:.*")  # columns of our own tables
 SUMMARY = "attempt bigint, rows bigint"
 TASK_FAILURE = re.compile(r"TaskFailed: (\{.*\})")
 # Of an executor or of the whole job, and no fault of an event.
@@ -93,10 +93,10 @@ class Transform:
     @property
     def transformed(self) -> Transformed:
         """It, for events that are read from elsewhere than a topic."""
-        return Transformed(self.returned, lambda topic, rows: self.apply(as_events(rows, topic)))
+        return Transformed(self.returned, lambda topic, rows: self.apply(frame.as_events(rows, topic)))
 
     def apply(self, events: pa.Table) -> Returned:
-        """What it returns of the events of a small batch, which have the columns of the sink's layout and ``topic``.
+        """What it returns of the events of a small batch, which have the columns of `frame.schema`.
 
         Raises Failure if it fails for many of them.
         """
@@ -172,7 +172,7 @@ class Transform:
         if problem is not None:
             raise self._unusable(*problem)
         types = {field.name: _arrow_type(field.dataType) for field in schema.fields}
-        return pa.schema({name: types[name] for name in (*PLACE, *types) if name != "topic"})
+        return pa.schema({name: types[name] for name in (*PLACE, *types) if name != frame.TOPIC})
 
     def _returned(self, events: DataFrame) -> DataFrame:
         """The DataFrame that it returns, with the columns in the order that we know.
@@ -255,7 +255,7 @@ class ReadTask:
     def _read(self, number: int) -> Iterator[pa.RecordBatch]:
         read = map(Records.of, batches(self.settings, self.topic, self.shares[number].within, require_all=True))
         for decoded in self.copier(number, read):
-            yield from as_events(self.layout.table(decoded.rows), self.topic).combine_chunks().to_batches()
+            yield from frame.as_events(self.layout.table(decoded.rows), self.topic).combine_chunks().to_batches()
 
 
 @dataclass(frozen=True)
@@ -318,17 +318,12 @@ def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
     for name, type_ in types.items():
         if known.get(name) == type_:
             continue
-        if RESERVED.fullmatch(name):
-            return f"it returns a column called {name}, as a column of ours", "rename it"
+        if name not in known and (problem := usable.name_problem(name)) is not None:
+            return f"it returns a column with a name that no column can have: {problem[0]}", problem[1]
         if type(type_) not in {DecimalType, *frame.ARROW_TYPES}:
             remedy = "cast it, or make it a string with to_json"
             return f"it returns {name} as {type_.simpleString()}, which no table takes", remedy
     return None
-
-
-def as_events(rows: pa.Table, topic: str) -> pa.Table:
-    """Rows of a layout as a transform gets them."""
-    return rows.add_column(0, "topic", pa.repeat(topic, rows.num_rows))
 
 
 def _arrow_type(type_: DataType) -> pa.DataType:
