@@ -350,6 +350,17 @@ class TestDiscard:
         assert database.statuses() == {late.event_id: "discarded", refused.event_id: "discarded"}
         assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
 
+    def test_a_discarded_record_discards_no_other_with_its_id(self, databases: Settings, database: Database) -> None:
+        event = kilos()
+        foreign = dead_record(0, event.event_id)
+        with open_sink(databases) as sink:
+            sink.apply(batch([], dead=[foreign]))
+            assert discard(databases) == 1
+            assert sink.apply(batch([event], start=1)).applied == 1
+            assert sink.apply(batch([event], start=2)).duplicates == 1
+        assert database.totals() == sums([event])
+        assert database.statuses() == {event.event_id: "discarded"}
+
 
 class TestRefusals:
     """What a strategy remembers of a batch in which the projection refuses something."""

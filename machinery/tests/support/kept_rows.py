@@ -98,7 +98,7 @@ def set_aside(
     topic: str | None = None,
     is_event: bool = False,
 ) -> None:
-    """A dead letter; of a valid event, or of a record that is none."""
+    """A dead letter of a valid event, or of an unreadable record."""
     start(settings, sink)
     with cursor_of(settings) as cursor:
         cursor.execute(

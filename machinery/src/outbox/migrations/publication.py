@@ -1,7 +1,7 @@
 """The publications that Debezium reads, and what keeps one from having all that its table gets.
 
-A slot passes over each change that its publication leaves out: all of them if there is none, with only a warning in the
-server's log.
+A slot passes over each change that its publication leaves out: all of them if it does not exist. The server then only
+logs a warning.
 """
 
 from __future__ import annotations

@@ -75,10 +75,10 @@ SELECT batch.*
 """  # noqa: S608
 # What blocks an event are earlier events of its key: open letters, but for those whose events are in this batch, and
 # what is rejected in this transaction. An undecodable record has no version: it blocks what lies behind it in its
-# partition, and all of a topic that was created again since; that of the present topic blocks nothing of a former one. Only the earliest blocking letter per key is compared, so
-# the cost does not grow with letters. The letters of each key are looked up by the index `dead_letters_of_key`;
-# `OFFSET 0` lets Postgres plan nothing else. Its estimates are of no use here: `batch` has no statistics, and letters
-# come by the thousand in one transaction.
+# partition, and all of a topic that was created again since. A record of the present topic blocks no event of a former
+# one. Only the earliest blocking letter per key is compared, so the cost does not grow with letters. The letters of
+# each key are looked up by the index `dead_letters_of_key`; `OFFSET 0` lets Postgres plan nothing else. Its estimates
+# are of no use here: `batch` has no statistics, and letters come by the thousand in one transaction.
 KEY = "convert_to(batch.{key}::text, 'UTF8')"
 OPEN_OF_KEYS = f"""
 (SELECT DISTINCT {KEY} AS key

@@ -244,7 +244,7 @@ class _Letter(NamedTuple):
 
 
 def _event(letter: _Letter, decoder: RecordDecoder | None) -> DecodedEvent | Rejection:
-    """The event of a letter as today's decoder sees it, or why it is none."""
+    """The event of a letter as today's decoder sees it, or why it is refused."""
     if decoder is None:
         return Rejection(dead_letters.NOT_ASKED_FOR, "the sink does not read the topic any more")
     found = decoder.bounded(decoder.record(letter.record))
