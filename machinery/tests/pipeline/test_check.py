@@ -8,8 +8,8 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,19 +30,10 @@ from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
-from outbox.sink import discovery
-from outbox.sink.batch import Batch
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record, fetcher
-from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
-from outbox.sink.writer import Counts
 from outbox.stack.postgres import Postgres
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
-from tests.support.made_events import MAIN, NOW_MS, PROJECTIONS, as_read, uuid7
+from tests.support.made_events import MAIN, PROJECTIONS, uuid7
 from tests.support.topic_reader import topic_of
 
 SINK = "dedup"
@@ -451,18 +442,6 @@ def test_a_discard_is_acknowledged(topic: Settings, history: History) -> None:
     assert "malformed-records" in codes(check.check(topic)), "it is open in another sink"
 
 
-def test_discarded_events_are_not_due_once_pruned_and_dropped(topic: Settings, history: History) -> None:
-    events = history.item(5, 6, 7)
-    history.publish(*events[:2])
-    history.publish(events[2])
-    history.sink(**{events[0].item: 12})
-    history.set_aside(events[1], 1, because="test data")
-    history.prune(*events)
-    history.age_out(3)
-    report = check.check(topic)
-    assert (codes(report), report.records, report.sink(SINK).drift) == ([], 1, {})
-
-
 def test_topics_are_read_together_and_reported_each(topic: Settings, history: History) -> None:
     events, placed = history.item(5, 6), history.order(2)
     history.publish(*events)
@@ -548,29 +527,6 @@ def test_an_incremental_check_reads_everything_when_in_doubt(
     assert [note for note in report.notes if "everything was read" in note]
 
 
-@pytest.mark.parametrize("is_valid", [True, False])
-def test_an_incremental_check_finds_what_was_set_aside_later(topic: Settings, history: History, is_valid: bool) -> None:
-    events = history.item(5, 6)
-    history.publish(*events)
-    history.sink(**{events[0].item: 11})
-    assert codes(check.check(topic, incremental=True)) == []
-    history.set_aside(events[0], 0, is_valid=is_valid)
-    report = check.check(topic, incremental=True)
-    assert codes(report) == codes(check.check(topic)) == ["sink-drift", "sink-parked"]
-    history.sink(**{events[0].item: 6})
-    assert codes(check.check(topic, incremental=True)) == codes(check.check(topic)) == ["sink-parked"]
-
-
-def test_an_incremental_check_finds_what_is_wrong_since(topic: Settings, history: History) -> None:
-    events = history.item(5, 6)
-    history.publish(*events)
-    history.sink(**{events[0].item: 11})
-    check.check(topic, incremental=True)
-    history.sink(**{events[0].item: 12})
-    for _ in range(2):
-        assert codes(check.check(topic, incremental=True)) == ["sink-drift"]
-
-
 def test_a_topic_that_has_dropped_unread_records_is_read_whole(topic: Settings, history: History) -> None:
     events = history.item(5, 6, 7)
     history.publish(events[0])
@@ -624,58 +580,3 @@ def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) 
     described = outbox("check", "--help", home=topic.home).stdout
     for part in (report, report["topics"][0], report["sinks"][0], report["sinks"][0]["comparisons"][0]):
         assert [key for key in part if key not in described] == []
-
-
-class ByVersions:
-    """The sink `versions`: it applies what this test publishes."""
-
-    name = "versions"
-
-    def __init__(self, settings: Settings, history: History) -> None:
-        self._settings, self._history = settings, history
-        self._spec = discovery.sinks(settings)[self.name]
-        self._topic = topics.describe(settings, topic_of(settings))
-
-    def publish(self, *events: Event) -> Counts:
-        """Put events on the topic, and apply them in one batch."""
-        start = topics.last_stable_offsets(self._settings, self._topic.name).get(0, 0)
-        self._history.publish(*events)
-        end = topics.last_stable_offsets(self._settings, self._topic.name)[0]
-        read = replace(as_read(*map(_record, events), partition=0), offsets=range(start, start + len(events)))
-        decoded = self._spec.decoders[self._topic.name].decode(read)
-        whole = Batch(self._topic.name, self._topic.id, {0: start}, {0: end}, **decoded._asdict())
-        with closing(connect(self._settings, SinkRole.WRITER)) as connection:
-            return PostgresWriter(connection, self._spec, fetcher(self._settings)).apply(whole)
-
-    def replay(self) -> Replayed:
-        """Replay the open letters."""
-        with closing(connect(self._settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=self.name).choose(cursor)
-            return replay.replay(connection, {self.name: self._spec}, chosen, applier_of=PostgresApplier)[self.name]
-
-
-def _record(event: Event) -> Record:
-    headers = {"id": event.id, "eventType": "received", "schemaVersion": "1"}
-    encoded = [(name, text.encode()) for name, text in headers.items()]
-    return Record(event.item.encode(), encoded, json.dumps(event.payload).encode(), NOW_MS)
-
-
-def test_sink_by_versions_shows_missing_and_surplus_events(topic: Settings, history: History) -> None:
-    sink = ByVersions(topic, history)
-    right, at_once, later = history.item(5, 6), history.item(1, 2, versions=(1, 1)), history.item(3, 4, versions=(1, 1))
-    assert sink.publish(*right) == Counts(2, 2)
-    assert sink.publish(*right) == Counts(2, 0, 2)
-    assert sink.publish(*at_once) == Counts(2, 1, 0, 1)
-    report = check.check(topic).sink(sink.name)
-    assert (report.parked, report.in_flight, report.drift) == (1, 2, {})
-    assert sink.replay() == Replayed(applied=1)
-    for event in later:
-        sink.publish(event)
-    checked = check.check(topic)
-    assert {"versions-repeated", "sink-drift"} <= {*codes(checked)}
-    report = checked.sink(sink.name)
-    assert (report.parked, report.in_flight) == (0, 0)
-    assert report.drift == {later[0].item: -4}, "the second event with the version was a duplicate"
-    assert sink.publish(foreign(right[0].item, version=9, quantity=8)) == Counts(1, 1)
-    assert check.check(topic).sink(sink.name).drift == {later[0].item: -4, right[0].item: 8}

@@ -16,7 +16,6 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.kafka.headers import Header
 from outbox.sink.asked import NAMES_MAX
 from outbox.sink.records import Record
 from outbox.testing.failures import raises
@@ -44,7 +43,6 @@ RANDOM = Random(2222)  # noqa: S311
 TRAIL, WEIGHTS, FIRST = "trail", "weights", "first"  # sinks of the aggregate, of one event, and of one version
 TYPES, VERSIONS = NAMES_MAX + 500, 500  # that somebody makes up
 ODD_VERSIONS = ["0", "-1", "1.0", "x", "", "²", "9" * 1000]
-GARBAGE = 2_000
 WITH_ID = """
 INSERT INTO crates VALUES (%(key)s, 1, 5);
 INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
@@ -160,89 +158,6 @@ def recorded(shop: Shop, sink: str) -> set[str]:
     return {str(name) for (name,) in rows}
 
 
-def garbage() -> Iterator[Record]:
-    """Records of which none is an event."""
-    depth = 5_000
-    values: list[bytes | None] = [
-        *(None, b"", b"{", b"null", b"[]", b'"text"', b"\xff\xfe", b"{}" * 2, b'{"a": NaN}'),
-        *(b"[" * depth + b"]" * depth, b'{"crate_id": "' + b"x" * 10_000 + b'"}', b'{"version": 1e400}'),
-    ]
-    ids = [None, b"", b"\xff", b"not an id", b"00000000-0000-4000-8000-000000000000"]
-    types = [b"weighed", b"labelled", b"\xff", b"x" * 1_000, b"' OR 1 = 1"]
-    for number in range(GARBAGE):
-        headers: list[Header] = [
-            ("eventType", RANDOM.choice(types)),
-            ("schemaVersion", RANDOM.choice([b"1", b"2", b"\x00", b"-5"])),
-            ("id", RANDOM.choice([*ids, uuid7(RANDOM).encode()])),
-        ]
-        value = RANDOM.choice(values) if number % 3 else RANDOM.randbytes(50)
-        yield Record(RANDOM.choice([None, b"", b"\xff", b"key"]), headers[: number % 4], value, 0)
-
-
-def test_batches_of_garbage_only(shop: Shop, release: Release) -> None:
-    with shop.running(release, TRAIL, WEIGHTS) as sink:
-        for part in parts(list(garbage()), 10):
-            send(shop, part)
-            wait_read(shop, sink, TRAIL, WEIGHTS)
-        report = shop.check(release)
-        assert {"nothing-compared", "malformed-records"} <= {*codes(report)}
-        (of_topic,) = report["topics"]
-        assert of_topic["malformed"]["count"] == of_topic["records"] == GARBAGE
-        key = nth_key(1)
-        shop.write(event_of("weighed.v1", key, 1), event_of("labelled.v1", key, 2), event_of("weighed.v2", key, 3))
-        shop.wait_relayed()
-        wait_read(shop, sink, TRAIL, WEIGHTS)
-    assert shop.trail(TRAIL) == {key: [1, 2, 3]}
-    assert shop.trail(WEIGHTS) == {key: [1, 3]}
-    assert len(recorded(shop, WEIGHTS)) < 10
-    shop.succeed(release, "dead-letters", "discard", "--all", "--because", "garbage")
-    report = shop.check(release)
-    assert report["findings"] == []
-    (of_topic,) = report["topics"]
-    assert of_topic["malformed"]["acknowledged"] == GARBAGE
-
-
-def parts(records: list[Record], count: int) -> Iterator[list[Record]]:
-    """The records in so many parts."""
-    size = len(records) // count
-    for begin in range(0, len(records), size):
-        yield records[begin : begin + size]
-
-
-def test_records_without_their_key(shop: Shop, release: Release) -> None:
-    """Each of a crate of the service, whose own events are applied all the same: those before it, and of others."""
-    mine, other = nth_key(1), nth_key(2)
-    shop.write(event_of("weighed.v1", mine, 1), event_of("labelled.v1", other, 1))
-    shop.wait_relayed()
-    lacking = {name: value for name, value in weighed(mine, 2).items() if name != "crate_id"}
-    bad = [
-        foreign("weighed", weighed(mine, 2))._replace(key=None),
-        foreign("weighed", weighed(mine, 2), key=other),
-        foreign("weighed", lacking, key=mine),
-        foreign("weighed", {**lacking, "crate_id": None}, 2, key=mine),
-        foreign("labelled", {**weighed(mine, 2), "label": "x", "crate_id": [mine]}, key=mine),
-        foreign("labelled", {"label": "x", "version": 2}, key=mine),
-    ]
-    send(shop, bad * 10)  # with one id: they are one dead letter each
-    done = shop.catch_up(release, TRAIL, WEIGHTS)
-    assert done.returncode == 0, done.stderr
-    assert shop.trail(TRAIL) == {mine: [1], other: [1]}
-    assert shop.reasons(TRAIL) == {"key mismatch": 2, "schema violation": 4}
-    assert shop.reasons(WEIGHTS) == {"key mismatch": 2, "schema violation": 2}
-    assert finding(shop.check(release), "malformed-records")["count"] == 10 * len(bad)
-    shop.write(event_of("weighed.v1", mine, 2), event_of("weighed.v1", other, 2))
-    shop.wait_relayed()
-    shop.catch_up(release, TRAIL, WEIGHTS)
-    assert shop.trail(TRAIL) == {mine: [1], other: [1]}, "an earlier record of their key may have been theirs"
-    assert shop.reasons(TRAIL)["parked"] == 2
-    shop.succeed(release, "dead-letters", "discard", "--reason", "key mismatch", "--because", "foreign")
-    shop.succeed(release, "dead-letters", "discard", "--reason", "schema violation", "--because", "foreign")
-    shop.succeed(release, "dead-letters", "replay", "--reason", "parked")
-    assert shop.trail(TRAIL) == shop.written()
-    assert shop.trail(WEIGHTS) == shop.written("weighed")
-    assert shop.check(release)["findings"] == []
-
-
 def test_event_that_declares_no_key(shop: Shop, release: Release) -> None:
     """Nothing starts with such a declaration, so nothing is written or applied by it."""
     wrong = shop.release("wrong", weighed_v1=WEIGHED_1)
@@ -261,41 +176,32 @@ def test_event_that_declares_no_key(shop: Shop, release: Release) -> None:
     assert shop.written() == {}
 
 
-class TestOneIdForTwoEvents:
-    """A foreign producer has the id of an event, and writes other content of another type with it."""
+def test_one_id_for_two_events(shop: Shop, release: Release) -> None:
+    """A foreign producer has the id of an event, and writes other content of another type with it.
 
-    def test_after_the_event(self, shop: Shop, release: Release) -> None:
-        mine, other = nth_key(1), nth_key(2)
-        shop.write(event_of("weighed.v1", mine, 1))
-        shop.finish(release, TRAIL)
-        (event_id,) = [str(one) for (one,) in query(shop.settings, "SELECT id FROM outbox")]
-        send(shop, [self.other_content(event_id, other)] * 10)
-        done = shop.catch_up(release, TRAIL)
-        assert done.returncode == 0, done.stderr
-        assert sum(int(str(line["duplicates"])) for line in logged(done, "applied")) == 10
-        assert shop.trail(TRAIL) == {mine: [1]}
-        report = shop.check(release)
-        assert report["findings"] == []
-        assert report["total"]["duplicates"] == 10
+    Behind the event it is a duplicate. Before it, the sink takes it for the event, and a check finds the difference.
+    """
+    mine, other, late, late_id = nth_key(1), nth_key(2), nth_key(3), uuid7(RANDOM)
+    shop.write(event_of("weighed.v1", mine, 1), event_of("weighed.v1", other, 1))
+    shop.finish(release, TRAIL)
+    ((event_id,),) = query(shop.settings, f"SELECT id FROM outbox WHERE aggregateid = '{mine}'")
+    payload = {"crate_id": other, "version": 2, **KINDS["labelled.v1"]}
+    send(shop, [foreign("labelled", payload, event_id=str(event_id))] * 10)
+    done = shop.catch_up(release, TRAIL)
+    assert done.returncode == 0, done.stderr
+    assert sum(int(str(line["duplicates"])) for line in logged(done, "applied")) == 10
+    assert shop.trail(TRAIL) == {mine: [1], other: [1]}
+    report = shop.check(release)
+    assert (report["findings"], report["total"]["duplicates"]) == ([], 10)
 
-    def test_before_the_event(self, shop: Shop, release: Release) -> None:
-        """The sink takes the first for the event. A check finds the difference."""
-        mine, other, event_id = nth_key(1), nth_key(2), uuid7(RANDOM)
-        shop.write(event_of("weighed.v1", other, 1))
-        shop.finish(release, TRAIL)
-        send(shop, [self.other_content(event_id, other, version=2)] * 10)
-        shop.catch_up(release, TRAIL)
-        query(shop.settings, WITH_ID, parameters={"id": event_id, "key": mine, "payload": json.dumps(weighed(mine))})
-        shop.finish(release, TRAIL)
-        assert shop.trail(TRAIL) == {other: [1, 2]}
-        report = shop.check(release)
-        assert finding(report, "sink-drift")["count"] == 1
-        assert report["sinks"][0]["comparisons"][0]["drift"] == {mine: -5}
-
-    @staticmethod
-    def other_content(event_id: str, key: str, version: int = 1) -> Record:
-        payload = {"crate_id": key, "version": version, **KINDS["labelled.v1"]}
-        return foreign("labelled", payload, event_id=event_id)
+    send(shop, [foreign("labelled", payload, event_id=late_id)] * 10)
+    shop.catch_up(release, TRAIL)
+    query(shop.settings, WITH_ID, parameters={"id": late_id, "key": late, "payload": json.dumps(weighed(late))})
+    shop.finish(release, TRAIL)
+    assert shop.trail(TRAIL) == {mine: [1], other: [1, 2]}
+    report = shop.check(release)
+    assert finding(report, "sink-drift")["count"] == 1
+    assert report["sinks"][0]["comparisons"][0]["drift"] == {late: -5}
 
 
 class TestRemovedType:

@@ -144,16 +144,6 @@ def test_the_lag_is_shown_by_topic(topic: Settings, traffic: Traffic) -> None:
         assert {line.rpartition(" ")[2] for line in lines} == {"0.0"}
 
 
-def test_a_death_between_two_topics_of_a_batch_loses_nothing(topic: Settings, traffic: Traffic) -> None:
-    with running_faulty(faulty_sink.death_between_topics.__name__, topic, SINK) as sink:
-        wait_for("the process to be killed", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-    assert counted(topic) == traffic.due(orders=False), "one topic is applied, the other is not"
-    traffic.send()
-    finish(topic)
-    assert counted(topic) == traffic.due()
-    assert counts(topic) == (traffic.count, 20, 0), "the first part came again"
-
-
 class TestOtherTopics:
     """A deployment lets the sink read more topics, or fewer. Spark continues no checkpoint then."""
 

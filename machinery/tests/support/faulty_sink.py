@@ -117,11 +117,6 @@ def death_between_parts() -> None:
     signal_at_part(signal.SIGKILL, "naive", 2)
 
 
-def death_between_topics() -> None:
-    """The process is killed when the sink `activity` has applied its batch of one topic, and not that of the other."""
-    signal_at_part(signal.SIGKILL, "activity", 2)
-
-
 def transformed() -> None:
     """The sink `lakehouse` has a transform."""
     change("lakehouse", transform="tests.transforms:picky")
