@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from random import SystemRandom
 
 import psutil
@@ -32,7 +33,8 @@ def reserved(*preferred: int) -> Iterator[list[int]]:
         if not all(_reserve(port, held) for port in wanted):
             held.close()
             wanted.clear()
-        others = SystemRandom().sample(OTHERS, len(OTHERS))
+        first = SystemRandom().randrange(len(OTHERS))
+        others = chain(OTHERS[first:], OTHERS[:first])
         free = (port for port in others if port not in preferred and _reserve(port, held))
         chosen: list[int] = []
         for port in preferred:
