@@ -15,10 +15,10 @@ from outbox.base.settings import Settings
 from tests.attack.machine import Attack
 from tests.attack.world import World
 
-MINUTE = 3_000  # steps
+MINUTE = 1_200  # steps
 ROUND = 3_000  # steps between two lines of progress
 EXAMPLE = 40  # steps
-SHRINKING_S = 25
+SHRINKING_S = 120
 
 
 @pytest.fixture
