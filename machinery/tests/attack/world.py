@@ -144,7 +144,7 @@ class Pooled(extensions.connection):
             return
         self.is_idle = True
         self.rollback()
-        self.set_session(isolation_level="DEFAULT", readonly="DEFAULT", autocommit=True)
+        self.set_session(isolation_level="default", readonly="default", autocommit=True)
         with self.cursor() as cursor:
             cursor.execute("DISCARD ALL")
         self.autocommit = False
@@ -196,8 +196,11 @@ class World:
         self._catalogs: dict[frozenset[str], Catalog] = {}
         self._idle: dict[str, list[Pooled]] = {}
         self._patch(patch)
-        names = (settings.sink_db_name, settings.source_db_name)
-        for owner, name in zip((SinkRole.OWNER, SourceRole.OWNER), names, strict=True):
+        owners: dict[str, Role] = {
+            settings.sink_db_name: SinkRole.OWNER,
+            settings.source_db_name: SourceRole.OWNER,
+        }
+        for name, owner in owners.items():
             _execute(settings, owner, f"ALTER DATABASE {name} SET synchronous_commit = off")  # no crash is tried here
             # As the sink sets it: a session that is used again may not change it any more.
             _execute(settings, owner, f"ALTER DATABASE {name} SET temp_buffers = '64MB'")
