@@ -343,6 +343,21 @@ class TestFromSource:
             rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
         assert everything(databases) == before
 
+    def test_tables_and_columns_of_the_adopter_may_have_any_name(
+        self, databases: Settings, database: Database, tmp_path: Path
+    ) -> None:
+        """The file of a projection reads the adopter's table `sent`; the view has a column `one`."""
+        mine = history(3)
+        book(databases, *mine)
+        execute(databases, ONE_MORE_COLUMN, SourceRole.OWNER)
+        execute(databases, TABLE_SENT)
+        folder = Path(shutil.copytree(PROJECTIONS, tmp_path / "projections"))
+        (setting,) = folder.glob("*.rebuild.sql")
+        setting.write_text(f"UPDATE sent SET note = (SELECT total ->> 'one' FROM source); {setting.read_text()}")
+        rebuild.from_source(databases, with_projections(folder), HERE, WHOLE)
+        assert database.totals() == sums(mine)
+        assert database.query("SELECT note FROM sent") == [("column",)]
+
     @pytest.mark.parametrize("view", VIEWS_WITHOUT_VERSION)
     def test_without_a_view_of_versions_keys_of_the_source_have_a_base(
         self, databases: Settings, database: Database, view: str
@@ -376,6 +391,16 @@ class TestFromSource:
             rebuild.from_source(databases, with_projections(folder), HERE, WHOLE)
 
 
+ONE_MORE_COLUMN = """
+ALTER VIEW source_totals RENAME TO earlier_totals;
+CREATE VIEW source_totals AS SELECT earlier.*, 'column' AS one FROM earlier_totals AS earlier;
+GRANT SELECT ON source_totals TO stock_source_auditor;
+"""
+TABLE_SENT = """
+CREATE TABLE sent (note text);
+INSERT INTO sent VALUES ('before');
+GRANT SELECT, UPDATE ON sent TO stock_sink_writer;
+"""
 MINE = (
     "CREATE TABLE mine (sink text, note text); GRANT SELECT, INSERT ON mine TO stock_sink_writer;"
     "INSERT INTO mine VALUES ('dedup', 'old'), ('dedup.rebuild', 'new'), ('naive', 'other')"

@@ -19,7 +19,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.soak.domain import Domain, TableCopy, copies_of
 from outbox.soak.seen import Copy, Row, RowChange
 
-ROWS = "SELECT to_jsonb(found)::text FROM ({}) AS found"
+ROWS = "SELECT to_jsonb(found.*)::text FROM ({}) AS found"
 
 
 def of(settings: Settings, specs: Iterable[SinkSpec]) -> list[Connector]:

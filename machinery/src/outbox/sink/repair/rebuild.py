@@ -88,9 +88,9 @@ UPDATE dead_letters AS letter SET status = live.status, resolution = live.resolu
 """
 SOURCE = "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
 # What the outbox has of keys that are gone from the source: a snapshot of it sends these events again.
-SENT = (
-    "CREATE TEMPORARY TABLE sent (aggregate text NOT NULL, key text NOT NULL, version bigint NOT NULL) ON COMMIT DROP"
-)
+SENT = """
+CREATE TEMPORARY TABLE outbox_sent (aggregate text NOT NULL, key text NOT NULL, version bigint NOT NULL) ON COMMIT DROP
+"""
 OUTBOX = """
 SELECT aggregatetype, aggregateid, max((payload ->> %(version)s)::bigint)
   FROM public.outbox
@@ -103,9 +103,9 @@ SET_BASES = """
 INSERT INTO base_versions (sink, topic, key, version)
 SELECT %(sink)s, %(topic)s, key, max(version)
   FROM (SELECT total ->> 'key' AS key, (total ->> 'version')::bigint AS version
-          FROM source WHERE aggregate = ANY(%(aggregates)s)
+          FROM pg_temp.source WHERE aggregate = ANY(%(aggregates)s)
          UNION ALL
-        SELECT key, version FROM sent WHERE aggregate = ANY(%(aggregates)s)
+        SELECT key, version FROM pg_temp.outbox_sent WHERE aggregate = ANY(%(aggregates)s)
          UNION ALL
         SELECT key, 0 FROM base_versions WHERE sink = %(sink)s AND topic = %(topic)s {known}) AS found
  GROUP BY key ORDER BY key
@@ -192,8 +192,10 @@ def from_source(
             fence.lock(cursor, sink)
             cursor.execute(f"{SOURCE}; {SENT}")
             with _snapshot(settings) as source:
-                for table, rows in (("source", _totals(source, aggregates)), ("sent", _sent(source, aggregates))):
-                    execute_values(cursor, f"INSERT INTO {table} VALUES %s", rows, page_size=FETCH_ROWS)  # noqa: S608
+                found = {"source": _totals(source, aggregates), "outbox_sent": _sent(source, aggregates)}
+                for table, rows in found.items():
+                    insert = f"INSERT INTO pg_temp.{table} VALUES %s"  # noqa: S608
+                    execute_values(cursor, insert, rows, page_size=FETCH_ROWS)
             for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
                 _set_bases(cursor, spec.strategy.memory, {"sink": sink, "topic": topic, "aggregates": of_topic})
@@ -386,7 +388,7 @@ def _totals(connection: extensions.connection, aggregates: Sequence[Aggregate]) 
             )
         with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
             cursor.itersize = FETCH_ROWS
-            query = sql.SQL("SELECT to_jsonb(one)::text FROM {} AS one").format(sql.Identifier(view))
+            query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier(view))
             cursor.execute(query)
             for (total,) in cursor:
                 yield aggregate.name, total

@@ -125,7 +125,7 @@ def _table(cursor: extensions.cursor, name: str) -> Table:
 
 
 def _rows(cursor: extensions.cursor, table: Table, sink: str) -> dict[Place, Row]:
-    query = sql.SQL("SELECT to_jsonb(one)::text FROM {} AS one").format(sql.Identifier("public", table.name))
+    query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier("public", table.name))
     if table.has_sink:
         query += sql.SQL(" WHERE sink = {}").format(sql.Literal(sink))
     cursor.execute(query)
