@@ -151,16 +151,17 @@ def copier(settings: Settings, sink: SinkWriter) -> Copier:
     return sink.staging.copier(settings.dsn(SinkRole.WRITER), TOPIC)
 
 
-def read(some: Sequence[Event], *bad: Record) -> Sequence[Records]:
-    """Events, and records that are no events, as a task reads them."""
-    return [as_read(*(event.record for event in some), *bad, partition=0)]
+def read(some: Sequence[Event], *bad: Record, start: int = 0) -> Sequence[Records]:
+    """Events, and records that are no events, as a task reads them from an offset on."""
+    found = as_read(*(event.record for event in some), *bad, partition=0)
+    return [replace(found, offsets=range(start, start + len(found)))]
 
 
 def staged(
     settings: Settings, sink: SinkWriter, some: Sequence[Event], *bad: Record, attempt: int = 1, start: int = 0
 ) -> Batch:
     """A batch that one task has staged."""
-    done = copier(settings, sink)(attempt, read(some, *bad))
+    done = copier(settings, sink)(attempt, read(some, *bad, start=start))
     made = batch(some, start, start + len(some) + len(bad))
     return replace(made, rows={}, staged=done, traced=done.traced)
 

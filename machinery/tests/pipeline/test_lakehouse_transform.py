@@ -221,10 +221,9 @@ def test_an_event_for_which_it_fails_is_set_aside_and_replayed(weights: Sink, pu
     weights.transform = "failing_in_kilograms"
     assert weights.run() == Counts(count, applied=count - 1, rejected=1)
     assert weights.database.dead_letters() == {bad.event_id: "transform failed"}
-    ((event, key, version),) = weights.database.query("SELECT event, key, schema_version FROM dead_letters")
-    assert isinstance(event, dict)
-    assert (event["quantity"], event["stock_after"], event["event_type"]) == (FAILS_AT, bad.total_after, bad.name)
-    assert (bytes(key).decode(), version) == (bad.key, 1)  # type: ignore[call-overload]
+    ((key, value, version),) = weights.database.query("SELECT key, value, version FROM dead_letters")
+    assert bytes(value) == bad.record.value  # type: ignore[call-overload]
+    assert (bytes(key).decode(), version) == (bad.key, bad.version)  # type: ignore[call-overload]
     assert weights.replay() == Replayed(rejected=1)
     assert weights.database.statuses() == {bad.event_id: "open"}
     weights.transform = "in_kilograms"
@@ -284,7 +283,7 @@ def test_check_knows_what_was_left_out_and_what_was_set_aside(
     publisher.send_raw(left_out[0].key, b"no event", left_out[0].event_id)
     publisher.send(events)
     assert sink.run() == Counts(count, applied=count - 3, rejected=1, dead=1, filtered=2)
-    assert sink.database.statuses() == {bad.event_id: "open", left_out[0].event_id: "skipped"}
+    assert sink.database.statuses() == {bad.event_id: "open", left_out[0].event_id: "replayed"}
     report = sink.check(monkeypatch).sink(NAME)
     assert (report.drift, report.in_flight, report.lost, report.parked, report.filtered) == ({}, 0, 0, 1, 2)
     sink.transform = "generous"
@@ -303,7 +302,7 @@ def test_replay_closes_a_dead_letter_whose_event_is_now_filtered(
     assert sink.replay(dry_run=True) == Replayed(filtered=1)
     assert sink.database.statuses() == {bad.event_id: "open"}
     assert sink.replay() == Replayed(filtered=1)
-    assert sink.database.statuses() == {bad.event_id: "skipped"}
+    assert sink.database.statuses() == {bad.event_id: "replayed"}
     assert sink.check(monkeypatch).sink(NAME).parked == 0
     assert len(sink.rows()) == FEW - 1
 

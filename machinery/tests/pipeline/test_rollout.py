@@ -198,7 +198,7 @@ class TestType:
                 assert "0 rejected again" in replayed
                 shop.wait_more(sink, TRAIL)
             failure = reported_failure(shop.catch_up(types, WEIGHTS))
-            assert "asks for *.labelled, which it has skipped until now" in failure
+            assert "asks for *.labelled, which the sink has passed until now" in failure
             shop.succeed(types, "rewind", WEIGHTS, "--to-earliest", "--yes")
             with shop.running(types, WEIGHTS) as sink:
                 shop.wait_more(sink, WEIGHTS)
