@@ -76,7 +76,7 @@ def test_a_rebuild_brings_a_memory_that_knows_each_event(databases: Settings, ow
     with rebuild.reserved(databases, "mine") as owner:
         rebuild.begin(owner, "mine", HERE, WHOLE)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            sink_on(connection, replace(own, name=rebuild.copy_of("mine"))).apply(batch([*events, later]))
+            sink_on(connection, own, name=rebuild.copy_of("mine")).apply(batch([*events, later]))
         rebuild.swap(owner, "mine", HERE, WHOLE)
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         assert sink_on(connection, own).apply(batch([*events, later], start=3)) == Counts(rows=3, duplicates=3)

@@ -31,10 +31,17 @@ def open_sink(settings: Settings, name: str = "dedup") -> Iterator[PostgresWrite
 
 
 def sink_on(
-    connection: extensions.connection, chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS
+    connection: extensions.connection,
+    chosen: Strategy = STRATEGIES["dedup"],
+    projections: Path = PROJECTIONS,
+    *,
+    name: str = "",
 ) -> PostgresWriter:
-    """The sink of a strategy on a connection. ``projections`` is the folder of its projections."""
-    return PostgresWriter(connection, spec_with(chosen, projections), fetch)
+    """The sink of a strategy on a connection, called like the strategy unless it has a name. ``projections`` is the
+    folder of its projections.
+    """
+    spec = spec_with(chosen, projections)
+    return PostgresWriter(connection, replace(spec, name=name or spec.name), fetch)
 
 
 def spec_with(
