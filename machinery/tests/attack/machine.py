@@ -25,7 +25,7 @@ FIRST_DAY = 60  # how many days ago an example begins
 
 
 class Sent(NamedTuple):
-    """A record that comes: a new event of a key and kind, one of those that were sent, or something that is none."""
+    """A record that comes: a new event of a key and kind, one of those that were sent, or a malformed one."""
 
     what: str
     which: int
@@ -405,9 +405,9 @@ class Attack(RuleBasedStateMachine):
 
     def _event(self, key: str, kind: tuple[str, int], version: int) -> Event:
         self.made += 1
-        amount = 1 << self.made % 50
-        total = amount + sum(event.amount for event in self.source if event.key == key and event.version < version)
-        return Event(real_id(self.made, self.days_ago), key, version, *kind, amount, total)
+        quantity = 1 << self.made % 50
+        total = quantity + sum(event.quantity for event in self.source if event.key == key and event.version < version)
+        return Event(real_id(self.made, self.days_ago), key, version, *kind, quantity, total)
 
     def _publish(self, record: Record) -> None:
         self.topic.append(self.world.publish(record))

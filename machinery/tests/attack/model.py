@@ -20,12 +20,12 @@ class Event(NamedTuple):
     version: int
     type: str
     schema: int
-    amount: int
+    quantity: int
     total: int  # of its key, after it
 
 
 class Record(NamedTuple):
-    """A record of the topic: an event, or something that is none, for the reason ``flaw``."""
+    """A record of the topic: an event, or a record that the decoder refuses for the reason ``flaw``."""
 
     event: Event
     flaw: str = ""
@@ -325,7 +325,7 @@ class Sink:
         for event in sorted((row.event for row in new), key=lambda event: event.version):
             total, version = self.book.get(event.key, (0, 0))
             if self.job.strategy in SUM:
-                self.book[event.key] = (total + event.amount, max(version, event.version))
+                self.book[event.key] = (total + event.quantity, max(version, event.version))
             elif event.version > version:
                 self.book[event.key] = (event.total, event.version)
             if self.job.strategy == "upsert":
@@ -412,7 +412,7 @@ class Sink:
                 is_excused = self.fates.get(event.id) in ("set aside", "discarded")
                 is_excused |= event.id in waiting and event.id not in self.fates
                 if event.key == key and is_excused and not is_made_up and event.version > self.bases.get(key, 0):
-                    due -= event.amount
+                    due -= event.quantity
             if total != due:
                 found[key] = total - due
         return found

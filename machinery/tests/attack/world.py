@@ -56,7 +56,7 @@ from tests.support.made_events import NOW_MS, as_read
 
 NAME = "orders"
 TOPIC = "shop.order"
-AMOUNTS = {"amount": {"type": "integer"}, "total": {"type": "integer"}}
+QUANTITIES = {"quantity": {"type": "integer"}, "total": {"type": "integer"}}
 NOTE = {"note": {"type": "string"}}
 UNIT = {"unit": {"type": "string"}}
 TOML = 'key = "id"\nversion = "number"\nsource = "source_books"\n'
@@ -86,7 +86,7 @@ INSERT INTO trail (sink, event_id) SELECT %(sink)s, event_id FROM new_events;
 """
 SUMS = """
 INSERT INTO book AS stored (sink, key, total, version)
-SELECT %(sink)s, id, sum(amount), max(number) FROM new_events GROUP BY id ORDER BY id
+SELECT %(sink)s, id, sum(quantity), max(number) FROM new_events GROUP BY id ORDER BY id
 ON CONFLICT (sink, key) DO UPDATE
    SET total = stored.total + excluded.total, version = greatest(stored.version, excluded.version);
 """
@@ -113,7 +113,7 @@ WITH truth AS (
 SELECT key, difference FROM (TABLE settled UNION ALL TABLE unknown) AS changed WHERE difference <> 0;
 """
 COMPARISON = """
--- adds: amount
+-- adds: quantity
 -- [source]
 SELECT key, total FROM source_books
 -- [sink]
@@ -226,7 +226,7 @@ class World:
         """Let the code under test find our topic, our job and our connections."""
         patch.setattr(psycopg2, "connect", self._connect)
         patch.setattr(fence, "GRACE_S", 0.01)
-        for staging in (Staging, TransformStaging):  # tables for executors, of which there are none
+        for staging in (Staging, TransformStaging):  # tables for executors, which do not take part
             patch.setattr(staging, "create", lambda *_: None)
             patch.setattr(staging, "drop", lambda *_: True)
         patch.setattr(catalog, "of", lambda _: self.catalog)
@@ -303,16 +303,16 @@ class World:
         if declared not in self._catalogs:
             events = Events(self._folder / "events" / "-".join(["with", *sorted(declared)]))
             optional = NOTE if "note" in declared else {}
-            required = tuple(AMOUNTS)
+            required = tuple(QUANTITIES)
             schemas = {
-                "placed_v1": payload(AMOUNTS | optional, required),
-                "cancelled_v1": payload(AMOUNTS, required),
+                "placed_v1": payload(QUANTITIES | optional, required),
+                "cancelled_v1": payload(QUANTITIES, required),
             }
             if "v2" in declared:
-                schemas["placed_v2"] = payload(AMOUNTS | optional | UNIT, (*required, "unit"))
+                schemas["placed_v2"] = payload(QUANTITIES | optional | UNIT, (*required, "unit"))
                 events.write("order/upcast.py", UPCAST)
             if "paid" in declared:
-                schemas["paid_v1"] = payload(AMOUNTS, required)
+                schemas["paid_v1"] = payload(QUANTITIES, required)
             self._catalogs[declared] = events.aggregate("order", TOML, **schemas).load()
         return self._catalogs[declared]
 
@@ -540,7 +540,7 @@ class World:
         written = []
         for event in outbox:
             kind = kinds.get(("order", event.type, event.schema))
-            numbers = (None if kind is None else Decimal(event.amount),) * len(topic.properties)
+            numbers = (None if kind is None else Decimal(event.quantity),) * len(topic.properties)
             row = Written(
                 topic.number, kind, event.key, event.version, numbers, int(event.id.replace("-", "")[:12], 16)
             )
@@ -602,11 +602,11 @@ class World:
 
 def _record(record: Record) -> records.Record:
     event, flaw = record.event, record.flaw
-    value: dict[str, Any] = {"id": event.key, "number": event.version, "amount": event.amount, "total": event.total}
+    value: dict[str, Any] = {"id": event.key, "number": event.version, "quantity": event.quantity, "total": event.total}
     if event.schema == 2:
         value["unit"] = "KGM"
     if flaw == "schema violation":
-        del value["amount"]
+        del value["quantity"]
     if flaw == "key mismatch":
         value["id"] = f"not {event.key}"
     headers = {"id": record.identity or event.id, "eventType": event.type, "schemaVersion": str(event.schema)}

@@ -118,6 +118,7 @@ def exposed_by_the_monitor() -> str:
     assert collector.check(lambda: Report(topics=[TopicReport("t")], sinks=[compared])) is None
     registry = CollectorRegistry()
     registry.register(collector)
+    monitor.restart_counter(registry).labels("a").inc()
     return generate_latest(registry).decode()
 
 

@@ -132,11 +132,16 @@ def dead_letter_metrics(counts: Mapping[str, int]) -> list[Metric]:
     return [letters]
 
 
+def restart_counter(registry: CollectorRegistry) -> Counter:
+    """Counts how often the monitor has restarted a connector's task, by connector."""
+    return Counter("outbox_connector_restarts_total", "Restarts of its task", ["connector"], registry=registry)
+
+
 def serve(settings: Settings, every_s: float, report: Callable[[str], None], ended: threading.Event) -> None:
     """Serve the metrics, and check every so many seconds, until ``ended``. Raises Failure if the port is taken."""
     monitor, registry = of(settings), CollectorRegistry()
     registry.register(monitor)
-    restarted = Counter("outbox_connector_restarts_total", "Restarts of its task", ["connector"], registry=registry)
+    restarted = restart_counter(registry)
 
     def count(connector: str, error: str) -> None:
         restarted.labels(connector).inc()
