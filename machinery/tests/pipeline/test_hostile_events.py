@@ -254,7 +254,7 @@ class TestRemovedType:
         self.write(shop)
         shop.wait_relayed()
         removed.ask("labels", "crate.labelled")
-        failure = reported_failure(shop.catch_up(removed, TRAIL))
+        failure = reported_failure(shop.catch_up(removed, "labels"))
         assert "there is no event crate.labelled" in failure
         (removed.folder / "shop_sinks" / "labels").rename(removed.folder / "labels")
         done = shop.catch_up(removed, TRAIL, WEIGHTS)
