@@ -7,7 +7,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -16,7 +15,6 @@ from outbox.audit import check
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.kafka import records
 from outbox.kafka.clients import client_config
 from outbox.stack.command import Command
 from outbox.testing.command import outbox
@@ -147,16 +145,6 @@ def drop_first_four(topic: Settings) -> None:
     admin = AdminClient(client_config(topic))
     for future in admin.delete_records([TopicPartition(topic_of(topic), 0, 4)]).values():
         future.result(10)
-
-
-def test_events_before_the_first_that_is_left_may_be_dropped_however_young_they_are(topic: Settings) -> None:
-    """By size, or by a retention that is shorter than the setting: they are not lost."""
-    applied_until(topic, 4)
-    assert records.dropped_until(topic, topic_of(topic)) is None
-    drop_first_four(topic)
-    until = records.dropped_until(topic, topic_of(topic))
-    assert until is not None
-    assert datetime.now(UTC) - timedelta(minutes=10) < until
 
 
 def test_a_topic_that_has_dropped_events_is_refused_for_a_rebuild(topic: Settings) -> None:

@@ -74,15 +74,11 @@ def batches(
 def dropped_until(settings: Settings, name: str) -> datetime | None:
     """The latest moment whose events a topic of events may have dropped; None if it has dropped nothing.
 
-    A partition has dropped what came before the first record that it still has: by age, by size, or because somebody
-    has told it to. One without any record has dropped them by age: size alone leaves the newest.
+    A partition drops records that are older than its retention and older than the first record it still has.
     """
+    expired = datetime.now(UTC) - timedelta(hours=settings.topic_retention_hours)
     firsts = _firsts(settings, name)
-    retention_ms = int(topics.config(settings, name).get("retention.ms") or -1) if None in firsts else -1
-    if retention_ms < 0:
-        retention_ms = settings.topic_retention_hours * 3_600_000
-    expired = datetime.now(UTC) - timedelta(milliseconds=retention_ms)
-    return max((_timestamp(first) if first else expired for first in firsts), default=None)
+    return max((min(expired, _timestamp(first)) if first else expired for first in firsts), default=None)
 
 
 def oldest(settings: Settings, name: str) -> datetime | None:
