@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from outbox.sink.repair.selection import Selection
-from tests.attack import world as real
+from tests.attack import world
 from tests.attack.model import Around, Counts, Event, Job, Record, Sink
 from tests.attack.world import World, attempt
 from tests.support.made_events import DAY_MS, NOW_MS
@@ -188,13 +188,13 @@ class Attack(RuleBasedStateMachine):
         match what:
             case "some":
                 names = self._letters(which)
-                self._replay(Selection(sink=real.NAME, identities=names), names)
+                self._replay(Selection(sink=world.NAME, identities=names), names)
             case "a reason":
                 reason = self.sink.letters[self._letters(which)[0]].reason
                 names = [name for name in names if self.sink.letters[name].reason == reason]
-                self._replay(Selection(sink=real.NAME, reason=reason), names)
+                self._replay(Selection(sink=world.NAME, reason=reason), names)
             case _:
-                self._replay(Selection(sink=real.NAME), names, is_older=what != "all")
+                self._replay(Selection(sink=world.NAME), names, is_older=what != "all")
         self._go_on(then)
 
     def _replay(self, selection: Selection, names: Collection[str], *, is_older: bool = False) -> None:
@@ -209,7 +209,7 @@ class Attack(RuleBasedStateMachine):
     @rule(which=some, then=then)
     def discard(self, which: Collection[int], then: Then) -> None:
         names = self._letters(which)
-        assert self.world.discard(Selection(sink=real.NAME, identities=names)) == self.sink.discard(names)
+        assert self.world.discard(Selection(sink=world.NAME, identities=names)) == self.sink.discard(names)
         self._go_on(then)
 
     # Rewind -------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class Attack(RuleBasedStateMachine):
         gone = {event.key for event in self.source if event.id not in present}
         foreign = {record.event.key for record in self.topic if record.event.id not in source}
         partly = {event.key for event in self.source if self.sink.fates.get(event.id) in ("not asked for", "filtered")}
-        partly |= {event.key for event in self.source if (event.type, event.schema) not in self.job.taken}
+        partly |= {event.key for event in self.source if (event.type, event.schema) not in self.job.wanted}
         return spoilt | gone | foreign | partly
 
     @precondition(lambda self: self.on("retain") and self.sent)
@@ -382,7 +382,7 @@ class Attack(RuleBasedStateMachine):
         day = min([day_of(event.id) for event in held], default=day_of(real_id(0, 1)))
         self.around.horizon = self.world.retain(min(day, day_of(real_id(0, 1))))
         names = {record.name for record in present}
-        for one, name in ((self.sink, real.NAME), (self.copy, f"{real.NAME}.rebuild")):
+        for one, name in ((self.sink, world.NAME), (self.copy, f"{world.NAME}.rebuild")):
             if one is not None:
                 one.forget(self.around.horizon, self.world.state(name).letters, names)
         self._go_on(then)
@@ -394,9 +394,9 @@ class Attack(RuleBasedStateMachine):
         if not hasattr(self, "sink"):
             return
         type(self).steps += 1
-        compare(self.world, self.sink, real.NAME)
+        compare(self.world, self.sink, world.NAME)
         if self.copy is not None:
-            compare(self.world, self.copy, f"{real.NAME}.rebuild")
+            compare(self.world, self.copy, f"{world.NAME}.rebuild")
 
     def teardown(self) -> None:
         self.world.stop()

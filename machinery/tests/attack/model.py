@@ -54,11 +54,11 @@ class Job(NamedTuple):
         """The names by which it asks for events, with their versions."""
         return frozenset(
             (f"order.{type_}" + (f".v{version}" if f"order.{type_}.v{version}" in self.names else ""), version)
-            for type_, version in self.taken
+            for type_, version in self.wanted
         )
 
     @property
-    def taken(self) -> frozenset[tuple[str, int]]:
+    def wanted(self) -> frozenset[tuple[str, int]]:
         """The versions of events that it takes."""
         return frozenset(
             (type_, version)
@@ -71,7 +71,7 @@ class Job(NamedTuple):
     def judge(self, record: Record) -> str:
         """Why the record is no event; empty if it is one; what it is skipped as, behind "skip ", if it is not taken."""
         type_, schema = record.event.type, record.event.schema
-        known, taken = self.versions(type_), self.taken
+        known, taken = self.versions(type_), self.wanted
         if (type_, schema) not in taken and record.flaw != "no type":
             every = "order" in self.names or f"order.{type_}" in self.names
             if not known and "order" not in self.names:
@@ -90,7 +90,7 @@ class Job(NamedTuple):
         """The names that an event which it does not take must not have."""
         return {
             name
-            for type_, schema in self.taken
+            for type_, schema in self.wanted
             for name in (f"order.{type_}", f"order.{type_}.v{schema}", f"*.{type_}")
         }
 

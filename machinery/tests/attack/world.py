@@ -22,8 +22,7 @@ import pytest
 from hypothesis import note
 from psycopg2 import extensions
 
-from outbox.audit import comparison_files, declared
-from outbox.audit import sinks as audit_sinks
+from outbox.audit import comparison_files, declared, sinks
 from outbox.audit.comparison import Observed, compare
 from outbox.audit.report import SinkReport
 from outbox.audit.source import Source, Written
@@ -556,7 +555,7 @@ class World:
             logs.ends[topic.number].next_offsets = {0: end}
             logs.ends[topic.number].topic_id = self.topic.id
             source = Source(written, {comparison.id: totals}, {TOPIC: versions})
-            report = compare(Observed(known, audit_sinks.read(self.settings, known), logs, source), lambda _: None)
+            report = compare(Observed(known, sinks.read(self.settings, known), logs, source), lambda _: None)
         [mine] = [one for one in report.sinks if one.name == NAME]
         return mine, [finding.code for finding in report.findings if finding.sink in (None, NAME)]
 
