@@ -18,6 +18,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery, strategy
 from outbox.sink.batch import Batch
+from outbox.sink.records import fetcher
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import SinkWriter
@@ -33,6 +34,7 @@ NAIVE = Strategy(
     survives="",
     costs="",
     choose="",
+    memory=None,
     select="INSERT INTO new_events SELECT * FROM outbox_batch",
 )
 
@@ -66,7 +68,7 @@ def _by(settings: Settings, chosen: Strategy) -> SinkSpec:
 @contextmanager
 def _open(settings: Settings, one: SinkSpec) -> Iterator[SinkWriter]:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield one.target.writer(settings, connection, one)
+        yield one.target.writer(settings, connection, one, fetcher(settings))
 
 
 def _timed(sink: SinkWriter, batch: Batch) -> float:
