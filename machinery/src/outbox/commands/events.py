@@ -88,7 +88,7 @@ def _events(known: Catalog) -> Iterator[tuple[Aggregate, Mapping[int, EventSchem
 
 
 def _of_sinks(settings: Settings, before: Catalog | None) -> tuple[list[Finding], str | None]:
-    """What is wrong with the project's sinks; and why they are not known, if the project has none here."""
+    """The problems of the project's sinks; and why its sinks are unknown, if it has none here."""
     try:
         from outbox.sink import examination
     except ImportError as error:  # beside a service, the libraries of sinks may not be installed

@@ -80,7 +80,7 @@ class Change(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """What the database has of the constraints."""
+    """The constraints as the database has them."""
 
     events: set[EventVersion] | None
     """The events that it takes; None if it takes any."""

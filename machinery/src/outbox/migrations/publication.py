@@ -30,7 +30,7 @@ OWNER = "SELECT pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE') FROM p
 def problem(
     cursor: extensions.cursor, publication: str, schema: str, table: str, *, is_outbox: bool = True
 ) -> str | None:
-    """What is wrong with a publication; None if it publishes the inserts of its table, whole, and no other operation.
+    """The fault of a publication; None if it publishes the inserts of its table, whole, and no other operation.
 
     The publication of a table that is no outbox publishes updates and deletes too.
     """

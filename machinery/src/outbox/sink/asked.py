@@ -1,4 +1,4 @@
-"""What a sink asks for: its strategy, its topics, and the events of each with the versions that it takes.
+"""The value that says what a sink asks for: strategy, topics, and the events of each with their versions.
 
 The sink keeps this as one value. Its positions and its strategy's memory are of that value. So a job that asks for
 something else than at the sink's last start does not start until a person has decided: a new strategy remembers
@@ -29,7 +29,7 @@ Value = Mapping[str, Any]  # {"strategy": NAME, "topics": {TOPIC: {EVENT: [VERSI
 
 
 class Asked(NamedTuple):
-    """What a sink's job asks for: its strategy by name, and by topic what decodes its events."""
+    """A job's demand: its strategy by name, and by topic the decoder of its events."""
 
     sink: str
     strategy: str
@@ -125,7 +125,7 @@ def record(cursor: extensions.cursor, sink: str, topic: str, events: Collection[
 def _changes(
     stored: Value, now: Value, passed: Mapping[str, set[str]], decoders: Mapping[str, RecordDecoder]
 ) -> Sequence[str]:
-    """What a person must decide about."""
+    """The differences about which a person must decide, as the ends of a sentence."""
     before, after = _pairs(stored), _pairs(now)
     asked_again = {event for topic, one in decoders.items() for event in one.wanted_names & passed.get(topic, set())}
     changes = []

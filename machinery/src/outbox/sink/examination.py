@@ -1,4 +1,4 @@
-"""What the sinks of a project make of the declared events, as `outbox events check` looks at it, without a database.
+"""Examine whether a project's sinks can run on the declared events, for `outbox events check`, without a database.
 
 A sink may be unable to start though each declaration is valid: an upcaster is missing, two events would have one view,
 or a projection cannot be used. And an edit that is compatible for each event alone may move a column: a property that

@@ -43,7 +43,7 @@ PARTITIONED = "processed_events"  # by the days of its ids: partitions are made 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a strategy remembers in the sink database: rows of a table, which has a column ``sink`` too.
+    """A strategy's memory in the sink database: rows of a table, which has a column ``sink`` too.
 
     ``by`` are the columns by which it knows an event or a change:
 
