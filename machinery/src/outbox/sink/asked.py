@@ -22,7 +22,10 @@ from outbox.sink.decoder import RecordDecoder
 
 NAMES_MAX = 1000  # of undeclared events, per sink and topic: any client that writes to a topic chooses them
 READ = "SELECT asked_for FROM public.sinks WHERE name = %s"
-WRITE = "UPDATE public.sinks SET asked_for = %s WHERE name = %s"
+WRITE = """
+UPDATE public.sinks SET asked_for = %(asked)s::jsonb
+ WHERE name = %(sink)s AND asked_for IS DISTINCT FROM %(asked)s::jsonb
+"""
 RECORD = "INSERT INTO public.skipped_events (sink, topic, event) VALUES %s ON CONFLICT DO NOTHING"
 
 Value = Mapping[str, Any]  # {"strategy": NAME, "topics": {TOPIC: {EVENT: [VERSION, …]}}}
@@ -74,8 +77,7 @@ def require_unchanged(cursor: extensions.cursor, asked: Asked) -> None:
     failure = problem(cursor, asked)
     if failure is not None:
         raise failure
-    if _read(cursor, asked.sink) != asked.value:
-        _write(cursor, asked.sink, asked.value)
+    _write(cursor, asked.sink, asked.value)
 
 
 def decide(cursor: extensions.cursor, asked: Asked) -> bool:
@@ -83,8 +85,7 @@ def decide(cursor: extensions.cursor, asked: Asked) -> bool:
 
     Returns whether that is something else than before.
     """
-    is_changed = _read(cursor, asked.sink) != asked.value
-    _write(cursor, asked.sink, asked.value)
+    is_changed = _write(cursor, asked.sink, asked.value)
     for topic, decoder in asked.decoders.items():
         cursor.execute(
             "DELETE FROM public.skipped_events WHERE sink = %s AND topic = %s AND event = ANY(%s)",
@@ -162,5 +163,7 @@ def _read(cursor: extensions.cursor, sink: str) -> Value | None:
     return found
 
 
-def _write(cursor: extensions.cursor, sink: str, value: Value) -> None:
-    cursor.execute(WRITE, (json.dumps(value), sink))
+def _write(cursor: extensions.cursor, sink: str, value: Value) -> bool:
+    """Store the value, and return whether it is another one than before."""
+    cursor.execute(WRITE, {"asked": json.dumps(value), "sink": sink})
+    return bool(cursor.rowcount)
