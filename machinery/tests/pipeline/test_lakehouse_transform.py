@@ -22,7 +22,6 @@ from outbox.sink import discovery
 from outbox.sink.batch import Returned
 from outbox.sink.lakehouse import table, writer
 from outbox.sink.lakehouse.target import LakehouseTarget
-from outbox.sink.records import fetcher
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec
@@ -33,7 +32,7 @@ from tests import transforms
 from tests.lake import NAME, folder, ids, staged_files, write_source
 from tests.orders import placed
 from tests.support import transformed
-from tests.support.made_events import TOPIC, TOPIC_ID, Event, nth_key, traced, uuid7
+from tests.support.made_events import TOPIC, TOPIC_ID, Event, fetch, nth_key, traced, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up_faulty, catch_up_faulty_alone
 from tests.support.topic_reader import topic_of
@@ -368,7 +367,7 @@ def test_traced_events_are_told_with_what_became_of_them(
     kept = rows.filter([offset in (0, 3, 4) for offset in rows["offset"].to_pylist()])
     returned = Returned(kept, row_count=3, failed={(0, 2): "it fails"})
     with closing(connect(settings, SinkRole.WRITER)) as connection, capture_logs() as lines:
-        sink_writer = declared.target.writer(settings, connection, declared, fetcher(settings))
+        sink_writer = declared.target.writer(settings, connection, declared, fetch)
         sink_writer.prepare(declared.layout.schema)
         sink_writer.positions(TOPIC, TOPIC_ID)
         assert sink_writer.apply(replace(made, returned=returned)) == Counts(5, 2, duplicates=1, rejected=1, filtered=1)

@@ -33,7 +33,7 @@ from outbox.testing.failures import raises
 from outbox.testing.fixtures.chain import topic_of
 from tests.support import kept_rows
 from tests.support.declared_events import declare, work_for
-from tests.support.outbox_rows import INSERT, Row, ids, insert, unfinished_transaction
+from tests.support.outbox_rows import INSERT, Row, ids, insert, remove_guard, unfinished_transaction
 from tests.support.topic_reader import Log, duplicates, out_of_order, read, relayed
 
 STILL_S = 5.0
@@ -42,7 +42,6 @@ STILL_S = 5.0
 @pytest.fixture
 def project(databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project's folder of events: two aggregates on one topic, and one with a topic of its own."""
-    kept_rows.query(databases, "ALTER TABLE outbox DROP CONSTRAINT IF EXISTS event_is_declared", role=SourceRole.OWNER)
     events = work_for(tmp_path / "project", monkeypatch)
     suffix = databases.source_db_name.rpartition("_")[2]
     declare(events, "item", "received", partitions=2)
@@ -53,9 +52,12 @@ def project(databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def unapplied(project: Path, databases: Settings, stack: Stack) -> Iterator[Settings]:
-    """The project's topics; its connector is not made yet, and removed in the end."""
+    """The project's topics, and an outbox that takes undeclared events too; its connector is not made yet, and removed
+    in the end.
+    """
     del project
     with topic_of(databases, stack) as settings:
+        remove_guard(settings)
         yield settings
         lifecycle.remove(settings, drop_slot=True)
 
