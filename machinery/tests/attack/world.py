@@ -48,7 +48,7 @@ from outbox.sink.repair.rewind import Moves
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Counts, SinkWriter
-from tests.attack.model import Event, Job, Record
+from tests.attack.events import Event, Job, Record
 from tests.support.declared import Events, payload
 from tests.support.declared_sinks import sink as sink_of
 from tests.support.made_events import NOW_MS, as_read
