@@ -67,8 +67,11 @@ class Job(NamedTuple):
         names = (f"order.{type_},order.{type_}.v{schema},*.{type_}" for type_, schema in self.wanted)
         return {name for three in names for name in three.split(",")}
 
-    def judge(self, record: Record) -> str:
-        """Why the record is no event; empty if it is one; what it is passed as, behind "skip ", if it is not taken."""
+    def judge(self, record: Record, latest: str) -> str:
+        """Why the record is no event; empty if it is one; what it is passed as, behind "skip ", if it is not taken.
+
+        An event with an id greater than ``latest`` is from the future.
+        """
         type_, schema = record.event.type, record.event.schema
         is_known, is_taken = bool(self.versions(type_)), (type_, schema) in self.wanted
         if not is_taken and not is_known and "order" not in self.names:
@@ -76,6 +79,8 @@ class Job(NamedTuple):
         if not is_taken and is_known and not {"order", f"order.{type_}"} & {*self.names}:
             has_others = any(type_ == one for one, _ in self.wanted)
             return f"skip order.{type_}" + (f".v{schema}" if has_others else "")
+        if record.flaw not in ("not JSON", "missing id", "malformed id") and record.event.id > latest:
+            return "id from the future"
         if is_taken or record.flaw in ("not JSON", "missing id", "malformed id"):
             return record.flaw
         return "unknown schema version" if is_known else "unknown event type"

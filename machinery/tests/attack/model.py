@@ -42,6 +42,7 @@ class Around:
     filtered: frozenset[str] = frozenset()
     failing: frozenset[str] = frozenset()
     horizon: str = ""
+    latest: str = ""  # an event with a greater id is from the future
     is_ordered: bool = False
 
 
@@ -79,7 +80,7 @@ class Sink:
         """A batch of the topic from an offset on, to a driver that was started with a job."""
         rows, counts = list[Row](), Counter[str]()
         for offset, record in enumerate(records, start):
-            verdict = job.judge(record)
+            verdict = job.judge(record, around.latest)
             if verdict.startswith("skip "):
                 counts["skipped"] += 1
                 self.skipped.add(verdict.removeprefix("skip "))
@@ -112,7 +113,7 @@ class Sink:
             is_chosen = name in names or (letter.reason == PARKED and letter.event.key in keys)
             if not is_chosen or (is_older and letter.reason != OLDER):
                 continue
-            if verdict := self.job.judge(letter.record):
+            if verdict := self.job.judge(letter.record, around.latest):
                 counts["rejected"] += 1
                 if letter.reason != OLDER:
                     letter.reason = NOT_ASKED if verdict.startswith("skip ") else verdict

@@ -37,7 +37,7 @@ from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.maintenance import event_topics, expiry, retention
 from outbox.relay import connectors
-from outbox.sink import dead_letters, discovery, fence, records
+from outbox.sink import dead_letters, decoder, discovery, fence, records
 from outbox.sink.batch import Batch, Returned
 from outbox.sink.postgres.staging import Staging
 from outbox.sink.postgres.target import PostgresTarget
@@ -48,10 +48,10 @@ from outbox.sink.repair.rewind import Moves
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Counts, SinkWriter
-from tests.attack.events import Event, Job, Record
+from tests.attack.events import Event, Job, Record, real_id
 from tests.support.declared import Events, payload
 from tests.support.declared_sinks import sink as sink_of
-from tests.support.made_events import NOW_MS, as_read
+from tests.support.made_events import DAY_MS, NOW_MS, as_read
 
 NAME = "orders"
 TOPIC = "shop.order"
@@ -194,6 +194,7 @@ class World:
         self._folder = folder
         self._catalogs: dict[frozenset[str], Catalog] = {}
         self._idle: dict[str, list[Pooled]] = {}
+        self._now_ms = NOW_MS
         self._patch(patch)
         owners: dict[str, Role] = {
             settings.sink_db_name: SinkRole.OWNER,
@@ -232,6 +233,7 @@ class World:
         patch.setattr(discovery, "jobs", lambda _: [self.spec.job])
         patch.setattr(event_topics, "all_names", lambda _: [TOPIC])
         patch.setattr(connectors, "others", lambda _: [])
+        patch.setattr(decoder, "_now_ms", lambda: self._now_ms)
         patch.setattr(topics, "describe", lambda *_: self.described)
         patch.setattr(topics, "first_offsets", lambda *_: {0: self.topic.first})
 
@@ -286,6 +288,11 @@ class World:
             self._tables = [name for (name,) in cursor.fetchall()]
         return self._tables
 
+    def set_clock(self, days_ago: int) -> str:
+        """Let the present be so many days ago. Returns the greatest id that is not from the future."""
+        self._now_ms = NOW_MS - days_ago * DAY_MS
+        return real_id(0, days_ago - 1)
+
     # What is declared and deployed --------------------------------------------------------------------------------
 
     def deploy(self, job: Job) -> None:
@@ -329,7 +336,7 @@ class World:
 
     def publish(self, record: Record) -> Record:
         """Add a record to the topic. Returns it with its identity."""
-        made = _record(record)
+        made = _record(record, self._now_ms)
         self.topic.records.append(made)
         self.topic.arrived.append(self._agings)
         if record.flaw == "missing id":
@@ -599,7 +606,7 @@ class World:
         )
 
 
-def _record(record: Record) -> records.Record:
+def _record(record: Record, recorded_ms: int) -> records.Record:
     event, flaw = record.event, record.flaw
     value: dict[str, Any] = {"id": event.key, "number": event.version, "quantity": event.quantity, "total": event.total}
     if event.schema == 2:
@@ -614,7 +621,7 @@ def _record(record: Record) -> records.Record:
         value["of"] = event.id  # so that no two are alike
     content = b"{" if flaw == "not JSON" else json.dumps(value).encode()
     encoded = [(name, text.encode()) for name, text in headers.items()]
-    return records.Record(event.key.encode(), encoded, content, NOW_MS)
+    return records.Record(event.key.encode(), encoded, content, recorded_ms)
 
 
 def _execute(settings: Settings, owner: Role, statements: str) -> None:
