@@ -238,7 +238,9 @@ class Sink:
     def discard(self, names: Collection[str]) -> int:
         """Give letters up, for good."""
         for name in (chosen := self.open(names)):
-            self.letters[name].status = self.fates[name] = "discarded"
+            self.letters[name].status = "discarded"
+            if self.letters[name].is_event:
+                self.fates[name] = "discarded"
         return len(chosen)
 
     def is_startable(self, job: Job) -> bool:
