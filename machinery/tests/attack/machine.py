@@ -66,7 +66,7 @@ class Attack(RuleBasedStateMachine):
         names=names_of_jobs,
         is_ordered=st.booleans(),
         has_transform=st.booleans(),
-        is_clean=st.booleans(),
+        is_clean=st.sampled_from((False, False, True)),
     )
     def begin(
         self, strategy: str, names: tuple[str, ...], is_ordered: bool, has_transform: bool, is_clean: bool
@@ -100,9 +100,12 @@ class Attack(RuleBasedStateMachine):
         self._go_on(then)
 
     @precondition(lambda self: self.on("restore_source") and self.source)
-    @rule(which=number, then=then)
-    def restore_source(self, which: int, then: Then) -> None:
+    @rule(which=number, is_rebuilt=st.booleans(), then=then)
+    def restore_source(self, which: int, is_rebuilt: bool, then: Then) -> None:
+        """Restore the source to an earlier state; half of the time the sink is rebuilt from it at once."""
         del self.source[which % len(self.source) :]
+        if is_rebuilt:
+            self._rebuild_from_source()
         self._go_on(then)
 
     @precondition(lambda self: self.on("drop_beginning") and self.topic[self.first :])
@@ -115,7 +118,7 @@ class Attack(RuleBasedStateMachine):
         self._go_on(then)
 
     @precondition(lambda self: self.on("recreate") and self.topic)
-    @rule(is_accepted=st.booleans(), then=then)
+    @rule(is_accepted=likely, then=then)
     def recreate(self, is_accepted: bool, then: Then) -> None:
         """The topic is deleted and created again, and mostly a person accepts that."""
         self.world.stop()
@@ -124,11 +127,20 @@ class Attack(RuleBasedStateMachine):
         self.topic_number += 1
         self._start()
         if is_accepted:
-            self.world.accept_recreated()
-            self.sink.is_whole &= not self.sink.end
-            self.sink.topic, self.sink.position, self.sink.based = self.topic_number, 0, 0
-            self._start()
+            self._accept_recreated()
         self._go_on(then)
+
+    @precondition(lambda self: not self._is_of_topic() and self.sink.position is not None)
+    @rule(then=then)
+    def accept_recreated(self, then: Then) -> None:
+        self._accept_recreated()
+        self._go_on(then)
+
+    def _accept_recreated(self) -> None:
+        self.world.accept_recreated()
+        self.sink.is_whole &= not self.sink.end
+        self.sink.topic, self.sink.position, self.sink.based = self.topic_number, 0, 0
+        self._start()
 
     @precondition(lambda self: self.is_running and self.topic and not self.is_superseded)
     @rule(what=st.sampled_from(("die between the commits", "restart", "second", "take over")), then=then)
@@ -180,9 +192,12 @@ class Attack(RuleBasedStateMachine):
         self._go_on(then)
 
     @precondition(lambda self: self.on("change_strategy"))
-    @rule(strategy=st.sampled_from(STRATEGIES), is_restarted=likely, then=then)
-    def change_strategy(self, strategy: str, is_restarted: bool, then: Then) -> None:
+    @rule(strategy=st.sampled_from(STRATEGIES), is_restarted=likely, is_rebuilt=st.booleans(), then=then)
+    def change_strategy(self, strategy: str, is_restarted: bool, is_rebuilt: bool, then: Then) -> None:
+        """Deploy another strategy; half of the time the sink is rebuilt by it at once."""
         self._deploy(self.job._replace(strategy=strategy), is_restarted=is_restarted)
+        if is_rebuilt:
+            self._rebuild_from_source()
         self._go_on(then)
 
     def _deploy(self, job: Job, *, is_restarted: bool) -> None:
@@ -341,9 +356,15 @@ class Attack(RuleBasedStateMachine):
         assert self.world.drop_copy()
         self.copy = None
 
-    @precondition(lambda self: self.on("rebuild_from_source") and self._is_of_topic())
+    @precondition(lambda self: self.on("rebuild_from_source"))
     @rule(then=then)
     def rebuild_from_source(self, then: Then) -> None:
+        self._rebuild_from_source()
+        self._go_on(then)
+
+    def _rebuild_from_source(self) -> None:
+        if not self._is_of_topic() or self.sink.position is None:
+            return
         books = self._books()
         is_behind = self.first > self.sink.end
         self.world.rebuild_from_source(books)
@@ -352,7 +373,6 @@ class Attack(RuleBasedStateMachine):
         self.is_superseded |= is_behind and self.is_running
         if not self.is_running:
             self._start()
-        self._go_on(then)
 
     # Check and retention ------------------------------------------------------------------------------------------
 
