@@ -11,6 +11,7 @@ import tracemalloc
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from outbox.stack.postgres import Postgres
 from outbox.testing.command import environment, outbox
 from tests.support import kept_rows, suite
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
-from tests.support.topic_reader import out_of_order, read, relayed, topic_of
+from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of
 
 MIB = 2**20
 
@@ -327,6 +328,39 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
     }
 
 
+def drop_until(settings: Settings, record: Record) -> None:
+    """Let the topic drop this record and what is before it in its partition, as retention by size does."""
+    place = TopicPartition(topic_of(settings), record.partition, record.offset + 1)
+    admin = AdminClient(client_config(settings))  # which has to live until it has the answer
+    for future in admin.delete_records([place]).values():
+        future.result(10)
+
+
+def test_a_young_event_that_its_topic_has_dropped_is_not_lost(chain: Settings) -> None:
+    """Whatever the settings say: a broker drops by size too."""
+    item = str(uuid.uuid4())  # all in one partition
+    insert(chain, row(item, 1), row(item, 2), row(item, 3))
+    first, second, third = ids(chain)
+    relayed(chain)
+    assert records.dropped_until(chain, topic_of(chain)) is None
+    of_second, of_third = (record for record in read(chain) if record.id in (second, third))
+    drop_until(chain, of_second)
+    until = records.dropped_until(chain, topic_of(chain))
+    assert until is not None
+    assert until > datetime.now(UTC)
+    report = check(chain)
+    assert (report.lost, report.in_flight) == ([], 0)
+    done = prune.prune(chain, keep_hours=0)
+    assert (done.lost.count, done.too_old.count, done.too_old.first) == (0, 2, first)
+    assert (done.found, done.deleted, ids(chain)) == (1, 1, [first, second])
+
+    # Of a partition without a record only the broker's own retention is known.
+    drop_until(chain, of_third)
+    until = records.dropped_until(chain, topic_of(chain))
+    assert until is not None
+    assert until < datetime.now(UTC) - timedelta(days=6)
+
+
 def test_what_is_not_on_the_topic_is_never_deleted(
     chain: Settings, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,10 +388,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(
     assert not {record.id for record in read(chain)} & set(lost), "the slot gave them after all"
 
     # The topic drops the first event, which from then on cannot be told from one that never came.
-    partition = records[0].partition
-    admin = AdminClient(client_config(chain))
-    for future in admin.delete_records([TopicPartition(topic_of(chain), partition, records[0].offset + 1)]).values():
-        future.result(10)
+    drop_until(chain, records[0])
     dropped, second = ids(chain)[:2]
     done = prune.prune(chain, keep_hours=0)
     assert (done.found, done.deleted) == (2, 2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -264,14 +265,17 @@ def test_what_each_topic_may_have_dropped_decides_for_its_own_events(unapplied: 
     item = next(record for record in read(unapplied) if record.topic != sales)
     delete_records(unapplied, item.topic, item.partition, before=item.offset + 1)
     old_s = item.timestamp_ms / 1000 - (unapplied.topic_retention_hours + 1) * 3600
-    missing = {topic: Written(topic, old_s) for topic in (item.topic, sales, "deleted")}
-    expected = {False: {item.topic, sales, "deleted"}, True: {sales}}
-    for trust_marker, staying in expected.items():
+    of_item, of_sales, of_deleted = (str(uuid.uuid4()) for _ in range(3))
+    routed = {of_item: item.topic, of_sales: sales, of_deleted: "deleted"}
+    missing = {event_id: Written(topic, old_s) for event_id, topic in routed.items()}
+    expected = {False: {*missing}, True: {of_sales}}
+    with prune._pruner(unapplied) as connection:
+        for trust_marker, staying in expected.items():
+            result = PruneResult()
+            assert prune._classify(unapplied, connection, missing, [], result, trust_marker=trust_marker) == staying
+            assert (result.lost.first, result.too_old.count) == (of_sales, 0 if trust_marker else 2)
         result = PruneResult()
-        assert prune._classify(unapplied, missing, [], result, trust_marker=trust_marker) == staying
-        assert (result.lost.first, result.too_old.count) == (sales, 0 if trust_marker else 2)
-    result = PruneResult()
-    prune._classify(unapplied, missing, [item.topic], result, trust_marker=False)
+        prune._classify(unapplied, connection, missing, [item.topic], result, trust_marker=False)
     assert result.lost.count == 0, "any aggregate may have been moved from a former topic"
 
 

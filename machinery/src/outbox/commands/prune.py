@@ -15,7 +15,7 @@ from outbox.relay import connectors, slot
 
 @click.command("prune")
 @click.option("--keep-hours", type=click.IntRange(min=0), help="Keep younger events (OUTBOX_PRUNE_KEEP_HOURS).")
-@click.option("--trust-marker", is_flag=True, help="Also delete events too old to be looked up on their topic.")
+@click.option("--trust-marker", is_flag=True, help="Also delete events that their topics may have dropped.")
 @click.option("--only", type=click.Choice(["outbox"]), help="Only the outbox table, for a chain without our sinks.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be looked up and deleted.")
 @click.option(

@@ -22,6 +22,7 @@ BATCH_RECORDS = 1_000
 BATCH_BYTES = 4 << 20
 POLL_S = 0.01  # a range that ends with a transaction's marker is known to be read after the next poll
 SILENCE_TIMEOUT_S = 30.0
+CLOCK_MARGIN = timedelta(minutes=10)  # how far the clocks of source database and brokers may differ
 Within = Mapping[int, tuple[int, int]]  # by partition, the first offset and the last one, which is excluded
 
 
@@ -74,11 +75,14 @@ def batches(
 def dropped_until(settings: Settings, name: str) -> datetime | None:
     """The latest moment whose events a topic of events may have dropped; None if it has dropped nothing.
 
-    A partition drops records that are older than its retention and older than the first record it still has.
+    A partition has dropped only what came before the first record that it still has: by age, by size, or because a
+    person has deleted records. A partition without any record has dropped all by age, because retention by size leaves
+    the newest: there the topic's own retention is the bound.
     """
-    expired = datetime.now(UTC) - timedelta(hours=settings.topic_retention_hours)
     firsts = _firsts(settings, name)
-    return max((min(expired, _timestamp(first)) if first else expired for first in firsts), default=None)
+    emptied = _expired(settings, name) if None in firsts else None
+    moments = [_timestamp(first) if first else emptied for first in firsts]
+    return max((moment + CLOCK_MARGIN for moment in moments if moment), default=None)
 
 
 def oldest(settings: Settings, name: str) -> datetime | None:
@@ -88,6 +92,12 @@ def oldest(settings: Settings, name: str) -> datetime | None:
     marks = topics.watermarks(settings, name)
     firsts = [next(read(settings, name, {number: within}), None) for number, within in marks.items()]
     return min((_timestamp(first) for first in firsts if first), default=None)
+
+
+def _expired(settings: Settings, name: str) -> datetime:
+    """Until when a topic drops records by age. One that keeps them for ever was emptied by a person, at any time."""
+    retention_ms = int(topics.config(settings, name)["retention.ms"])
+    return datetime.now(UTC) - timedelta(milliseconds=max(0, retention_ms))
 
 
 def _firsts(settings: Settings, name: str) -> list[Message | None]:

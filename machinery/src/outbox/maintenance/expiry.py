@@ -33,11 +33,11 @@ from psycopg2 import extensions
 
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import records, topics
+from outbox.kafka.records import CLOCK_MARGIN
 from outbox.maintenance import event_topics
 from outbox.maintenance.evidence import connected
 from outbox.maintenance.turn import between_batches
 from outbox.relay import connectors, slot
-from outbox.relay.arrivals import CLOCK_MARGIN
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
 from outbox.sink.strategy import Memory

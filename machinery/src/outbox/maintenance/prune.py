@@ -15,8 +15,9 @@ One marker proves this for the events of all topics, because one task relays all
 Offsets do not reveal events that the slot never delivered. So each event is also looked up before it is deleted: on the
 topic to which its aggregate type is routed, and if it is not there, on every other topic that may hold it
 (`outbox.maintenance.event_topics`). An event that the marker has overtaken and that no topic has is *lost*: its row is
-the last copy and stays. An event so old that its topic may have dropped it cannot be looked up; it stays unless the
-caller trusts the marker alone.
+the last copy and stays. An event that its topic may have dropped is neither: it is no younger than the first record of
+a partition that has dropped some, and the topic has no earlier event of its key. It stays unless the caller trusts the
+marker alone.
 
 No snapshot stays open while prune waits or reads topics. Deletes are small transactions. An interrupted prune can be
 run again.
@@ -25,7 +26,7 @@ run again.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -41,7 +42,7 @@ from outbox.events.catalog import TOPIC
 from outbox.kafka import records, topics
 from outbox.maintenance import event_topics
 from outbox.relay import arrivals, connectors, routing, slot
-from outbox.relay.arrivals import CLOCK_MARGIN, Ends, Events
+from outbox.relay.arrivals import Ends, Events, Written
 from outbox.relay.rest import Rest
 
 # Without exactly-once Connect stores offsets once a minute (offset.flush.interval.ms); prune may need two of them.
@@ -87,7 +88,7 @@ class PruneResult:
     found: int = 0  # old events that are on a topic
     deleted: int = 0
     lost: Retained = field(default_factory=Retained)  # relayed past, and on no topic
-    too_old: Retained = field(default_factory=Retained)  # to be looked up: their topics may have dropped them
+    too_old: Retained = field(default_factory=Retained)  # their topics may have dropped them
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -119,7 +120,7 @@ def prune(
 ) -> PruneResult:
     """Delete relayed events older than ``keep_hours``, beside running writers. Without such events, only send markers.
 
-    ``trust_marker`` also deletes events that are too old to be looked up; lost events are never deleted.
+    ``trust_marker`` also deletes events that their topics may have dropped; lost events are never deleted.
     ``sinks=False`` does not ask the sink database which topics were read before. ``report`` receives a line for each
     step that may take long. It needs 70 bytes of disk (in the folder for temporary files) per old event, and memory for
     `outbox.relay.arrivals.LOOK_UP_EVENTS`.
@@ -148,7 +149,7 @@ def prune(
             if missing:
                 former = topics.existing(settings, event_topics.former(settings, sinks=sinks))
                 missing = arrivals.missing_elsewhere(settings, missing, [*ends, *former])
-                staying = _classify(settings, missing, former, result, trust_marker=trust_marker)
+                staying = _classify(settings, connection, missing, former, result, trust_marker=trust_marker)
             result.found += len(events) - len(missing)
             result.deleted += _delete(connection, [event_id for event_id in events if event_id not in staying])
     return result
@@ -233,23 +234,43 @@ def _wait_decided(settings: Settings, timeout_s: float) -> Ends:
 
 
 def _classify(
-    settings: Settings, missing: Events, former: Collection[str], result: PruneResult, *, trust_marker: bool
+    settings: Settings,
+    connection: extensions.connection,
+    missing: Events,
+    former: Collection[str],
+    result: PruneResult,
+    *,
+    trust_marker: bool,
 ) -> set[str]:
     """Distinguish lost events from those that a topic may have dropped, and return the events that stay.
 
-    An event may be dropped by its own topic, or by a former one: any aggregate may have been moved from there.
+    An event may be dropped by its own topic, or by a former one: any aggregate may have been moved from there. It was
+    not if its own topic still has an earlier event of its key.
     """
     # Ask after the topics were read, because they drop records meanwhile.
     own = {event.topic for event in missing.values()}
     dropped_until = _dropped_until(settings, {*own, *former})
-    staying = set()
-    for event_id, event in missing.items():
+
+    def is_old(event: Written) -> bool:
         moments = [dropped_until[topic] for topic in (event.topic, *former)]
-        is_lost = all(moment is None or event.occurred_at - CLOCK_MARGIN > moment for moment in moments)
-        if is_lost or not trust_marker:
-            (result.lost if is_lost else result.too_old).add(event_id)
+        return any(moment is not None and event.occurred_at <= moment for moment in moments)
+
+    old = {event_id: event for event_id, event in missing.items() if is_old(event)}
+    dropped = old.keys() - arrivals.skipped(settings, old, _keys(connection, old))
+    staying = set()
+    for event_id in missing:
+        is_dropped = event_id in dropped
+        if not is_dropped or not trust_marker:
+            (result.too_old if is_dropped else result.lost).add(event_id)
             staying.add(event_id)
     return staying
+
+
+def _keys(connection: extensions.connection, ids: Iterable[str]) -> dict[str, str]:
+    """The keys of events, by id."""
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT id, aggregateid FROM public.outbox WHERE id = ANY(%s::uuid[])", [list(ids)])
+        return dict(cursor.fetchall())
 
 
 def _dropped_until(settings: Settings, names: Collection[str]) -> dict[str, datetime | None]:

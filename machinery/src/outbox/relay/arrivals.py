@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import IO, NamedTuple
 from uuid import UUID
@@ -30,7 +30,6 @@ from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
 from outbox.relay import connectors, routing
 
-CLOCK_MARGIN = timedelta(minutes=10)  # how far the clocks of source database and brokers may differ
 LOOK_UP_EVENTS = 250_000  # at once; this bounds the memory: about 100 MiB
 POLL_S = 0.5
 
@@ -105,6 +104,19 @@ def missing_elsewhere(settings: Settings, events: Events, names: Collection[str]
     return left
 
 
+def skipped(settings: Settings, events: Events, keys: Mapping[str, str]) -> set[str]:
+    """The missing events that no topic has dropped, because their topic has an earlier event of the same key.
+
+    A partition drops its earliest records first, and ids of a key ascend as its events do. ``keys`` are by event.
+    """
+    found = set[str]()
+    for topic in topics.existing(settings, {event.topic for event in events.values() if TOPIC.fullmatch(event.topic)}):
+        sought = {event_id: key for event_id, key in keys.items() if events[event_id].topic == topic}
+        firsts = _firsts(settings, topic, set(sought.values()))
+        found |= {event_id for event_id, key in sought.items() if key in firsts and firsts[key] < event_id}
+    return found
+
+
 def all_arrive(settings: Settings, names: Sequence[str], timeout_s: float) -> bool:
     """Whether every event that the outbox holds now is on its topic, or on one of these, within ``timeout_s``.
 
@@ -134,6 +146,19 @@ def _arrive(settings: Settings, events: Events, names: Sequence[str], timeout_s:
         return False
 
 
+def _firsts(settings: Settings, topic: str, keys: set[str]) -> dict[str, str]:
+    """The id of the first event that a topic has of each of these keys."""
+    firsts: dict[str, str] = {}
+    for message in records.read(settings, topic, topics.watermarks(settings, topic)):
+        key = (message.key() or b"").decode(errors="replace")
+        if key in keys and key not in firsts:
+            with suppress(KeyError, ValueError):  # no event
+                firsts[key] = str(id_of(message))
+            if len(firsts) == len(keys):
+                break
+    return firsts
+
+
 def _missing_on(
     settings: Settings, topic: str, events: Events, end: Mapping[int, int] | None = None
 ) -> dict[str, Written]:
@@ -145,7 +170,7 @@ def _missing_on(
     end = end or topics.last_stable_offsets(settings, topic)
     # The topic's timestamps are those of arrival, so no event is before its own time.
     oldest = datetime.fromtimestamp(min(event.at_s for event in events.values()), UTC)
-    begin = topics.offsets_since(settings, topic, oldest - CLOCK_MARGIN)
+    begin = topics.offsets_since(settings, topic, oldest - records.CLOCK_MARGIN)
     within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
     for message in records.read(settings, topic, within):
         try:
