@@ -572,13 +572,9 @@ class Attack(RuleBasedStateMachine):
         begin, code = attempt(self.world.start)
         wrong = self._unstartable()
         assert code == wrong, (code, wrong)
-        if code != "job-changed":
-            self.sink.job, self.sink.has_asked = (
-                self.job,
-                True,
-            )  # also if it does not start for another reason: no topic has had what is new
         if code:
             return
+        self.sink.job, self.sink.has_asked = self.job, True
         self.is_running, self.running = True, self.job
         if self.sink.position is None:
             self.sink.position = begin

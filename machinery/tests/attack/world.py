@@ -371,9 +371,10 @@ class World:
         beginning = writer.beginning()
         stored = writer.positions(TOPIC, self.topic.id)
         kept = self._checkpoints.get((writer.name, beginning.generation))
-        if kept is not None and stored and kept <= stored[0]:
-            return max(kept, self._reached(writer, stored))
         reached = self._reached(writer, stored) if stored else self.topic.first
+        writer.begin()
+        if kept is not None and stored and kept <= stored[0]:
+            return max(kept, reached)
         if not stored:
             writer.begin_at(TOPIC, self.topic.id, {0: self.topic.first})
         begin = self.topic.first if spec.strategy.start == "earliest" and kept is None else reached

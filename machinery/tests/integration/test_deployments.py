@@ -131,6 +131,27 @@ class TestUndeclared:
             pass
 
 
+class TestStart:
+    """A driver that starts, and one that does not."""
+
+    def test_a_refused_start_stores_nothing_of_its_job(self, seen: Seen, shop: Shop) -> None:
+        seen.apply(TOPIC, placed())
+        seen.deploy("order.placed", "order.paid", known=shop.declare(paid_v1=payload()), is_decided=False)
+        with seen.running() as writer, raises("topic-recreated"):
+            writer.positions(TOPIC, "another id")
+        seen.deploy("order.placed", is_decided=False)
+        assert seen.apply(TOPIC, placed(2, id="b")) == Counts(rows=1, applied=1)
+
+    def test_a_start_stores_what_its_job_asks_for(self, seen: Seen, shop: Shop) -> None:
+        seen.apply(TOPIC, placed())
+        seen.deploy("order.placed", "order.paid", known=shop.declare(paid_v1=payload()), is_decided=False)
+        with seen.running() as writer:
+            writer.begin()
+        seen.deploy("order.placed", is_decided=False)
+        with raises("job-changed", "no longer asks for order.paid"), seen.running():
+            pass
+
+
 class TestOlderVersions:
     """The letter is of a valid event, in an older version."""
 

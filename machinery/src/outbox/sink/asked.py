@@ -70,14 +70,18 @@ def problem(cursor: extensions.cursor, asked: Asked) -> Failure | None:
 
 
 def require_unchanged(cursor: extensions.cursor, asked: Asked) -> None:
-    """Take note of what the job asks for, in a transaction with the sink's lock.
-
-    Raises Failure `job-changed` if a person has to decide first (`problem`).
-    """
+    """Raises Failure `job-changed` if a person has to decide before the sink starts (`problem`)."""
     failure = problem(cursor, asked)
     if failure is not None:
         raise failure
-    _write(cursor, asked.sink, asked.value)
+
+
+def store(cursor: extensions.cursor, asked: Asked) -> bool:
+    """Store what the job asks for, in a transaction with the sink's lock, and return whether that is something else
+    than before.
+    """
+    cursor.execute(WRITE, {"asked": json.dumps(asked.value), "sink": asked.sink})
+    return bool(cursor.rowcount)
 
 
 def decide(cursor: extensions.cursor, asked: Asked) -> bool:
@@ -85,7 +89,7 @@ def decide(cursor: extensions.cursor, asked: Asked) -> bool:
 
     Returns whether that is something else than before.
     """
-    is_changed = _write(cursor, asked.sink, asked.value)
+    is_changed = store(cursor, asked)
     for topic, decoder in asked.decoders.items():
         cursor.execute(
             "DELETE FROM public.skipped_events WHERE sink = %s AND topic = %s AND event = ANY(%s)",
@@ -161,9 +165,3 @@ def _read(cursor: extensions.cursor, sink: str) -> Value | None:
     row = cursor.fetchone()
     found: Value | None = row[0] if row else None
     return found
-
-
-def _write(cursor: extensions.cursor, sink: str, value: Value) -> bool:
-    """Store the value, and return whether it is another one than before."""
-    cursor.execute(WRITE, {"asked": json.dumps(value), "sink": sink})
-    return bool(cursor.rowcount)

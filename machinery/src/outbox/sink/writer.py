@@ -70,20 +70,23 @@ class SinkWriter(ABC):
     """
 
     staging: Staging | None = None
+    _is_stored = False  # what the job asks for; a writer whose transaction fails is of no more use
     _is_staged = False  # whether the staging tables hold anything of ours
 
     def __init__(self, connection: extensions.connection, job: Asked) -> None:
         """Acquire the fence. Raises Failure if the sink has a driver already, or if its job asks for something else
-        than at its last start (`outbox.sink.asked`).
+        than at its last start (`outbox.sink.asked`). What it asks for now is stored by the first commit behind the
+        other checks of the start: a start that is refused changes nothing.
         """
         self.name = job.sink
+        self._job = job
         self._connection = connection
         self._declared = {topic: decoder.declared_names for topic, decoder in job.decoders.items()}
         with self._errors("does not let the sink start"):
             self._term = fence.acquire(connection, self.name)
             with connection, connection.cursor() as cursor:
                 self.fence_holder = fence.driver(cursor, self.name)  # ourselves, as others see us
-                self._enter(cursor)
+                self._require_fence(cursor)
                 asked.require_unchanged(cursor, job)
                 self._skipped = asked.skipped(cursor, self.name)
 
@@ -99,6 +102,11 @@ class SinkWriter(ABC):
         """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
         with self._errors("does not return positions"), self._connection, self._connection.cursor() as cursor:
             return positions.read(cursor, self.name, topic, topic_id)
+
+    def begin(self) -> None:
+        """Store what the job asks for, after all checks of a start; without it the first batch does."""
+        with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
+            self._enter(cursor)
 
     def beginning(self) -> Beginning:
         """Which checkpoint is the sink's, and where it begins if that was set."""
@@ -168,6 +176,13 @@ class SinkWriter(ABC):
         recorded.update(new)
 
     def _enter(self, cursor: extensions.cursor) -> None:
+        """Begin a transaction that changes something."""
+        self._require_fence(cursor)
+        if not self._is_stored:
+            asked.store(cursor, self._job)
+            self._is_stored = True
+
+    def _require_fence(self, cursor: extensions.cursor) -> None:
         fence.lock(cursor, self.name)
         fence.require_term(cursor, self.name, self._term)
 

@@ -243,13 +243,19 @@ class Stream:
         self._checkpoint = Checkpoint(self._spark, uri)
 
     def _begin(self) -> Offsets:
-        """Where the first batch begins. Raises Failure if events before that are lost."""
+        """Where the first batch begins. Raises Failure, with nothing changed, if events before that are lost."""
         start = self._checkpoint.start()
         first = {topic: topics.first_offsets(self._settings, topic) for topic in self._spec.topics}
-        reached = {
-            topic: self._positions(topic, first[topic], is_new=topic not in (start or {}))
-            for topic in self._spec.topics
-        }
+        stored = {topic: self._writer.positions(topic, self._topic_ids[topic]) for topic in self._spec.topics}
+        # A topic that is new to the checkpoint may be new to the sink.
+        new = [topic for topic in self._spec.topics if not stored[topic] and topic not in (start or {})]
+        for topic in self._spec.topics:
+            if topic not in new:
+                positions.require_no_gap(self._spec.name, topic, stored[topic], first[topic])
+        self._writer.begin()
+        for topic in new:
+            self._writer.begin_at(topic, self._topic_ids[topic], first[topic])
+        reached = {topic: first[topic] | stored[topic] for topic in self._spec.topics}
         problem = self._checkpoint.problem(start, reached)
         if start is not None and problem is None:
             return start
@@ -262,17 +268,6 @@ class Stream:
         if problem is not None:
             self._begin_another(problem, offsets)
         return offsets
-
-    def _positions(self, topic: str, first: dict[int, int], *, is_new: bool) -> dict[int, int]:
-        """The positions in all partitions, of which these are the first offsets. A topic that is new to the checkpoint
-        may be new to the sink.
-        """
-        stored = self._writer.positions(topic, self._topic_ids[topic])
-        if is_new and not stored:
-            self._writer.begin_at(topic, self._topic_ids[topic], first)
-        else:
-            positions.require_no_gap(self._spec.name, topic, stored, first)
-        return first | stored
 
     def _begin_another(self, problem: str, offsets: Offsets) -> None:
         """Let another checkpoint begin there. Numbers that were used before a backup was restored are passed over."""
