@@ -60,6 +60,16 @@ def test_another_file_is_another_connector_and_the_outbox_comes_first(settings: 
     assert orders.command("apply") == "outbox connect apply orders"
 
 
+@pytest.mark.parametrize("name", ["publication.name", "table.include.list"])
+def test_the_outbox_is_the_one_that_migrations_make(settings: Settings, two: list[str], name: str) -> None:
+    """No command makes another one: its file has to be corrected."""
+    file = connectors.folder() / f"{two[0]}.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps(written | {name: "app.events"}))
+    with raises("connector-wrong", f"{name} is app.events", f'"{name}": "{written[name]}"'):
+        connectors.load(settings)
+
+
 def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(
     settings: Settings, events: Path, two: list[str]
 ) -> None:

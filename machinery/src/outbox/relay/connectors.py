@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outbox.base import project
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events import catalog
 from outbox.events.catalog import AGGREGATE_FILE
 from outbox.kafka.topics import TopicSpec
+from outbox.migrations import publication
 from outbox.relay import routing
 from outbox.relay.routing import Config
 
 OUTBOX = "outbox"
 REFERENCE = re.compile(r"\$\{settings:(\w+)\}")
+# What `outbox migrate` makes, and no setting.
+MADE = {"publication.name": publication.OUTBOX, "table.include.list": "public.outbox"}
 MARKERS_RETENTION_MS = 24 * 3_600_000
 
 
@@ -90,7 +94,8 @@ def kinds() -> list[str]:
 def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     """The connector of a file, with each ``${settings:NAME}`` in it replaced.
 
-    The outbox's also gets a router for each aggregate that has a topic of its own (`outbox.relay.routing`).
+    The outbox's also gets a router for each aggregate that has a topic of its own (`outbox.relay.routing`). Raises
+    Failure if it reads another table or publication than `outbox migrate` makes.
 
     A line is left out if its setting has no value. Other references, such as ``${env:NAME}`` of the password, stay: a
     config provider of the worker resolves them, so Connect's REST interface and config topic hold no secret.
@@ -109,12 +114,20 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     def replace(text: str) -> str:
         return REFERENCE.sub(lambda match: str(values[match[1]]), text)
 
-    written = json.loads((folder() / f"{kind}.json").read_text())
+    file = folder() / f"{kind}.json"
+    written = json.loads(file.read_text())
     config = {key: replace(value) for key, value in written.items() if is_set(value)}
     if kind != OUTBOX:
         # Debezium's name for the topic of a table.
         captured = f"{config['topic.prefix']}.{config['table.include.list']}"
         return Connector(kind, config["slot.name"], (captured,), config)
+    for key, made in MADE.items():
+        if config.get(key) != made:
+            raise Failure(
+                f"{file}: {key} is {config.get(key)}, and `outbox migrate` makes {made}",
+                f'write "{key}": "{made}"',
+                code="connector-wrong",
+            )
     events = catalog.of(settings)
     connector = Connector(kind, config["slot.name"], tuple(events.topics), routing.add_routers(config, events))
     routing.require_own_topics(events.aggregates.values(), _taken(settings, connector))
