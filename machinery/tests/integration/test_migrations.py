@@ -25,7 +25,7 @@ from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.http.database import make_engine
 from outbox.http.idempotency import KEYS
 from outbox.migrations import migrate
-from outbox.migrations.migrate import Database
+from outbox.migrations.grants import Database
 from outbox.stack import ports
 from outbox.stack.postgres import Postgres
 from outbox.testing.failures import raises

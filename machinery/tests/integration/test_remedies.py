@@ -94,6 +94,28 @@ def test_a_remedy_repairs_what_the_doctor_has_found(
     assert migrate(slotted) == ({"source": [], "sink": []}, ([], [], []), [])
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "REVOKE UPDATE ON positions FROM {writer}",
+        "REVOKE SELECT ON dead_letters, sinks FROM {auditor}",
+        "REVOKE SELECT (sink, event_id) ON landed_events FROM {pruner}",
+        "REVOKE ALL ON FUNCTION ensure_processed_events FROM {writer}",
+        "REVOKE ALL ON SCHEMA staging FROM {writer}",
+    ],
+)
+def test_a_remedy_repairs_the_grants_of_the_sink_database(slotted: Settings, postgres: Postgres, damage: str) -> None:
+    assert problems(slotted) == []
+    names = {role.value: slotted.role_name(role) for role in SinkRole}
+    query(slotted, damage.format(**names), SinkRole.OWNER)
+    found = problems(slotted)
+    assert {one.code for one in found} == {"sink-db-damaged"}
+    for remedy in {str(one.remedy) for one in found}:
+        carry_out(slotted, postgres, remedy)
+    assert problems(slotted) == []
+    assert migrate(slotted) == ({"source": [], "sink": []}, ([], [], []), [])
+
+
 def test_a_publication_of_somebody_else_is_not_taken_away(slotted: Settings, postgres: Postgres) -> None:
     name = slotted.source_db_name
     postgres.psql("DROP PUBLICATION outbox", name)

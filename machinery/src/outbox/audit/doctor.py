@@ -26,7 +26,8 @@ from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec
 from outbox.migrations import declared
-from outbox.migrations.migrate import Database, damages, is_current, owner_engine, require_encoding
+from outbox.migrations.grants import Database
+from outbox.migrations.migrate import damages, is_current, owner_engine, require_encoding
 from outbox.relay import connectors, hanging, lifecycle, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
@@ -45,8 +46,10 @@ WIDE = {
     "rolreplication": ("may replicate", SourceRole.CDC),
 }
 ATTRIBUTES = f"SELECT rolname, {', '.join(WIDE)} FROM pg_roles WHERE rolname = ANY(%s)"  # noqa: S608
-POSITIONS = "SELECT topic, partition, next_offset, topic_id FROM positions WHERE sink = %s ORDER BY topic, partition"
-OPEN_DEAD_LETTERS = "SELECT count(*) FROM dead_letters WHERE sink = %s AND status = 'open'"
+POSITIONS = (
+    "SELECT topic, partition, next_offset, topic_id FROM public.positions WHERE sink = %s ORDER BY topic, partition"
+)
+OPEN_DEAD_LETTERS = "SELECT count(*) FROM public.dead_letters WHERE sink = %s AND status = 'open'"
 # What the service may do with events beside writing them, and by a grant to whom.
 READABLE = """
 SELECT privilege_type, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE format('%%I', pg_get_userbyid(grantee)) END
@@ -56,7 +59,7 @@ SELECT privilege_type, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE format('%%I', pg_g
    AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = %s)
  ORDER BY 2, 1
 """
-SIZE = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM processed_partitions"
+SIZE = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM public.processed_partitions"
 OLDEST_EVENT = "SELECT id FROM public.outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
 
 
@@ -131,7 +134,7 @@ def _source(settings: Settings) -> Iterator[Diagnosis]:
     if not by_grantee:
         yield _ok("outbox-write-only", f"{app} may write events, and neither read nor change them")
     yield _declared(settings)
-    for damage in damages(settings):
+    for damage in damages(settings, "source"):
         yield _problem("outbox-damaged", f"the outbox is not as it was made: {damage}", "`outbox migrate`")
 
 
@@ -153,6 +156,8 @@ def _sink_database(settings: Settings) -> Iterator[Diagnosis]:
     yield from _logins(settings, *SinkRole)
     yield from _schema(settings, "sink")
     yield from _roles(settings, SinkRole.AUDITOR, *SinkRole)
+    for damage in damages(settings, "sink"):
+        yield _problem("sink-db-damaged", f"the sink database is not as it was made: {damage}", "`outbox migrate`")
 
 
 def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:
@@ -337,7 +342,7 @@ def _routes(settings: Settings, connector: Connector) -> Diagnosis:
 
 
 def _sinks(settings: Settings) -> Iterator[Diagnosis]:
-    sinks = [name for (name,) in _rows(settings, SinkRole.AUDITOR, "SELECT name FROM sinks ORDER BY name")]
+    sinks = [name for (name,) in _rows(settings, SinkRole.AUDITOR, "SELECT name FROM public.sinks ORDER BY name")]
     if not sinks:
         yield _ok("no-sinks", "no sink has ever run")
     specs = discovery.sinks(settings)
@@ -437,7 +442,7 @@ def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
 
 def _retention(settings: Settings) -> Iterator[Diagnosis]:
     """Days that could be dropped are not looked for: that takes reading the topic."""
-    ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM dedup_horizon")
+    ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM public.dedup_horizon")
     ((count, size),) = _rows(settings, SinkRole.AUDITOR, SIZE)
     message = f"processed_events has {count} partitions, {size / MIB:,.1f} MiB; "
     message += f"the deduplication horizon is {day_of(UUID(horizon))}"

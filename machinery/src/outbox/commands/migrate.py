@@ -25,7 +25,7 @@ from outbox.migrations.migrate import migrate
 def migrate_command(only: str | None, only_declared: bool) -> None:
     """Bring both databases to the newest schema, machinery and domain, and let the outbox take the declared events.
 
-    Each run also repairs the outbox's constraints, publication and grants. A second run changes nothing.
+    Each run also repairs the outbox's constraints and publication, and all grants. A second run changes nothing.
     """
     done = migrate(load(), only_outbox=only is not None, only_declared=only_declared)
     for database, applied in done.applied.items():

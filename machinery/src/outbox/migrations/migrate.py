@@ -6,8 +6,8 @@ different branches never depend on each other's order. The history is kept in a 
 may migrate the same database by an Alembic of its own.
 
 Each run also lets the outbox take the events that the project declares (`outbox.migrations.declared`), and repairs what
-it has made before: the outbox's CHECKs, its publication and its grants. The revision alone does not say that they are
-still as they were made.
+it has made before: the outbox's CHECKs and publication, and the grants of both databases. The revision alone does not
+say that they are still as they were made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import alembic.command
 import alembic.context
@@ -35,13 +35,13 @@ from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.migrations import declared, grants, publication
+from outbox.migrations.grants import Database
 
 VERSION: dict[str, Any] = {"version_table": "outbox_version", "version_table_schema": "public"}
 ENCODING = "UTF8"
 AGAIN = "run `outbox migrate` again"
 HERE = Path(__file__).resolve().parent
 
-Database = Literal["source", "sink"]
 ROLES: dict[Database, type[SourceRole] | type[SinkRole]] = {"source": SourceRole, "sink": SinkRole}
 
 
@@ -70,19 +70,21 @@ def migrate(settings: Settings, *, only_outbox: bool = False, only_declared: boo
     applied["source"] = _upgrade(settings, "source", "machinery@head" if only_outbox else "heads")
     with _database_errors(settings, "source"):
         events = declared.guard(owner_engine(settings, "source"), wanted, only_declared=only_declared)
-    repaired = [*(f"the constraint {name}" for name in events.repaired), *_repair(settings)]
+    repaired = [*(f"the constraint {name}" for name in events.repaired), *_repair(settings, "source")]
     if not only_outbox:
         applied["sink"] = _upgrade(settings, "sink", "heads")
+        repaired += _repair(settings, "sink")
     return Migrated(applied, events, repaired)
 
 
-def damages(settings: Settings) -> list[str]:
-    """What of the outbox is not as this code has made it, publication excepted. `outbox migrate` repairs it."""
-    with owner_engine(settings, "source").connect() as connection:
-        guard = declared.read(connection)
-    with _owner(settings) as cursor:
-        missing = grants.missing(settings, cursor)
-    changed = [f"the constraint {name} is missing or was changed" for name in guard.damaged]
+def damages(settings: Settings, database: Database) -> list[str]:
+    """What is not as this code has made it, publication excepted. `outbox migrate` repairs it."""
+    changed = list[str]()
+    if database == "source":
+        with owner_engine(settings, database).connect() as connection:
+            changed = [f"the constraint {name} is missing or was changed" for name in declared.read(connection).damaged]
+    with _owner(settings, database) as cursor:
+        missing = grants.missing(settings, cursor, database)
     return changed + [f"it needs {statement}" for statement in missing]
 
 
@@ -148,9 +150,9 @@ def role(name: str) -> str:
     return f'"{roles[name]}"'
 
 
-def grant(*tables: str) -> None:
-    """In a migration of ours, grant what the roles need on these tables (`outbox.migrations.grants`)."""
-    for statement in grants.statements(alembic.context.config.attributes["settings"], tables):
+def grant(wanted: grants.Grants) -> None:
+    """In a migration of ours, grant what the roles need (`outbox.migrations.grants`)."""
+    for statement in grants.statements(alembic.context.config.attributes["settings"], wanted):
         execute(statement)
 
 
@@ -179,22 +181,22 @@ def _upgrade(settings: Settings, database: Database, target: str) -> list[str]:
     return applied
 
 
-def _repair(settings: Settings) -> list[str]:
+def _repair(settings: Settings, database: Database) -> list[str]:
     """Make publication and grants as they must be. Return what was wrong."""
-    with _owner(settings) as cursor:
+    with _owner(settings, database) as cursor:
         cursor.execute(declared.TURN)
-        wrong = publication.repair(cursor)
-        missing = grants.missing(settings, cursor)
+        wrong = publication.repair(cursor) if database == "source" else None
+        missing = grants.missing(settings, cursor, database)
         for statement in missing:
             cursor.execute(statement)
     return missing if wrong is None else [wrong, *missing]
 
 
 @contextmanager
-def _owner(settings: Settings) -> Iterator[extensions.cursor]:
-    """A cursor in one transaction, as the owner of the outbox."""
-    with closing(connect(settings, SourceRole.OWNER)) as connection:
-        name = settings.source_db_name
+def _owner(settings: Settings, database: Database) -> Iterator[extensions.cursor]:
+    """A cursor in one transaction, as the owner of a database."""
+    with closing(connect(settings, ROLES[database].OWNER)) as connection:
+        name = getattr(settings, f"{database}_db_name")
         with database_errors(connection, f"database {name}", "refused a statement", AGAIN), connection:
             yield connection.cursor()
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from outbox.base.errors import Failure
-from outbox.migrations.migrate import execute, role
+from outbox.migrations import grants
+from outbox.migrations.migrate import execute, grant
 
 revision = "sink_machinery_0001"
 down_revision = None
@@ -104,7 +103,6 @@ CREATE INDEX dead_letters_of_key ON dead_letters ((CASE WHEN status = 'open' THE
 
 -- Where executors copy the rows of large batches (outbox/sink/postgres/staging.py): unlogged tables of running sinks.
 CREATE SCHEMA staging;
-GRANT USAGE, CREATE ON SCHEMA staging TO {writer};
 """
 
 STRATEGIES = """
@@ -267,28 +265,14 @@ BEGIN
 END $$;
 """
 
-GRANTS = """
-GRANT SELECT, INSERT, UPDATE ON sinks, positions, base_versions, dead_letters TO {writer};
-GRANT SELECT, INSERT, UPDATE ON key_versions, applied_versions TO {writer};
-GRANT SELECT, INSERT ON checkpoint_generations TO {writer};
-GRANT SELECT, INSERT, DELETE ON skipped_events TO {writer};
-GRANT SELECT, INSERT ON processed_events, landed_events, processed_changes TO {writer};
-GRANT SELECT ON dedup_horizon, processed_partitions TO {writer}, {pruner}, {auditor};
-GRANT SELECT ON sinks, positions, base_versions, skipped_events, dead_letters TO {auditor};
-REVOKE ALL ON FUNCTION ensure_processed_events, drop_processed_events FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION ensure_processed_events TO {writer};
--- A sink cannot forget what it has applied. Only the pruner can; it reads the id and place of an event, no content.
-GRANT EXECUTE ON FUNCTION drop_processed_events TO {pruner};
-GRANT SELECT ON sinks, positions, processed_changes TO {pruner};
-GRANT SELECT (sink, identity, topic, event_id, is_event, status, last_seen_at) ON dead_letters TO {pruner};
-GRANT SELECT (sink, event_id) ON landed_events TO {pruner};
-GRANT DELETE ON dead_letters, landed_events, processed_changes TO {pruner};
-"""
+# Everybody may call a function unless it is taken away.
+REVOKE = "REVOKE ALL ON FUNCTION public.ensure_processed_events, public.drop_processed_events FROM PUBLIC"
 
 
 def upgrade() -> None:
-    for statements in (SINKS, STRATEGIES, RETENTION, GRANTS):
-        execute(re.sub(r"\{(writer|pruner|auditor)\}", lambda name: role(name[1]), statements))
+    for statements in (SINKS, STRATEGIES, RETENTION, REVOKE):
+        execute(statements)
+    grant(grants.SINKS)
 
 
 def downgrade() -> None:

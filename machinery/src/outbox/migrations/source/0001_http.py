@@ -27,7 +27,7 @@ CREATE INDEX idempotency_keys_expires_at ON public.idempotency_keys (expires_at)
 
 def upgrade() -> None:
     execute(UP)
-    grant(*grants.HTTP)
+    grant(grants.HTTP)
 
 
 def downgrade() -> None:

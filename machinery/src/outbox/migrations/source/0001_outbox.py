@@ -33,7 +33,7 @@ CREATE TABLE public.outbox (
 
 def upgrade() -> None:
     execute(UP)
-    grant(*grants.OUTBOX)
+    grant(grants.OUTBOX)
 
 
 def downgrade() -> None:
