@@ -55,7 +55,7 @@ MODE_EVERY_S = 10.0  # Connect validates a configuration for it
 
 COUNTS = """
 SELECT count(*), coalesce(sum(version), 0) / 2, -- a transfer has an event for each of its two accounts
-       (SELECT count(*) FROM outbox)
+       (SELECT count(*) FROM public.outbox)
   FROM source_totals
 """
 # Two look-ups in the index of the ids: the outbox is not scanned.
@@ -63,12 +63,12 @@ EVENTS = """
 SELECT DISTINCT ON (found.id)
        found.id::text, aggregatetype, type, schema_version, aggregateid, (payload ->> 'amount')::numeric,
        (extract(epoch FROM occurred_at) * 1000)::bigint
-  FROM (SELECT * FROM (SELECT * FROM outbox ORDER BY id DESC LIMIT %s) AS newest
+  FROM (SELECT * FROM (SELECT * FROM public.outbox ORDER BY id DESC LIMIT %s) AS newest
         UNION ALL
-        SELECT * FROM outbox WHERE id = ANY (%s::uuid[])) AS found
+        SELECT * FROM public.outbox WHERE id = ANY (%s::uuid[])) AS found
  ORDER BY found.id
 """
-OLDEST = "SELECT (extract(epoch FROM occurred_at) * 1000)::bigint FROM outbox ORDER BY id LIMIT 1"
+OLDEST = "SELECT (extract(epoch FROM occurred_at) * 1000)::bigint FROM public.outbox ORDER BY id LIMIT 1"
 SOURCE_TOTALS = "SELECT key, total, version FROM source_totals"
 LSN = "SELECT pg_current_wal_insert_lsn() - '0/0'"
 SLOT = """
@@ -77,12 +77,12 @@ SELECT active, coalesce(confirmed_flush_lsn - '0/0', 0), coalesce(pg_current_wal
 """
 SINKS = """
 SELECT name, generation, applied, duplicates,
-       (SELECT count(*) FROM dead_letters WHERE dead_letters.sink = sinks.name AND status = 'open')
-  FROM sinks ORDER BY name
+       (SELECT count(*) FROM public.dead_letters WHERE dead_letters.sink = sinks.name AND status = 'open')
+  FROM public.sinks ORDER BY name
 """
-POSITIONS = "SELECT sink, topic, partition, next_offset FROM positions"
-SINK_TOTALS = "SELECT sink, key, total, version FROM sink_totals"
-OUTBOX_ROW = "SELECT row_to_json(outbox)::text FROM outbox WHERE id = %s"
+POSITIONS = "SELECT sink, topic, partition, next_offset FROM public.positions"
+SINK_TOTALS = "SELECT sink, key, total, version FROM public.sink_totals"
+OUTBOX_ROW = "SELECT row_to_json(outbox)::text FROM public.outbox WHERE id = %s"
 
 
 class Database:

@@ -22,6 +22,7 @@ from outbox.sink.postgres import writer
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import Counts
+from outbox.stack.postgres import Postgres
 from outbox.testing.failures import raises
 from tests.support.made_events import (
     NOW_MS,
@@ -440,3 +441,26 @@ def test_the_role_of_the_sinks_cannot_change_tables_or_forget_events(databases: 
             pytest.raises(psycopg2.errors.InsufficientPrivilege),
         ):
             cursor.execute(statement)
+
+
+class TestSchema:
+    OURS = ("sinks", "positions", "checkpoint_generations", "base_versions", "skipped_events", "dead_letters")
+    MEMORY = ("processed_events", "dedup_horizon")
+
+    def test_our_tables_are_used_whatever_the_search_path_finds_first(
+        self, databases: Settings, database: Database, postgres: Postgres
+    ) -> None:
+        writer, names = databases.role_name(SinkRole.WRITER), [*self.OURS, *self.MEMORY]
+        copies = "; ".join(f"CREATE TABLE app.{name} (LIKE public.{name} INCLUDING DEFAULTS)" for name in names)
+        grants = f"GRANT USAGE ON SCHEMA app TO {writer}; GRANT ALL ON ALL TABLES IN SCHEMA app TO {writer}"
+        postgres.psql(f"CREATE SCHEMA app; {copies}; {grants}", databases.sink_db_name)
+        some = events(2)
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                cursor.execute("SET search_path = app, public")
+            sink = sink_on(connection)
+            sink.begin_generation()
+            sink.apply(batch(some, dead=[dead_record(2)]))
+        assert (database.totals(), database.positions(), len(database.dead_letters())) == (sums(some), {0: 3}, 1)
+        found = {name: database.query(f"SELECT count(*) FROM app.{name}") for name in names}
+        assert found == {name: [(0,)] for name in names}

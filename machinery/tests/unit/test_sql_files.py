@@ -167,3 +167,31 @@ def test_statements_on_the_source_name_the_schema_of_our_tables() -> None:
         for match in UNQUALIFIED.finditer(file.read_text())
     ]
     assert found == []
+
+
+MADE = re.compile(r"\bCREATE (?:TABLE|VIEW|FUNCTION) (?:public\.)?(\w+)")
+SOURCES = Path(outbox.__file__).parent
+
+
+def ours() -> set[str]:
+    """Tables, views and functions of the machinery's migrations."""
+    files = sorted((SOURCES / "migrations").glob("*/*.py"))
+    found = {name for file in files for name in MADE.findall(file.read_text())}
+    assert {"outbox", "idempotency_keys", "sinks", "dead_letters", "processed_events", "first_uuid_of"} <= found
+    return found
+
+
+def test_each_statement_names_the_schema_of_our_tables() -> None:
+    """A migration runs with the search path of its session. Everything else may meet another table of that name."""
+    names = "|".join(sorted(ours()))
+    unqualified = re.compile(
+        rf"\b(?:FROM|JOIN|INTO|UPDATE|USING|TRUNCATE|LIKE)\s+(?:{names})\b(?!\()|\bSELECT (?:{names})\("
+    )
+    files = [file for file in sorted(SOURCES.rglob("*")) if file.suffix in (".py", ".sql")]
+    wrong = {
+        f"{file.relative_to(SOURCES)}: {found[0]}"
+        for file in files
+        if "migrations" not in file.parts
+        for found in unqualified.finditer(file.read_text())
+    }
+    assert wrong == set()

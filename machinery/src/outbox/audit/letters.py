@@ -37,12 +37,12 @@ SELECT sink, identity, status <> 'discarded', topic, partition, "offset", is_eve
 """  # noqa: S608
 REASONS = """
 SELECT sink, coalesce(resolution, %s), count(*)
-  FROM dead_letters WHERE status = 'discarded' GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2
+  FROM public.dead_letters WHERE status = 'discarded' GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2
 """
 ACKNOWLEDGED = """
-SELECT DISTINCT identity FROM dead_letters AS letter
+SELECT DISTINCT identity FROM public.dead_letters AS letter
  WHERE status = 'discarded' AND sink = ANY(%(sinks)s)
-   AND NOT EXISTS (SELECT FROM dead_letters AS other
+   AND NOT EXISTS (SELECT FROM public.dead_letters AS other
                     WHERE other.identity = letter.identity AND other.status = 'open' AND other.sink = ANY(%(sinks)s))
 """
 

@@ -46,7 +46,8 @@ SELECT slot_name, active, coalesce(pg_current_wal_lsn() - restart_lsn, 0)::float
   FROM pg_replication_slots WHERE slot_name = ANY (%s)
 """
 DEAD_LETTERS = """
-SELECT name, (SELECT count(*) FROM dead_letters WHERE dead_letters.sink = sinks.name AND status = 'open') FROM sinks
+SELECT name, (SELECT count(*) FROM public.dead_letters WHERE dead_letters.sink = sinks.name AND status = 'open')
+  FROM public.sinks
 """
 
 Ask = Callable[[], list[Metric]]

@@ -94,8 +94,8 @@ class _Reader:
         )
         with connection.cursor() as cursor:
             self._discarded = letters.reasons(cursor)
-            self._positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM positions")
-            self._bases = _by_topic(cursor, "SELECT sink, topic, key, version FROM base_versions")
+            self._positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM public.positions")
+            self._bases = _by_topic(cursor, "SELECT sink, topic, key, version FROM public.base_versions")
 
     def is_ours(self, name: str) -> bool:
         """Whether it has begun to read a topic of its job, or none at all."""
@@ -195,7 +195,7 @@ def _targets(settings: Settings, declared: Declared) -> dict[str, TargetState]:
 
 def _counts(cursor: extensions.cursor) -> dict[str, tuple[int, int]]:
     """By sink how many duplicates it has skipped, and how many events its transform has left out."""
-    cursor.execute("SELECT name, duplicates, filtered FROM sinks ORDER BY name")
+    cursor.execute("SELECT name, duplicates, filtered FROM public.sinks ORDER BY name")
     return {name: (duplicates, filtered) for name, duplicates, filtered in cursor}
 
 

@@ -12,7 +12,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.events import catalog
 from outbox.relay import connectors, routing
 
-READ = "SELECT DISTINCT topic FROM positions ORDER BY topic"
+READ = "SELECT DISTINCT topic FROM public.positions ORDER BY topic"
 
 
 def declared(settings: Settings) -> list[str]:

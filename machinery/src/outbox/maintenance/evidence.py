@@ -60,10 +60,10 @@ SELECT virtualtransaction FROM pg_locks
 """
 OUTBOX = "SELECT id FROM public.outbox WHERE uuid_extract_version(id) = 7 AND id >= %s ORDER BY id LIMIT 1"
 DEAD_LETTERS = """
-SELECT event_id FROM dead_letters
+SELECT event_id FROM public.dead_letters
  WHERE status = 'open' AND uuid_extract_version(event_id) = 7 AND event_id >= %s ORDER BY event_id LIMIT 1
 """
-HORIZON = "SELECT horizon, (now() AT TIME ZONE 'UTC')::date - 1 FROM dedup_horizon"
+HORIZON = "SELECT horizon, (now() AT TIME ZONE 'UTC')::date - 1 FROM public.dedup_horizon"
 
 Nudge = Callable[[], object]
 

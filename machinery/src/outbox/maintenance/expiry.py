@@ -44,7 +44,7 @@ from outbox.sink.strategy import Memory
 
 DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
 
-IDS = "event_id < least(%(horizon)s::uuid, first_uuid_of((now() AT TIME ZONE 'UTC')::date - %(days)s))"
+IDS = "event_id < least(%(horizon)s::uuid, public.first_uuid_of((now() AT TIME ZONE 'UTC')::date - %(days)s))"
 RESOLVED = "status <> 'open' AND NOT (status = 'discarded' AND is_event)"
 DEAD_LETTERS = f"""
     topic = ANY (%(topics)s) AND {RESOLVED} AND last_seen_at < now() - make_interval(days => %(days)s)
@@ -52,17 +52,17 @@ DEAD_LETTERS = f"""
              ELSE last_seen_at < (%(oldest)s::jsonb ->> topic)::timestamptz END
 """
 WITHOUT_AGE = f"""
-SELECT DISTINCT topic FROM dead_letters
+SELECT DISTINCT topic FROM public.dead_letters
  WHERE topic = ANY (%(topics)s) AND {RESOLVED} AND last_seen_at < now() - make_interval(days => %(days)s)
    AND uuid_extract_version(event_id) IS DISTINCT FROM 7
 """  # noqa: S608
 CHANGES = "lsn < %(lsn)s"
 
-SINKS = "SELECT name FROM sinks ORDER BY name"
+SINKS = "SELECT name FROM public.sinks ORDER BY name"
 CAPTURING = """
 SELECT sink, lsn
-  FROM (SELECT DISTINCT sink FROM positions WHERE topic = %s) AS reader
-       CROSS JOIN LATERAL (SELECT lsn FROM {table} WHERE sink = reader.sink ORDER BY lsn LIMIT 1) AS first
+  FROM (SELECT DISTINCT sink FROM public.positions WHERE topic = %s) AS reader
+       CROSS JOIN LATERAL (SELECT lsn FROM public.{table} WHERE sink = reader.sink ORDER BY lsn LIMIT 1) AS first
  ORDER BY sink
 """
 
@@ -79,7 +79,7 @@ class Rule(NamedTuple):
     @property
     def rows(self) -> str:
         """The rows, as the end of a SELECT."""
-        return f"FROM {self.table} WHERE sink = %(sink)s AND {self.condition}"
+        return f"FROM public.{self.table} WHERE sink = %(sink)s AND {self.condition}"
 
     @property
     def delete(self) -> str:
@@ -87,7 +87,7 @@ class Rule(NamedTuple):
         key = ", ".join(self.key)
         same = " AND ".join(f"kept.{column} = useless.{column}" for column in self.key)
         return f"""
-            DELETE FROM {self.table} AS kept
+            DELETE FROM public.{self.table} AS kept
              USING (SELECT {key} {self.rows} LIMIT {DELETE_ROWS}) AS useless
              WHERE kept.sink = %(sink)s AND {same}
         """  # noqa: S608

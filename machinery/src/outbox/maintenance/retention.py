@@ -29,27 +29,28 @@ from outbox.sink.partitions import day_of
 # after that of an id. Null if there is nothing.
 DUE = f"""
 SELECT least(
-    (SELECT min(upper(days)) FROM processed_partitions WHERE bound > horizon),
+    (SELECT min(upper(days)) FROM public.processed_partitions WHERE bound > horizon),
     {{of_ids}}
-    (SELECT min(day_of(event_id)) + 1
-       FROM dead_letters
+    (SELECT min(public.day_of(event_id)) + 1
+       FROM public.dead_letters
       WHERE {expiry.RESOLVED} AND topic = ANY (%(topics)s)
         AND uuid_extract_version(event_id) = 7 AND event_id >= horizon
         AND last_seen_at < now() - make_interval(days => %(dead_letters_days)s))
 )
-  FROM dedup_horizon, CAST(now() AT TIME ZONE 'UTC' AS date) AS today
+  FROM public.dedup_horizon, CAST(now() AT TIME ZONE 'UTC' AS date) AS today
 """  # noqa: S608
 DUE_OF_IDS = """
-    (SELECT min(day_of(kept.event_id)) + 1
-       FROM sinks CROSS JOIN LATERAL (SELECT event_id FROM {table}
-                                       WHERE sink = name AND event_id >= horizon ORDER BY event_id LIMIT 1) AS kept
-      WHERE kept.event_id < first_uuid_of(today - %(landed_events_days)s)),
+    (SELECT min(public.day_of(kept.event_id)) + 1
+       FROM public.sinks
+            CROSS JOIN LATERAL (SELECT event_id FROM public.{table}
+                                 WHERE sink = name AND event_id >= horizon ORDER BY event_id LIMIT 1) AS kept
+      WHERE kept.event_id < public.first_uuid_of(today - %(landed_events_days)s)),
 """
 BELOW = """
 SELECT name, days, estimated_rows, pg_total_relation_size(name)
-  FROM processed_partitions WHERE bound <= first_uuid_of(%s) ORDER BY bound
+  FROM public.processed_partitions WHERE bound <= public.first_uuid_of(%s) ORDER BY bound
 """
-DROP = "SELECT name, days, estimated_rows, bytes FROM drop_processed_events(%s)"
+DROP = "SELECT name, days, estimated_rows, bytes FROM public.drop_processed_events(%s)"
 
 Report = Callable[[str], None]
 

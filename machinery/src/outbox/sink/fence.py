@@ -43,7 +43,7 @@ SELECT epoch, generation,
        EXISTS (SELECT FROM pg_locks JOIN pg_database ON pg_database.oid = database
                 WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_database()
                   AND pid = pg_backend_pid() AND (classid::bigint << 32 | objid::bigint) = {DRIVER_KEY})
-  FROM sinks WHERE name = %(sink)s
+  FROM public.sinks WHERE name = %(sink)s
 """  # noqa: S608
 HOLDER = f"""
 SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_start)
@@ -84,7 +84,7 @@ def acquire(connection: extensions.connection, sink: str) -> Term:
     with connection, connection.cursor() as cursor:
         lock_new(cursor, sink)
         cursor.execute(
-            "INSERT INTO sinks (name, epoch) VALUES (%(sink)s, 1) "
+            "INSERT INTO public.sinks (name, epoch) VALUES (%(sink)s, 1) "
             "ON CONFLICT (name) DO UPDATE SET epoch = sinks.epoch + 1 RETURNING epoch, generation",
             {"sink": sink},
         )
@@ -132,7 +132,7 @@ def lock_new(cursor: extensions.cursor, sink: str) -> None:
 def all_sinks(cursor: extensions.cursor) -> list[str]:
     """The names of all sinks. No other is created before the end of the transaction."""
     cursor.execute(f"SELECT pg_advisory_xact_lock({CREATION_KEY})")
-    cursor.execute("SELECT name FROM sinks")
+    cursor.execute("SELECT name FROM public.sinks")
     return [name for (name,) in cursor]
 
 
@@ -196,4 +196,4 @@ def supersede(cursor: extensions.cursor, sink: str) -> None:
 
     Start the sink's next generation in the same transaction: without it the driver takes us for another driver.
     """
-    cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = %s", (sink,))
+    cursor.execute("UPDATE public.sinks SET epoch = epoch + 1 WHERE name = %s", (sink,))

@@ -14,8 +14,8 @@ from psycopg2.extras import execute_values
 
 from outbox.sink.positions import Offsets
 
-INSERT = 'INSERT INTO checkpoint_generations (sink, generation, topic, partition, "offset") VALUES %s'
-BEGINNING = 'SELECT topic, partition, "offset" FROM checkpoint_generations WHERE sink = %s AND generation = %s'
+INSERT = 'INSERT INTO public.checkpoint_generations (sink, generation, topic, partition, "offset") VALUES %s'
+BEGINNING = 'SELECT topic, partition, "offset" FROM public.checkpoint_generations WHERE sink = %s AND generation = %s'
 
 TopicOffsets = Mapping[str, Offsets]  # by topic
 
@@ -32,7 +32,7 @@ def start_next(cursor: extensions.cursor, sink: str, offsets: TopicOffsets) -> i
 
     A running driver keeps the checkpoint that it has, so it has to be stopped or superseded.
     """
-    cursor.execute("UPDATE sinks SET generation = generation + 1 WHERE name = %s RETURNING generation", (sink,))
+    cursor.execute("UPDATE public.sinks SET generation = generation + 1 WHERE name = %s RETURNING generation", (sink,))
     (generation,) = cursor.fetchone() or (0,)
     rows = [
         (sink, generation, topic, partition, offset)
@@ -45,7 +45,7 @@ def start_next(cursor: extensions.cursor, sink: str, offsets: TopicOffsets) -> i
 
 def beginning(cursor: extensions.cursor, sink: str) -> Beginning:
     """The sink's generation, and where its checkpoint begins."""
-    cursor.execute("SELECT generation FROM sinks WHERE name = %s", (sink,))
+    cursor.execute("SELECT generation FROM public.sinks WHERE name = %s", (sink,))
     (generation,) = cursor.fetchone() or (0,)
     cursor.execute(BEGINNING, (sink, generation))
     found: dict[str, dict[int, int]] = {}

@@ -41,7 +41,7 @@ def ensure(connection: extensions.connection, wanted: Collection[date]) -> None:
     is_complete = not wanted
     while not is_complete:
         with connection, connection.cursor() as cursor:
-            cursor.execute("SELECT ensure_processed_events(%s::date[])", [sorted(wanted)])
+            cursor.execute("SELECT public.ensure_processed_events(%s::date[])", [sorted(wanted)])
             ((is_complete,),) = cursor.fetchall()
 
 

@@ -17,7 +17,7 @@ from outbox.base.errors import Failure
 Offsets = Mapping[int, int]  # by partition
 
 UPSERT = """
-INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES %s
+INSERT INTO public.positions (sink, topic, partition, topic_id, next_offset) VALUES %s
 ON CONFLICT (sink, topic, partition) DO UPDATE SET next_offset = greatest(positions.next_offset, excluded.next_offset)
 """
 
@@ -28,7 +28,7 @@ def read(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> dic
     Raises Failure if they are those of an earlier topic of the same name.
     """
     cursor.execute(
-        "SELECT partition, topic_id, next_offset FROM positions WHERE sink = %s AND topic = %s", (sink, topic)
+        "SELECT partition, topic_id, next_offset FROM public.positions WHERE sink = %s AND topic = %s", (sink, topic)
     )
     stored = {}
     for partition, of_topic, next_offset in cursor:
@@ -59,7 +59,8 @@ def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id:
     From then on the topic does not have all that the sink has applied.
     """
     cursor.execute(
-        "UPDATE positions SET topic_id = %s, next_offset = 0, based = 0, is_recreated = is_recreated OR next_offset > 0"
+        "UPDATE public.positions"
+        " SET topic_id = %s, next_offset = 0, based = 0, is_recreated = is_recreated OR next_offset > 0"
         " WHERE sink = %s AND topic = %s AND topic_id <> %s",
         (topic_id, sink, topic, topic_id),
     )
@@ -68,7 +69,7 @@ def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id:
 
 def read_all(cursor: extensions.cursor, sink: str) -> dict[str, dict[int, int]]:
     """By topic, the next offset of each partition that the sink has ever read."""
-    cursor.execute("SELECT topic, partition, next_offset FROM positions WHERE sink = %s", (sink,))
+    cursor.execute("SELECT topic, partition, next_offset FROM public.positions WHERE sink = %s", (sink,))
     found: dict[str, dict[int, int]] = {}
     for topic, partition, next_offset in cursor:
         found.setdefault(topic, {})[partition] = next_offset

@@ -32,10 +32,10 @@ from outbox.soak.seen import Adds, ComparedTotals, Foreign, RowChange, Seen, Sin
 
 ANSWERS = "SELECT key, status, body FROM public.idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
-OPEN_LETTERS = "SELECT sink, reason, topic, partition, \"offset\" FROM dead_letters WHERE status <> 'replayed'"
-APPLIED = "SELECT event_id::text, times FROM applied_events WHERE sink = %s"
-REMEMBERED = "SELECT concat_ws(' ', {by}) FROM {table} WHERE sink = %s"
-HORIZON = "SELECT horizon::text FROM dedup_horizon"
+OPEN_LETTERS = "SELECT sink, reason, topic, partition, \"offset\" FROM public.dead_letters WHERE status <> 'replayed'"
+APPLIED = "SELECT event_id::text, times FROM public.applied_events WHERE sink = %s"
+REMEMBERED = "SELECT concat_ws(' ', {by}) FROM public.{table} WHERE sink = %s"
+HORIZON = "SELECT horizon::text FROM public.dedup_horizon"
 # `outbox prune` sends the markers.
 OUTBOX = "SELECT id::text FROM public.outbox WHERE aggregatetype NOT LIKE '%.markers'"
 

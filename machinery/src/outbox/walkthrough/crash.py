@@ -151,14 +151,16 @@ class Window:
     def _positions(self, name: str) -> dict[str, int]:
         """By topic the position in the sink's database, as such a sum."""
         with self._watcher.cursor() as cursor:
-            cursor.execute("SELECT topic, sum(next_offset) FROM positions WHERE sink = %s GROUP BY topic", [name])
+            cursor.execute(
+                "SELECT topic, sum(next_offset) FROM public.positions WHERE sink = %s GROUP BY topic", [name]
+            )
             return {topic: int(total) for topic, total in cursor}
 
     def _generation(self, name: str) -> int:
-        return self._one("SELECT generation FROM sinks WHERE name = %s", name)
+        return self._one("SELECT generation FROM public.sinks WHERE name = %s", name)
 
     def _epoch(self, name: str) -> int:
-        return self._one("SELECT epoch FROM sinks WHERE name = %s", name)
+        return self._one("SELECT epoch FROM public.sinks WHERE name = %s", name)
 
     def _one(self, query: str, name: str) -> int:
         """The number that a query about a sink returns; 0 without a row."""

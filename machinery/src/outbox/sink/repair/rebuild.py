@@ -58,8 +58,8 @@ SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
  ORDER BY relname
 """
 ADD_COPY = """
-INSERT INTO sinks (name, epoch, generation)
-SELECT %(copy)s, 0, coalesce(max(generation), 0) FROM checkpoint_generations WHERE sink = %(copy)s
+INSERT INTO public.sinks (name, epoch, generation)
+SELECT %(copy)s, 0, coalesce(max(generation), 0) FROM public.checkpoint_generations WHERE sink = %(copy)s
 ON CONFLICT DO NOTHING
 """
 # Rows as they are, but for their sink.
@@ -71,18 +71,19 @@ ON CONFLICT DO NOTHING
 # them.
 APPLIED_ALL_THE_SAME = """
 SELECT live.identity
-  FROM dead_letters AS live
-  JOIN positions AS read ON read.sink = %(copy)s AND read.topic = live.topic AND read.topic_id = live.topic_id
-                        AND read.partition = live.partition AND live."offset" < read.next_offset
+  FROM public.dead_letters AS live
+  JOIN public.positions AS read ON read.sink = %(copy)s AND read.topic = live.topic AND read.topic_id = live.topic_id
+                               AND read.partition = live.partition AND live."offset" < read.next_offset
  WHERE live.sink = %(sink)s AND live.status = 'discarded'
-   AND NOT EXISTS (SELECT FROM dead_letters AS letter WHERE letter.sink = %(copy)s AND letter.identity = live.identity
-                                                        AND letter.status IN ('open', 'discarded'))
+   AND NOT EXISTS (SELECT FROM public.dead_letters AS letter
+                    WHERE letter.sink = %(copy)s AND letter.identity = live.identity
+                      AND letter.status IN ('open', 'discarded'))
  ORDER BY live.identity
  LIMIT 1
 """
 DISCARD = """
-UPDATE dead_letters AS letter SET status = live.status, resolution = live.resolution
-  FROM dead_letters AS live
+UPDATE public.dead_letters AS letter SET status = live.status, resolution = live.resolution
+  FROM public.dead_letters AS live
  WHERE letter.sink = %(copy)s AND letter.status = 'open'
    AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
 """
@@ -100,20 +101,20 @@ SELECT aggregatetype, aggregateid, max((payload ->> %(version)s)::bigint)
 # Just the source's version, also if that is lower than before: the source may have been restored. It is 0 for a key
 # that the sink knows and the source does not.
 SET_BASES = """
-INSERT INTO base_versions (sink, topic, key, version)
+INSERT INTO public.base_versions (sink, topic, key, version)
 SELECT %(sink)s, %(topic)s, key, max(version)
   FROM (SELECT total ->> 'key' AS key, (total ->> 'version')::bigint AS version
           FROM pg_temp.source WHERE aggregate = ANY(%(aggregates)s)
          UNION ALL
         SELECT key, version FROM pg_temp.outbox_sent WHERE aggregate = ANY(%(aggregates)s)
          UNION ALL
-        SELECT key, 0 FROM base_versions WHERE sink = %(sink)s AND topic = %(topic)s {known}) AS found
+        SELECT key, 0 FROM public.base_versions WHERE sink = %(sink)s AND topic = %(topic)s {known}) AS found
  GROUP BY key ORDER BY key
 ON CONFLICT (sink, topic, key) DO UPDATE SET version = excluded.version
 """
 KNOWN = """
          UNION ALL
-        SELECT key COLLATE "default", 0 FROM {table} WHERE sink = %(sink)s AND topic = %(topic)s
+        SELECT key COLLATE "default", 0 FROM public.{table} WHERE sink = %(sink)s AND topic = %(topic)s
 """
 # What the strategy remembers by key and version must not go beyond the base: new events take these versions.
 FORGET = {
@@ -121,31 +122,31 @@ FORGET = {
     "versions": "versions = known.versions * int8multirange(int8range(NULL, base.version, '[]'))",
 }
 FORGET_BEYOND = """
-UPDATE {table} AS known SET {forget}
-  FROM base_versions AS base
+UPDATE public.{table} AS known SET {forget}
+  FROM public.base_versions AS base
  WHERE known.sink = %(sink)s AND known.topic = %(topic)s
    AND base.sink = %(sink)s AND base.topic = %(topic)s AND base.key = known.key COLLATE "default"
 """
 # The sink has passed their events, so these are part of the source's state, or of a time that the source has forgotten.
 # Letters of invalid records stay open: a replay, or a valid record of the event, closes them.
 CLOSE_BASED = """
-UPDATE dead_letters AS letter SET status = 'replayed', last_seen_at = now()
-  FROM base_versions AS base
+UPDATE public.dead_letters AS letter SET status = 'replayed', last_seen_at = now()
+  FROM public.base_versions AS base
  WHERE base.sink = %(sink)s AND letter.sink = %(sink)s AND letter.status = 'open'
    AND base.topic = %(topic)s AND letter.topic = %(topic)s
    AND letter.key = convert_to(base.key, 'UTF8') AND letter.is_event
 """
-SET_PASSED = "UPDATE positions SET based = next_offset WHERE sink = %s AND topic = ANY(%s)"
+SET_PASSED = "UPDATE public.positions SET based = next_offset WHERE sink = %s AND topic = ANY(%s)"
 DIFFERENCES = """
 SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
-  FROM (SELECT key, total FROM sink_totals WHERE sink = %(copy)s) AS copy
-  FULL JOIN (SELECT key, total FROM sink_totals WHERE sink = %(sink)s) AS live USING (key)
+  FROM (SELECT key, total FROM public.sink_totals WHERE sink = %(copy)s) AS copy
+  FULL JOIN (SELECT key, total FROM public.sink_totals WHERE sink = %(sink)s) AS live USING (key)
  WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
 """
 TAKE_COUNTS = """
-UPDATE sinks SET applied = copy.applied, duplicates = copy.duplicates, filtered = copy.filtered,
-                 skipped = copy.skipped, asked_for = copy.asked_for
-  FROM sinks AS copy WHERE sinks.name = %(sink)s AND copy.name = %(copy)s
+UPDATE public.sinks SET applied = copy.applied, duplicates = copy.duplicates, filtered = copy.filtered,
+                        skipped = copy.skipped, asked_for = copy.asked_for
+  FROM public.sinks AS copy WHERE sinks.name = %(sink)s AND copy.name = %(copy)s
 """
 
 
@@ -270,7 +271,7 @@ def _copy_rows(cursor: extensions.cursor, names: Mapping[str, str], table: str, 
     """Let the copy have these rows of the live sink too, but for those that it has."""
     columns = column_names(cursor.connection, table) - {"sink"}
     statement = sql.SQL(COPY_ROWS).format(
-        table=sql.Identifier(table),
+        table=sql.Identifier("public", table),
         columns=sql.SQL(", ").join(map(sql.Identifier, sorted(columns))),
         condition=sql.SQL(condition),
     )
@@ -283,7 +284,7 @@ def drop_copy(connection: extensions.connection, sink: str) -> bool:
     with connection, connection.cursor() as cursor:
         fence.lock(cursor, copy)
         _delete(cursor, copy)
-        cursor.execute("DELETE FROM sinks WHERE name = %s", (copy,))
+        cursor.execute("DELETE FROM public.sinks WHERE name = %s", (copy,))
         return bool(cursor.rowcount)
 
 
@@ -322,7 +323,7 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
         for table in _tables(cursor):
             cursor.execute(sql.SQL("UPDATE {} SET sink = %(sink)s WHERE sink = %(copy)s").format(table), names)
         cursor.execute(TAKE_COUNTS, names)
-        cursor.execute("DELETE FROM sinks WHERE name = %(copy)s", names)
+        cursor.execute("DELETE FROM public.sinks WHERE name = %(copy)s", names)
         fence.supersede(cursor, sink)
         return generations.start_next(cursor, sink, reached)
 
@@ -388,7 +389,7 @@ def _totals(connection: extensions.connection, aggregates: Sequence[Aggregate]) 
             )
         with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
             cursor.itersize = FETCH_ROWS
-            query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier(view))
+            query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier("public", view))
             cursor.execute(query)
             for (total,) in cursor:
                 yield aggregate.name, total
@@ -431,10 +432,10 @@ def _skip(
 
 
 def _require_these_topics(cursor: extensions.cursor, sink: str, topics: Sequence[Topic]) -> None:
-    cursor.execute("SELECT FROM sinks WHERE name = %s", (sink,))
+    cursor.execute("SELECT FROM public.sinks WHERE name = %s", (sink,))
     if not cursor.rowcount:
         raise Failure(f"no sink called {sink} has run yet", f"`outbox sink {sink}` runs it", code="sink-unknown")
-    cursor.execute("SELECT DISTINCT topic, topic_id, is_recreated FROM positions WHERE sink = %s", (sink,))
+    cursor.execute("SELECT DISTINCT topic, topic_id, is_recreated FROM public.positions WHERE sink = %s", (sink,))
     known = {topic.name: topic.id for topic in topics}
     others = {name for name, of_topic, is_later in cursor if is_later or known.get(name, of_topic) != of_topic}
     if others:

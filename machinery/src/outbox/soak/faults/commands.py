@@ -38,7 +38,7 @@ UNAVAILABLE = {
 AGAIN_S = 1.0
 AGAIN_TIMEOUT_S = 300.0
 DISCARDED_AT_ONCE = 100
-OPEN = "SELECT count(*) FROM dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
+OPEN = "SELECT count(*) FROM public.dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
 FROM_FAULTS = {"malformed-records", "sink-parked"}  # what `outbox check` may find while other faults last
 FROM_REPEATS = {"sink-drift"}  # and of sinks that do not recognise every repeat
 

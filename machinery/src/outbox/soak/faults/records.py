@@ -39,11 +39,11 @@ ANY_PARTITION = -1  # that of the key
 Headers = Mapping[str, bytes | None]
 Place = tuple[int, int]  # partition and offset
 LETTERS_TIMEOUT_S = 300.0  # sinks may be down, or begin again
-LETTERS_OF_ALL = "SELECT event_id::text FROM dead_letters WHERE topic = %s"
+LETTERS_OF_ALL = "SELECT event_id::text FROM public.dead_letters WHERE topic = %s"
 LETTERS = """
-SELECT sink, identity, partition, "offset", event_id::text FROM dead_letters WHERE topic = %s AND sink = ANY(%s)
+SELECT sink, identity, partition, "offset", event_id::text FROM public.dead_letters WHERE topic = %s AND sink = ANY(%s)
 """
-POSITIONS = "SELECT sink, partition, next_offset FROM positions WHERE topic = %s AND sink = ANY(%s)"
+POSITIONS = "SELECT sink, partition, next_offset FROM public.positions WHERE topic = %s AND sink = ANY(%s)"
 
 
 class Record(NamedTuple):

@@ -24,7 +24,7 @@ from outbox.soak.seen import RowChange, TopicEvent
 from outbox.soak.testbed import Testbed
 
 POSITIONS = """
-SELECT partition, min(next_offset) FROM positions WHERE topic = %s AND sink = ANY(%s) GROUP BY partition
+SELECT partition, min(next_offset) FROM public.positions WHERE topic = %s AND sink = ANY(%s) GROUP BY partition
 """
 OUTBOX = "SELECT id::text FROM public.outbox"
 ROOM_TIMEOUT_S = 300.0

@@ -28,7 +28,7 @@ from outbox.soak.releases import OlderRelease
 from outbox.soak.testbed import Testbed
 
 STEP_TIMEOUT_S = 300.0
-OPEN = "SELECT DISTINCT sink FROM dead_letters WHERE sink = ANY(%s) AND reason = %s AND status = 'open'"
+OPEN = "SELECT DISTINCT sink FROM public.dead_letters WHERE sink = ANY(%s) AND reason = %s AND status = 'open'"
 
 
 class Rollout(Fault):

@@ -22,7 +22,7 @@ from outbox.stack.command import Command
 from outbox.walkthrough.crash import Window
 from outbox.walkthrough.processes import SinkProcess
 
-GENERATION = "SELECT generation FROM sinks WHERE name = %s"
+GENERATION = "SELECT generation FROM public.sinks WHERE name = %s"
 BURST_EVENTS = 20
 COMMIT_TIMEOUT_S = 180.0
 

@@ -35,7 +35,7 @@ SELECT attname, coalesce(pg_get_expr(adbin, adrelid), '') ~* %(time)s,
  ORDER BY attnum
 """
 TIME = r"\m(now|current_timestamp|current_date|localtimestamp|\w+_timestamp)\M"
-OPEN_LETTERS = "SELECT identity, reason FROM dead_letters WHERE sink = %s AND status = 'open'"
+OPEN_LETTERS = "SELECT identity, reason FROM public.dead_letters WHERE sink = %s AND status = 'open'"
 
 Row = Mapping[str, Any]
 
