@@ -12,6 +12,8 @@ from random import Random
 
 import pytest
 
+from outbox.audit.letters import acknowledged as acknowledged_by
+from outbox.audit.topic_part import identity_bytes
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -75,6 +77,12 @@ def discard(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -
     chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         return replay.discard(connection, chosen, because="looked at", dry_run=dry_run).get(sink, 0)
+
+
+def acknowledged(settings: Settings) -> frozenset[bytes]:
+    """The identities of the records that `outbox check` no longer reports."""
+    with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
+        return acknowledged_by(cursor, ["dedup"])
 
 
 def everything(database: Database) -> list[object]:
@@ -360,6 +368,24 @@ class TestDiscard:
             assert sink.apply(batch([event], start=2)).duplicates == 1
         assert database.totals() == sums([event])
         assert database.statuses() == {event.event_id: "discarded"}
+
+    def test_an_event_that_takes_the_letter_of_a_discarded_record_leaves_that_acknowledged(
+        self, databases: Settings, known: Known, database: Database
+    ) -> None:
+        first, event = kilos(5), litres(kilos(7, version=2))
+        foreign = dead_record(1, event.event_id)
+        with open_sink(databases) as sink:
+            sink.apply(batch([first], dead=[foreign]))
+            assert discard(databases) == 1
+            assert sink.apply(batch([event], start=2)).rejected == 1
+            assert acknowledged(databases) == set(), "its event is set aside"
+            sink.apply(batch([], start=1, dead=[foreign]))
+            assert database.query("SELECT status, is_event FROM dead_letters") == [("open", True)]
+            correct_unit(databases)
+            assert run_replay(databases, known) == Replayed(applied=1)
+            sink.apply(batch([], start=1, dead=[foreign]))
+        assert database.statuses() == {event.event_id: "replayed"}
+        assert acknowledged(databases) == {identity_bytes(event.event_id)}
 
 
 class TestRefusals:

@@ -39,12 +39,13 @@ REASONS = """
 SELECT sink, coalesce(resolution, %s), count(*)
   FROM public.dead_letters WHERE status = 'discarded' GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2
 """
-ACKNOWLEDGED = """
+ACKNOWLEDGED = f"""
 SELECT DISTINCT identity FROM public.dead_letters AS letter
- WHERE status = 'discarded' AND sink = ANY(%(sinks)s)
+ WHERE sink = ANY(%(sinks)s)
+   AND (status = 'discarded' OR status = 'replayed' AND resolution <> '{dead_letters.FILTERED}')
    AND NOT EXISTS (SELECT FROM public.dead_letters AS other
                     WHERE other.identity = letter.identity AND other.status = 'open' AND other.sink = ANY(%(sinks)s))
-"""
+"""  # noqa: S608
 
 
 class Letter(NamedTuple):
@@ -111,7 +112,9 @@ def reasons(cursor: extensions.cursor) -> dict[str, dict[str, int]]:
 
 
 def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset[bytes]:
-    """The identities of the letters that one of these sinks has discarded, and that none of them has open."""
+    """The identities of the letters that one of these sinks has discarded, and that none of them has open. The event of
+    such an identity may have been applied since.
+    """
     cursor.execute(ACKNOWLEDGED, {"sinks": list(sinks)})
     return frozenset(identity_bytes(identity) for (identity,) in cursor)
 

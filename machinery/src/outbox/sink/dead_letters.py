@@ -43,7 +43,8 @@ INSERT INTO public.dead_letters ({COLUMNS})
 {{rows}}
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
-# The letter of a valid event. If an undecodable record with its id has a letter, the event takes that letter.
+# The letter of a valid event. If an undecodable record with its id has a letter, the event takes that letter. If the
+# record was discarded, the letter keeps the reason: `outbox check` does not report the record again.
 INSERT_REJECTED = f"""
 INSERT INTO public.dead_letters ({COLUMNS}, is_event, version) VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE
@@ -51,7 +52,8 @@ ON CONFLICT (sink, identity) DO UPDATE
        "offset" = excluded."offset", key = excluded.key, headers = excluded.headers, value = excluded.value,
        recorded_at = excluded.recorded_at, event_id = excluded.event_id, reason = excluded.reason,
        detail = excluded.detail, is_event = excluded.is_event, version = excluded.version,
-       status = 'open', resolution = NULL, last_seen_at = now()
+       status = 'open', resolution = CASE WHEN dead_letters.status = 'discarded' THEN dead_letters.resolution END,
+       last_seen_at = now()
 """  # noqa: S608
 # Postgres's estimates are of no use here: `batch` has no statistics, and letters come by the thousand in one
 # transaction, so those of `dead_letters` may be of long ago. These statements let it choose nothing by them. The letter

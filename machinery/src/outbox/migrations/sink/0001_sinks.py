@@ -89,7 +89,8 @@ CREATE TABLE dead_letters (
     detail        text        NOT NULL,
     -- replayed: the sink has dealt with the event since; discarded: it is never applied.
     status        text        NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'replayed', 'discarded')),
-    resolution    text,        -- why it was discarded; `filtered` if it was replayed and the transform left it out
+    -- why it was discarded, or a record with its id before; `filtered` if it was replayed and the transform left it out
+    resolution    text,
     recorded_at   timestamptz NOT NULL DEFAULT now(), -- the record's timestamp
     first_seen_at timestamptz NOT NULL DEFAULT now(),
     last_seen_at  timestamptz NOT NULL DEFAULT now(),
