@@ -17,7 +17,7 @@ from tests.attack.world import World
 
 MINUTE = 1_200  # steps
 ROUND = 3_000  # steps between two lines of progress
-EXAMPLE = 40  # steps
+EXAMPLE = 25  # steps
 SHRINKING_S = 60
 
 
