@@ -56,7 +56,7 @@ class Sink:
     based: int = 0  # what lies below was part of the source's state, or the source has forgotten it
     is_whole: bool = True  # the topic that it reads has had every event that it ever read
     has_asked: bool = True  # it has started once; only the copy of a rebuild is there before
-    ids: set[str] = field(default_factory=set)
+    ids: dict[str, set[str]] = field(default_factory=lambda: {"dedup": set(), "merge": set()})  # by strategy
     versions: set[tuple[str, int]] = field(default_factory=set)
     highest: dict[str, int] = field(default_factory=dict)
     bases: dict[str, int] = field(default_factory=dict)
@@ -184,10 +184,11 @@ class Sink:
                         rejected[row.event.id] = "repeated version"
                 self.versions |= firsts.keys()
                 return list(firsts.values())
-        known = self.ids if self.job.strategy == "merge" else set()
+        ids = self.ids[self.job.strategy]
+        known = ids if self.job.strategy == "merge" else set()
         rejected |= {row.event.id: OLDER for row in rows if row.event.id < around.horizon and row.event.id not in known}
-        new = {row.event.id: row for row in reversed(rows) if row.event.id not in self.ids | rejected.keys()}
-        self.ids |= new.keys()
+        new = {row.event.id: row for row in reversed(rows) if row.event.id not in ids | rejected.keys()}
+        ids.update(new)
         return [row for row in new.values() if row.event.id >= around.horizon]
 
     def _is_admitted(self, row: Row, *, is_replay: bool, is_older: bool) -> bool:
@@ -281,7 +282,8 @@ class Sink:
 
     def forget(self, horizon: str, kept: Collection[str], on_topic: Collection[str]) -> None:
         """Retention: letters that are not ``kept`` must be of no use, and ids below the horizon are unknown."""
-        self.ids = {one for one in self.ids if one >= horizon}
+        for ids in self.ids.values():
+            ids -= {one for one in ids if one < horizon}
         for name in self.letters.keys() - set(kept):
             letter = self.letters.pop(name)
             assert letter.status != "open", f"{name} is open"
