@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_DNS, uuid5
@@ -18,10 +15,8 @@ import pytest
 from psycopg2 import sql
 from structlog.testing import capture_logs
 
-import outbox
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.events.usable import RESERVED, RESERVED_PREFIX, SYSTEM
 from outbox.sink.batch import Batch, Returned, Traced
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.returned import columns_of
@@ -33,15 +28,14 @@ from outbox.sink.records import Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
-from outbox.sink.sections import COMMENT
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.declared import NUMBER, Events
 from tests.support.declared_sinks import batch_of, record, sink
 from tests.support.made_events import STRATEGIES, TRACE, as_read, fetch
 from tests.support.sink_driver import Database, projections_in
+from tests.support.sql_names import KINDS, words
 
-PACKAGE = Path(outbox.__file__).parent
 TOPIC = "shop.order"
 TABLES = """
 CREATE TABLE seen (line bigserial, sink text, event jsonb);
@@ -59,8 +53,6 @@ SELECT new_events.event_id, 'unwelcome', 'as yet' FROM new_events
 INSERT INTO seen (sink, event)
 SELECT %(sink)s, to_jsonb(new_events.*) FROM new_events ORDER BY new_events.partition, new_events."offset";
 """
-SQL = re.compile(r"\b(SELECT|FROM|WHERE|AND|INSERT|CREATE|SET|CASE)\b")
-KINDS: list[dict[str, Any]] = [{"type": "string"}, {"type": "string", "format": "uuid"}, NUMBER]
 # The key, the version, and whether there is a transform. In each turn the kinds of the properties are others.
 # Each strategy takes two of the turns, one of them with a transform.
 TURNS = [
@@ -69,27 +61,6 @@ TURNS = [
     ("identity", "known", True),
     ("o'clock `{version}", "it's {key}", False),
 ]
-
-
-def statements() -> Iterator[str]:
-    """The SQL of the sinks, some of it in pieces."""
-    for file in sorted((PACKAGE / "sink" / "strategies").glob("*.sql")):
-        yield COMMENT.sub("", file.read_text())
-    for folder in ("sink", "sink/postgres", "sink/repair"):
-        for file in sorted((PACKAGE / folder).glob("*.py")):
-            assigned = [one for one in ast.parse(file.read_text()).body if isinstance(one, ast.Assign | ast.AnnAssign)]
-            for one in assigned:
-                for node in ast.walk(one):
-                    if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.search(node.value):
-                        yield node.value
-
-
-@cache
-def words() -> Sequence[str]:
-    """All names in the SQL of the sinks that a property can have, in any case once."""
-    found = {word.lower() for text in statements() for word in re.findall(r"[A-Za-z_]\w*", text)}
-    assert {"batch", "incoming", "identity", "topic", "taken", "blocker", "kept", "select"} <= found
-    return sorted(word for word in found - RESERVED - SYSTEM if not word.startswith(RESERVED_PREFIX))
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import json
 import shutil
 import threading
 import uuid
@@ -31,7 +32,7 @@ from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
 from outbox.sink import discovery, fence
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, DeadRecord, Returned
 from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.lakehouse import spark_table, table
 from outbox.sink.lakehouse.target import LakehouseTarget
@@ -39,13 +40,15 @@ from outbox.sink.lakehouse.writer import LakehouseWriter
 from outbox.sink.records import Record, Records
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Chosen
-from outbox.sink.spec import SinkJob, SinkSpec, TargetState
+from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
 from outbox.sink.writer import Copier, Counts, SinkWriter
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 from tests.lake import NAME, folder, ids, staged_files, write_source
+from tests.support import declared_sinks
+from tests.support.declared import NUMBER, Events
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.made_events import (
     NOW_MS,
@@ -64,6 +67,7 @@ from tests.support.made_events import (
 from tests.support.record_corpus import record, unread
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, logged, running
+from tests.support.sql_names import KINDS, words
 from tests.support.suite import DOMAIN
 
 pytestmark = leaves_sockets
@@ -138,17 +142,17 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
         assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
     assert ids(lake) == sorted(event.event_id for event in [*new, *old])
     assert {key: int(total) for key, total, _ in read_table(lake).totals} == sums([*new, *old])
-    assert {path.name for path in folder(lake).glob("event_day=*")} == {
-        f"event_day={spark_table._day(event.event_id)}" for event in (new[0], old[0])
+    assert {path.name for path in folder(lake).glob("outbox_day=*")} == {
+        f"outbox_day={spark_table._day(event.event_id)}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
     assert read_table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
 
 
-def copier(settings: Settings, sink: SinkWriter) -> Copier:
+def copier(settings: Settings, sink: SinkWriter, topic: str = TOPIC) -> Copier:
     """What the sink's tasks run."""
     assert sink.staging is not None
-    return sink.staging.copier(settings.dsn(SinkRole.WRITER), TOPIC)
+    return sink.staging.copier(settings.dsn(SinkRole.WRITER), topic)
 
 
 def read(some: Sequence[Event], *bad: Record, start: int = 0) -> Sequence[Records]:
@@ -249,9 +253,9 @@ class Notes(RecordDecoder):
 def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path: Path) -> None:
     schema = tmp_path / "notes.sql"
     schema.write_text(
-        "CREATE TABLE IF NOT EXISTS events (event_id STRING, event_day DATE, partition INT, offset BIGINT, page BIGINT,"
-        " note STRING)"
-        " USING delta PARTITIONED BY (event_day) LOCATION %(location)s"
+        "CREATE TABLE IF NOT EXISTS events (event_id STRING, outbox_day DATE, partition INT, offset BIGINT,"
+        " page BIGINT, note STRING)"
+        " USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s"
     )
     target = LakehouseTarget(schema, TOTALS)
     job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={TOPIC: Notes()})
@@ -293,6 +297,69 @@ def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
     assert count == len(ids(lake)) == 4
 
 
+@pytest.mark.parametrize("has_transform", [False, True], ids=["events", "transformed"])
+def test_properties_may_have_the_names_that_occur_in_our_sql(
+    lake: Settings, tmp_path: Path, has_transform: bool
+) -> None:
+    """Events are merged by the driver and from files, set aside, replayed, and delivered again."""
+    kinds = {name: KINDS[place % 3] for place, name in enumerate(words())} | {"key": KINDS[0], "version": NUMBER}
+    schema = {"type": "object", "required": [*kinds], "properties": kinds}
+    toml = 'key = "key"\nversion = "version"\n'
+    known = Events(tmp_path / "events").aggregate("order", toml, placed_v1=schema).load()
+    columns = ", ".join(f"`{name}` {'BIGINT' if kind == NUMBER else 'STRING'}" for name, kind in kinds.items())
+    ddl = tmp_path / "table.sql"
+    ddl.write_text(SCHEMA.read_text().partition("    event_type")[0] + columns + ") USING delta LOCATION %(location)s")
+    base = declared_sinks.sink(known, "order", projections=tmp_path, name=NAME)
+    job = replace(base.job, transform="any:thing" if has_transform else None)
+    spec = replace(base, job=job, strategy=DECLARED.strategy, target=LakehouseTarget(ddl, TOTALS))
+
+    def event(number: int) -> Record:
+        texts = {name: f"{name} {number}" for name in kinds}
+        values = {name: str(uuid.uuid5(uuid.NAMESPACE_DNS, text)) for name, text in texts.items()}
+        numbers = {name: number * 1000 + place for place, name in enumerate(kinds, 1)}
+        payload = {name: numbers[name] if kind == NUMBER else values[name] for name, kind in kinds.items()}
+        return declared_sinks.record("placed", payload, key=payload["key"])
+
+    def passed(made: Batch, *, failed: Mapping[tuple[int, int], str] = MappingProxyType({})) -> Batch:
+        rows = spec.layout.table(made.rows)
+        rows = rows.filter(pa.array([(0, offset) not in failed for offset in rows["offset"].to_pylist()], pa.bool_()))
+        returned = Returned(rows, row_count=rows.num_rows, failed=failed)
+        return replace(made, returned=returned) if has_transform else made
+
+    some = [event(number) for number in range(5)]
+    topic = spec.topics[0]
+    with driving(lake, spec) as sink:
+        if has_transform:
+            sink.prepare(spec.layout.schema)
+            failing = passed(declared_sinks.batch_of(spec, topic, some[0]), failed={(0, 0): "it fails"})
+            assert sink.apply(failing) == Counts(1, rejected=1)
+        else:
+            bad = DeadRecord(0, 0, some[0], (dict(some[0].headers)["id"] or b"").decode(), Rejection("test", ""))
+            assert sink.apply(Batch(topic, TOPIC_ID, {0: 0}, {0: 1}, {}, [bad])).dead == 1
+        made = passed(declared_sinks.batch_of(spec, topic, *some[1:3], start=1))
+        assert sink.apply(made) == Counts(2, 2)
+        if not has_transform:
+            read = replace(as_read(*some[3:], partition=0), offsets=range(3, 5))
+            done = copier(lake, sink, topic)(1, [read])
+            assert sink.apply(Batch(topic, TOPIC_ID, {0: 3}, {0: 5}, {}, (), staged=done)) == Counts(2, 2)
+        assert sink.apply(made).duplicates == 2
+        sink.close()
+    transform = Transformed(spec.layout.schema, lambda _, rows: Returned(rows, row_count=rows.num_rows))
+    with closing(connect(lake, SinkRole.WRITER)) as connection:
+        with connection, connection.cursor() as cursor:
+            chosen = Selection(sink=NAME).choose(cursor)
+        replayed = replay.replay(
+            connection,
+            {NAME: spec},
+            chosen,
+            applier_of=lambda one: one.target.applier(lake, one, transform if has_transform else None, dry_run=False),
+        )
+    assert replayed == {NAME: Replayed(applied=1)}
+    stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
+    found = sorted((json.loads(one.value or b"") for one in (some[:3] if has_transform else some)), key=str)
+    assert sorted(({name: row[name] for name in kinds} for row in stored), key=str) == found
+
+
 @pytest.fixture
 def run(lake: Settings) -> Iterator[Run]:
     with driving(lake) as sink:
@@ -327,7 +394,7 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
     today, before = events(3), events(3, at_ms=NOW_MS - 3 * DAY_MS)
     with driving(lake) as sink:
         sink.apply(batch([*before, *today]))
-        for file in folder(lake).glob(f"event_day={spark_table._day(before[0].event_id)}/*.parquet"):
+        for file in folder(lake).glob(f"outbox_day={spark_table._day(before[0].event_id)}/*.parquet"):
             file.unlink()
         assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
         with raises("table-failed"):
@@ -338,7 +405,7 @@ def test_traced_events_are_looked_for_among_their_own_days_and_ids(lake: Setting
     today, earlier, before = (events(3, at_ms=NOW_MS - ago_ms) for ago_ms in (0, 60_000, 3 * DAY_MS))
     with driving(lake) as sink, capture_logs() as lines:
         sink.apply(batch([*before, *earlier]))
-        others = [*folder(lake).glob("event_day=*/*.parquet")]
+        others = [*folder(lake).glob("outbox_day=*/*.parquet")]
         sink.apply(batch(today, start=6))
         for file in others:
             file.unlink()

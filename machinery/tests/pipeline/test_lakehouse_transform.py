@@ -51,16 +51,16 @@ FEW, MANY = 12, 120
 SIZES = pytest.mark.parametrize("count", [FEW, MANY], ids=["few", "many"])
 TABLE = """
 CREATE TABLE IF NOT EXISTS events (
-    event_id STRING NOT NULL, event_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
+    event_id STRING NOT NULL, outbox_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
     event_type STRING NOT NULL, item_id STRING NOT NULL, unit STRING NOT NULL, quantity BIGINT NOT NULL,
     version BIGINT NOT NULL, occurred_at TIMESTAMP NOT NULL, kilograms DECIMAL(38, 3) NOT NULL
-) USING delta PARTITIONED BY (event_day) LOCATION %(location)s
+) USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s
 """
 OF_TWO_TOPICS = """
 CREATE TABLE IF NOT EXISTS events (
-    event_id STRING NOT NULL, event_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
+    event_id STRING NOT NULL, outbox_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
     event_type STRING NOT NULL, item_id STRING NOT NULL, quantity BIGINT, order_id STRING
-) USING delta PARTITIONED BY (event_day) LOCATION %(location)s
+) USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s
 """
 TOTALS = "SELECT item_id AS key, sum(quantity) AS total, 0 AS version FROM events GROUP BY item_id"
 FAILS_AT = 13  # a quantity

@@ -156,7 +156,7 @@ def held_merge() -> None:
     def make_held(self: Any, *arguments: Any) -> None:
         make(self, *arguments)
         self._spark.udf.register("is_let_go", is_let_go, "boolean")
-        held = self._merge.replace("WHERE copy = 1", "WHERE copy = 1 AND is_let_go(event_id)")
+        held = self._merge.replace("WHERE outbox_copy = 1", "WHERE outbox_copy = 1 AND is_let_go(event_id)")
         assert held != self._merge
         self._merge = held
 

@@ -5,16 +5,17 @@
 -- memory: none
 MERGE INTO events AS known
 USING (
-    SELECT * EXCEPT (copy),
+    SELECT * EXCEPT (outbox_copy),
            -- From the id, not from the arrival: a duplicate has the same day as its first copy.
-           to_date(timestamp_millis(CAST(conv(substr(replace(event_id, '-', ''), 1, 12), 16, 10) AS BIGINT))) AS event_day
-      FROM (SELECT *, row_number() OVER (PARTITION BY event_id ORDER BY partition, offset) AS copy FROM batch)
-     WHERE copy = 1
+           to_date(timestamp_millis(CAST(conv(substr(replace(event_id, '-', ''), 1, 12), 16, 10) AS BIGINT)))
+               AS outbox_day
+      FROM (SELECT *, row_number() OVER (PARTITION BY event_id ORDER BY partition, offset) AS outbox_copy FROM batch)
+     WHERE outbox_copy = 1
 ) AS incoming
    ON known.event_id = incoming.event_id
-  AND known.event_day = incoming.event_day
+  AND known.outbox_day = incoming.outbox_day
   -- These bound the search, however many years the table has: only the days of the batch's ids, and only files that
   -- hold ids of its range.
-  AND known.event_day IN (%(days)s)
+  AND known.outbox_day IN (%(days)s)
   AND known.event_id BETWEEN %(first_id)s AND %(last_id)s
  WHEN NOT MATCHED THEN INSERT *

@@ -142,8 +142,8 @@ class Table:
             wanted = self._spark.createDataFrame(pa.table({"event_id": [*event_ids]}))
             table = self._spark.read.format("delta").load(self._uri)
             within = "event_id BETWEEN %(first_id)s AND %(last_id)s"
-            if "event_day" in table.columns:
-                within += " AND event_day IN (%(days)s)"
+            if "outbox_day" in table.columns:
+                within += " AND outbox_day IN (%(days)s)"
             known = table.where(within % _bounds(event_ids))
             return {event_id for (event_id,) in wanted.join(known, "event_id", "left_anti").collect()}
 

@@ -1,7 +1,7 @@
 -- The table of the sink `lakehouse`: every event once, with its place on the topic.
 CREATE TABLE IF NOT EXISTS events (
     event_id    STRING    NOT NULL,
-    event_day   DATE      NOT NULL COMMENT 'in UTC, of the time within event_id',
+    outbox_day  DATE      NOT NULL COMMENT 'in UTC, of the time within event_id',
     partition   INT       NOT NULL,
     offset      BIGINT    NOT NULL,
     event_type  STRING    NOT NULL,
@@ -14,5 +14,5 @@ CREATE TABLE IF NOT EXISTS events (
     occurred_at TIMESTAMP NOT NULL
 )
 USING delta
-PARTITIONED BY (event_day)
+PARTITIONED BY (outbox_day)
 LOCATION %(location)s
