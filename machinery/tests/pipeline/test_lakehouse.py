@@ -120,11 +120,16 @@ def database(settings: Settings) -> Database:
 
 def run_replay(settings: Settings, *some: Event, dry_run: bool = False) -> dict[str, Replayed]:
     """Replay the dead letters of these events."""
+    return run_chosen(settings, [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some], dry_run=dry_run)
+
+
+def run_chosen(settings: Settings, chosen: Sequence[Chosen], *, dry_run: bool = False) -> dict[str, Replayed]:
+    """Replay these dead letters."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         return replay.replay(
             connection,
             {NAME: DECLARED},
-            [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some],
+            chosen,
             dry_run=dry_run,
             applier_of=lambda one: one.target.applier(settings, one, dry_run=dry_run),
         )
@@ -549,11 +554,39 @@ def test_the_command_replays_a_letter_into_the_table(lake: Settings) -> None:
     (one,) = events(1)
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(one, 0)]))
-    for applied in (1, 0):
+    before = DeltaTable(folder(lake)).version()
+    for applied in (1, 0, 1):
+        if database(lake).statuses() == {one.event_id: "replayed"} and applied:
+            DeltaTable(folder(lake)).restore(before)
         done = outbox("dead-letters", "replay", "--sink", NAME, home=lake.home, **lake.as_env())
         assert done.returncode == 0, done.stderr
         assert ("1 applied" in done.stdout) is bool(applied), done.stdout
     assert ids(lake) == [one.event_id]
+
+
+def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> None:
+    kept, lost, came = events(3)
+    malformed = DeadRecord(0, 2, record(b"{"), came.event_id, Rejection("malformed", ""))
+
+    def again(*, dry_run: bool = False) -> Replayed:
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
+            with connection, connection.cursor() as cursor:
+                chosen = Selection(sink=NAME, elsewhere=[NAME]).choose(cursor)
+            return run_chosen(lake, chosen, dry_run=dry_run).get(NAME, Replayed())
+
+    with driving(lake) as sink:
+        sink.apply(batch([], dead=[unread(kept, 0), unread(lost, 1), malformed]))
+        assert run_replay(lake, kept) == {NAME: Replayed(applied=1)}
+        before = DeltaTable(folder(lake)).version()
+        assert run_replay(lake, lost) == {NAME: Replayed(applied=1)}
+        assert sink.apply(batch([came], start=3)).applied == 1
+    assert {*database(lake).statuses().values()} == {"replayed"}
+    assert again() == Replayed()
+    DeltaTable(folder(lake)).restore(before)
+    assert {*states(lake)[0].letters} == {uuid.UUID(one.event_id).bytes for one in (lost, came)}, "`check` says so"
+    assert again(dry_run=True) == again() == Replayed(applied=1, rejected=1)
+    assert ids(lake) == sorted([kept.event_id, lost.event_id])
+    assert database(lake).statuses()[came.event_id] == "open", "its letter keeps another record"
 
 
 def test_traced_events_are_told_with_what_became_of_them(lake: Settings) -> None:

@@ -123,10 +123,12 @@ def replay_command(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_
     """Validate dead letters by the present contract, and apply the valid ones once. Status 1 if any stays open.
 
     If the projection is ordered, events that are parked behind them are replayed too. Works beside a running sink. It
-    is safe to repeat: a dead letter that was replayed is no longer open.
+    is safe to repeat: a dead letter that was replayed is no longer open. It is replayed again if the sink's table was
+    restored to a version without its event.
     """
     settings = load()
     known = discovery.sinks(settings)
+    chosen["elsewhere"] = [name for name, spec in known.items() if spec.target.is_elsewhere]
     with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, found):
         unknown = _unknown_sinks(found, known, chosen.get("sink"))
         letters = [letter for letter in found if letter.sink not in unknown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 from psycopg2 import extensions
@@ -37,6 +38,13 @@ class Applier(Protocol):
 
     def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
         """Copy rows into ``batch``, by the names of their columns."""
+
+    def lost(self, event_ids: Collection[str]) -> Collection[str]:
+        """Those of these events, whose dead letters are closed, that the result does not have any more. A result that
+        is committed with its dead letters loses none.
+        """
+        del event_ids
+        return ()
 
     def replay(
         self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool

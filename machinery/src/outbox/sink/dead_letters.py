@@ -149,9 +149,11 @@ SELECT DISTINCT ON (batch.event_id) batch.event_id::text, batch.partition, batch
     ON letter.is_event AND letter.status = 'open'
  ORDER BY batch.event_id, rejected.reason <> 'parked', batch.partition, batch."offset"
 """
-# Of an event that is older than the horizon, the reason says that the strategy knows nothing of it.
+# Of an event that is older than the horizon, the reason says that the strategy knows nothing of it. A letter that was
+# replayed opens again: its event is lost.
 UPDATE_REASONS = f"""
-UPDATE public.dead_letters AS letter SET reason = found.reason, detail = found.detail, last_seen_at = now()
+UPDATE public.dead_letters AS letter
+   SET reason = found.reason, detail = found.detail, status = 'open', last_seen_at = now()
   FROM (VALUES %s) AS found (sink, identity, reason, detail)
  WHERE letter.sink = found.sink AND letter.identity = found.identity AND letter.reason <> '{OLDER_THAN_HORIZON}'
 """  # noqa: S608

@@ -118,6 +118,8 @@ class Target(ABC):
     database.
     """
 
+    is_elsewhere = False
+    """Whether the result is outside the sink database: it may be older than the dead letters there."""
     jars: Sequence[str] = ()
     """Configurations of ivy.xml that Spark needs beside its Kafka source."""
     spark_config: Mapping[str, str] = {}

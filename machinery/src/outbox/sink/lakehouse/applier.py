@@ -44,6 +44,9 @@ class LakehouseApplier(PostgresApplier):
         super().__init__(spec)
         self._table, self._dry_run = table, dry_run
 
+    def lost(self, event_ids: Collection[str]) -> Collection[str]:
+        return self._table.missing(event_ids)
+
     def replay(
         self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
     ) -> Applied:
@@ -71,6 +74,10 @@ class TransformingLakehouseApplier(TransformingApplier):
         super().__init__(spec, (), transform, dry_run=dry_run)
         self._known_of_staged = dict.fromkeys(spec.decoders, KNOWN_OF_STAGED)
         self._table = table
+
+    def lost(self, event_ids: Collection[str]) -> Collection[str]:
+        assert self._table is not None, "for a replay"  # noqa: S101
+        return self._table.missing(event_ids)
 
     def set_aside(
         self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, known: Collection[str] = ()

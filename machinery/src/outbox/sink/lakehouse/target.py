@@ -21,6 +21,7 @@ class LakehouseTarget(Target):
     total and version, that nothing but `outbox check` runs.
     """
 
+    is_elsewhere = True
     jars: Sequence[str] = ("lakehouse",)
     # How many tasks of a commit read the log; the default is 50. One is faster than two, also with 50,000 files.
     spark_config: Mapping[str, str] = {

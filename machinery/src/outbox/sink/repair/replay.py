@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, NamedTuple
@@ -34,12 +34,13 @@ CHUNK_BYTES = 16 << 20  # the records of a chunk are in memory
 FETCHED = 50  # letters that the server sends at once: one may be large
 AGAIN = "run the command again: what is done is done, and is not repeated"
 
-# Locks each letter when it is fetched. A letter that was closed meanwhile is left out.
+# Locks each letter when it is fetched. A letter that was closed meanwhile is left out, unless its event is lost.
 CLAIM = """
 SELECT identity, key, headers, value, is_event, reason, partition, "offset",
        round(extract(epoch FROM recorded_at) * 1000)::bigint
   FROM public.dead_letters
- WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
+ WHERE sink = %(sink)s AND identity = ANY(%(identities)s)
+   AND (status = 'open' OR status = 'replayed' AND identity = ANY(%(lost)s))
    AND (reason = %(reason)s OR %(reason)s IS NULL)
  ORDER BY partition, "offset"
    FOR UPDATE
@@ -100,9 +101,10 @@ def replay(
     applied as new: no strategy can know, so the caller has made sure that they never were. Without it they are rejected
     again.
 
-    A letter that is no longer open is left out: each event is applied once. A letter whose event the sink does not ask
-    for any more stays open. Raises Failure if the database refuses a chunk, of which then nothing is done; the chunks
-    before it stay.
+    A letter that is no longer open is left out: each event is applied once. A letter that was chosen as replayed is
+    replayed again if the sink's result has lost its event: a table may be restored. A letter whose event the sink does
+    not ask for any more stays open. Raises Failure if the database refuses a chunk, of which then nothing is done; the
+    chunks before it stay.
     """
     done: dict[str, Replayed] = {}
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
@@ -114,7 +116,7 @@ def replay(
                 cursor.execute(fence.SESSION)
                 applier.prepare(cursor)
             dealt_with: dict[str, _DealtWith] = defaultdict(_DealtWith)
-            for chunk in _chunks(letters):
+            for chunk in _chunks(_due(applier, letters)):
                 decoder = spec.decoders.get(chunk[0].topic)
                 if decoder is not None and applier.strategy.remembers_ids:  # before: a partition costs locks
                     partitions.ensure(connection, _days(connection, decoder, chunk))
@@ -274,6 +276,14 @@ def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: st
             yield _Letter(identity, record, is_event, why, partition, offset)
 
 
+def _due(applier: Applier, letters: Iterable[Chosen]) -> Iterator[Chosen]:
+    """The letters that are open, and those whose events the result has lost."""
+    chosen = list(letters)
+    closed = [letter.identity for letter in chosen if not letter.is_open]
+    lost = {*applier.lost(closed)} if closed else frozenset[str]()
+    return (letter for letter in chosen if letter.is_open or letter.identity in lost)
+
+
 def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
     """Chunks of letters of one topic, bounded in number and bytes; a letter that is larger is a chunk of its own."""
     for _, of_topic in itertools.groupby(letters, key=lambda letter: (letter.topic, letter.topic_id)):
@@ -289,4 +299,5 @@ def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
 
 
 def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:
-    return {"sink": chunk[0].sink, "identities": [letter.identity for letter in chunk]}
+    lost = [letter.identity for letter in chunk if not letter.is_open]
+    return {"sink": chunk[0].sink, "identities": [letter.identity for letter in chunk], "lost": lost}

@@ -11,6 +11,7 @@ from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
 from outbox.sink.applier import PARKED
+from outbox.sink.dead_letters import FILTERED
 
 Status = Literal["open", "replayed", "discarded", "all"]
 
@@ -23,6 +24,10 @@ CONDITIONS = {
     "until": "first_seen_at < %(until)s",
     "status": "status = %(status)s",
 }
+OR_REPLAYED = f"""
+(status = 'open' OR status = 'replayed' AND resolution IS DISTINCT FROM '{FILTERED}' AND event_id IS NOT NULL
+                    AND sink = ANY(%(elsewhere)s))
+"""
 COLUMNS = 'sink, identity, topic, topic_id, partition, "offset", event_id, is_event, reason, detail, status, resolution'
 SIZE_BYTES = "coalesce(octet_length(key), 0) + pg_column_size(headers) + coalesce(octet_length(value), 0)"
 TIMES = "recorded_at, first_seen_at, last_seen_at"
@@ -36,6 +41,7 @@ class Chosen(NamedTuple):
     topic_id: str
     identity: str
     size_bytes: int = 0  # about how many its record has
+    is_open: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Selection:
     since: datetime | None = None
     until: datetime | None = None
     status: Status = "open"
+    elsewhere: Sequence[str] = ()  # sinks whose results may be older than the letters: replayed ones count as open
 
     @property
     def is_narrow(self) -> bool:
@@ -66,7 +73,8 @@ class Selection:
                 f" (SELECT sink, topic, key FROM public.dead_letters WHERE {condition})"
             )
         cursor.execute(
-            f"SELECT sink, topic, topic_id, identity, {SIZE_BYTES} FROM public.dead_letters WHERE {condition} "  # noqa: S608
+            f"SELECT sink, topic, topic_id, identity, {SIZE_BYTES}, status = 'open' "  # noqa: S608
+            f"FROM public.dead_letters WHERE {condition} "
             "ORDER BY sink, topic, min(first_seen_at) OVER (PARTITION BY sink, topic, topic_id), topic_id, "
             'partition, "offset"',
             self._parameters,
@@ -97,9 +105,10 @@ class Selection:
 
     @property
     def _condition(self) -> str:
-        given = [sql for name, sql in CONDITIONS.items() if getattr(self, name) and getattr(self, name) != "all"]
+        conditions = CONDITIONS | ({"status": OR_REPLAYED} if self.elsewhere else {})
+        given = [sql for name, sql in conditions.items() if getattr(self, name) and getattr(self, name) != "all"]
         return " AND ".join(given) or "true"
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return {**vars(self), "identities": list(self.identities)}
+        return {**vars(self), "identities": list(self.identities), "elsewhere": list(self.elsewhere)}
