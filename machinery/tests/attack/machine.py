@@ -104,6 +104,7 @@ class Attack(RuleBasedStateMachine):
     def restore_source(self, which: int, is_rebuilt: bool, then: Then) -> None:
         """Restore the source to an earlier state; half of the time the sink is rebuilt from it at once."""
         del self.source[which % len(self.source) :]
+        self.is_exact = False  # what the source has forgotten may come again
         if is_rebuilt:
             self._rebuild_from_source()
         self._go_on(then)

@@ -323,7 +323,7 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
         values = {name: str(uuid.uuid5(uuid.NAMESPACE_DNS, text)) for name, text in texts.items()}
         numbers = {name: number * 1000 + place for place, name in enumerate(kinds, 1)}
         payload = {name: numbers[name] if kind == NUMBER else values[name] for name, kind in kinds.items()}
-        return declared_sinks.record("placed", payload, key=payload["key"])
+        return declared_sinks.record("placed", payload, key=str(payload["key"]))
 
     def passed(made: Batch, *, failed: Mapping[tuple[int, int], str] = MappingProxyType({})) -> Batch:
         rows = spec.layout.table(made.rows)

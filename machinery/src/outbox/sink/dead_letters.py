@@ -118,24 +118,26 @@ DELETE FROM pg_temp.outbox_batch AS batch
  USING unnest(%(partitions)s::int[], %(offsets)s::bigint[]) AS place (partition, "offset")
  WHERE batch.partition = place.partition AND batch."offset" = place."offset"
 """
-MARK_REPLAYED = f"""
-UPDATE public.dead_letters AS letter SET status = 'replayed', last_seen_at = now()
- WHERE letter.ctid = ANY(ARRAY(
-       SELECT letter.ctid
-         FROM {OF_BATCH}
-          AND letter.status = 'open'
-          AND NOT EXISTS (SELECT FROM pg_temp.rejections AS rejected WHERE rejected.event_id = batch.event_id)))
-"""  # noqa: S608
 OPEN_OF_BATCH = f"SELECT DISTINCT batch.event_id::text FROM {OF_BATCH} AND letter.status = 'open'"  # noqa: S608
-# Also one that was replayed: what leaves the event out today has not left it out then.
-MARK_FILTERED = f"""
-UPDATE public.dead_letters AS letter SET status = 'replayed', resolution = '{FILTERED}', last_seen_at = now()
- WHERE letter.ctid = ANY(ARRAY(
-       SELECT letter.ctid FROM {OF_BATCH} AND letter.status <> 'discarded' AND batch."{IS_FILTERED}"))
+APPLIED_OF_BATCH = f"""
+{OPEN_OF_BATCH}
+   AND NOT EXISTS (SELECT FROM pg_temp.rejections AS rejected WHERE rejected.event_id = batch.event_id)
+"""
+FILTERED_OF_BATCH = f"""
+SELECT DISTINCT batch.event_id::text FROM {OF_BATCH} AND letter.status <> 'discarded' AND batch."{IS_FILTERED}"
 """  # noqa: S608
-MARK_THESE_REPLAYED = """
-UPDATE public.dead_letters SET status = 'replayed', last_seen_at = now()
- WHERE sink = %(sink)s AND identity = ANY(%(event_ids)s) AND status = 'open'
+# A letter that was replayed gets a resolution too: what leaves its event out today has not left it out then. The status
+# is no condition that an index of open letters has: the letters are looked up by the primary key. A discarded record
+# stays acknowledged: its reason is kept.
+CLOSE = """
+UPDATE public.dead_letters AS letter
+   SET status = 'replayed', resolution = coalesce(%(resolution)s, letter.resolution), last_seen_at = now()
+ WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
+   AND CASE letter.status WHEN 'open' THEN true WHEN 'replayed' THEN %(resolution)s::text IS NOT NULL ELSE false END
+"""
+DISCARD = """
+UPDATE public.dead_letters SET status = 'discarded', resolution = %(resolution)s, last_seen_at = now()
+ WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
 """
 # Of an event that is rejected for several reasons: that it is parked, because what else is wrong with it may change
 # until its turn comes. `has_letter`: it was set aside before, and is replayed.
@@ -264,11 +266,26 @@ def _drop_copies(
     return copies
 
 
+def close(cursor: extensions.cursor, sink: str, identities: Sequence[str], resolution: str | None = None) -> None:
+    """Close letters in the caller's transaction: their events are applied, or have another ``resolution``. Nothing else
+    closes a letter.
+    """
+    if identities:
+        cursor.execute(CLOSE, {"sink": sink, "identities": list(identities), "resolution": resolution})
+
+
+def discard(cursor: extensions.cursor, sink: str, identities: Sequence[str], because: str) -> int:
+    """Give up letters that are open, in the caller's transaction; return how many. Nothing else discards a letter."""
+    cursor.execute(DISCARD, {"sink": sink, "identities": list(identities), "resolution": because})
+    return cursor.rowcount
+
+
 def mark_replayed(cursor: extensions.cursor, sink: str, count: int) -> None:
     """Close the letters of the events that this transaction has applied: those in ``batch`` that are not in
     ``rejections``. ``batch`` has ``count`` rows at most.
     """
-    cursor.execute(MARK_REPLAYED, {"sink": sink, "count": count})
+    cursor.execute(APPLIED_OF_BATCH, {"sink": sink, "count": count})
+    close(cursor, sink, [event_id for (event_id,) in cursor])
 
 
 def open_of_batch(cursor: extensions.cursor, sink: str, count: int) -> list[str]:
@@ -283,12 +300,8 @@ def mark_filtered(cursor: extensions.cursor, sink: str, count: int) -> None:
     """Close the letters of the events in ``batch`` that a transform leaves out: such an event is not applied, and is
     not set aside either. ``batch`` has ``count`` rows at most.
     """
-    cursor.execute(MARK_FILTERED, {"sink": sink, "count": count})
-
-
-def mark_these_replayed(cursor: extensions.cursor, sink: str, event_ids: Sequence[str]) -> None:
-    """Close the letters of these events, which have been applied."""
-    cursor.execute(MARK_THESE_REPLAYED, {"sink": sink, "event_ids": list(event_ids)})
+    cursor.execute(FILTERED_OF_BATCH, {"sink": sink, "count": count})
+    close(cursor, sink, [event_id for (event_id,) in cursor], FILTERED)
 
 
 def update_reasons(cursor: extensions.cursor, sink: str, rejections: Mapping[str, Rejection]) -> None:

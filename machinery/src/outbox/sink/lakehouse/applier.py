@@ -117,5 +117,5 @@ def _merge(cursor: extensions.cursor, sink: str, table: Table, rows: pa.Table, *
     event_ids = rows["event_id"].to_pylist()
     with fence.between_transactions(cursor, sink, keep=not dry_run):
         applied = len(table.missing(event_ids)) if dry_run else table.merge(rows)
-    dead_letters.mark_these_replayed(cursor, sink, event_ids)
+    dead_letters.close(cursor, sink, event_ids)
     return applied

@@ -249,7 +249,7 @@ class LakehouseWriter(SinkWriter):
         )
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            dead_letters.mark_these_replayed(cursor, self.name, aside.to_close)
+            dead_letters.close(cursor, self.name, aside.to_close)
             count(cursor, self.name, counts)
             self._pass(cursor, batch)
         return counts

@@ -39,8 +39,8 @@ CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL, reason text NOT NULL,
     ON COMMIT DELETE ROWS;
 """
 # They are in what was taken from the source, or the source has forgotten them: it was restored since, and the sink had
-# passed them by then. So an open letter of one is closed. The status is no condition that an
-# index of open letters has: the letters are looked up by the primary key (see `dead_letters.OF_BATCH`).
+# passed them by then. Returns those that have an open letter, which closes. The status is no condition that an index of
+# open letters has: the letters are looked up by the primary key (see `dead_letters.OF_BATCH`).
 DROP_BASED = f"""
 WITH based AS (
     DELETE FROM pg_temp.outbox_batch AS batch USING public.base_versions AS base
@@ -51,7 +51,7 @@ WITH based AS (
                           AND passed.partition = batch.partition AND batch."offset" < passed.based))
     RETURNING batch.event_id
 )
-UPDATE public.dead_letters AS letter SET status = 'replayed', last_seen_at = now()
+SELECT letter.identity FROM public.dead_letters AS letter
  WHERE letter.sink = %(sink)s
    AND letter.identity = ANY(ARRAY(SELECT based.event_id::text FROM based WHERE ({dead_letters.HAS_OPEN})))
    AND CASE WHEN letter.status = 'open' THEN true ELSE false END
@@ -213,6 +213,7 @@ class PostgresApplier(Applier):
         """``admitted`` is the condition by which open letters make their events new; None if they never do."""
         if self._decoders[parameters["topic"]].version is not None:
             self._execute(cursor, DROP_BASED, parameters)
+            dead_letters.close(cursor, self.name, [event_id for (event_id,) in cursor])
         cursor.execute(COUNT_BATCH, parameters)
         ((count, _),) = cursor.fetchall()
         if not count:

@@ -35,7 +35,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.events.aggregate import Aggregate
 from outbox.kafka.topics import Topic
-from outbox.sink import asked, fence, generations, positions, projection
+from outbox.sink import asked, dead_letters, fence, generations, positions, projection
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Memory
@@ -81,9 +81,9 @@ SELECT live.identity
  ORDER BY live.identity
  LIMIT 1
 """
-DISCARD = """
-UPDATE public.dead_letters AS letter SET status = live.status, resolution = live.resolution
-  FROM public.dead_letters AS live
+DROP_DISCARDED = """
+DELETE FROM public.dead_letters AS letter
+ USING public.dead_letters AS live
  WHERE letter.sink = %(copy)s AND letter.status = 'open'
    AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
 """
@@ -129,9 +129,9 @@ UPDATE public.{table} AS known SET {forget}
 """
 # The sink has passed their events, so these are part of the source's state, or of a time that the source has forgotten.
 # Letters of invalid records stay open: a replay, or a valid record of the event, closes them.
-CLOSE_BASED = """
-UPDATE public.dead_letters AS letter SET status = 'replayed', last_seen_at = now()
-  FROM public.base_versions AS base
+BASED = """
+SELECT DISTINCT letter.identity
+  FROM public.base_versions AS base, public.dead_letters AS letter
  WHERE base.sink = %(sink)s AND letter.sink = %(sink)s AND letter.status = 'open'
    AND base.topic = %(topic)s AND letter.topic = %(topic)s
    AND letter.key = convert_to(base.key, 'UTF8') AND letter.is_event
@@ -337,7 +337,7 @@ def _discard(cursor: extensions.cursor, names: Mapping[str, str]) -> None:
             "start again with --restart",
             code="copy-outdated",
         )
-    cursor.execute(DISCARD, names)
+    cursor.execute(DROP_DISCARDED, names)
     _copy_rows(cursor, names, "dead_letters", "status = 'discarded'")
 
 
@@ -367,7 +367,8 @@ def _set_bases(cursor: extensions.cursor, memory: Memory | None, names: Mapping[
     cursor.execute(SET_BASES.format(known=known), names)
     if of_keys is not None:
         cursor.execute(FORGET_BEYOND.format(table=of_keys.table, forget=FORGET[of_keys.by[1]]), names)
-    cursor.execute(CLOSE_BASED, names)
+    cursor.execute(BASED, names)
+    dead_letters.close(cursor, str(names["sink"]), [identity for (identity,) in cursor])
 
 
 @contextmanager

@@ -61,10 +61,6 @@ SELECT sink, topic, topic_id, identity, size_bytes
  WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s)
  ORDER BY number
 """  # noqa: S608
-DISCARD = """
-UPDATE public.dead_letters SET status = 'discarded', resolution = %(resolution)s, last_seen_at = now()
- WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
-"""
 
 
 class Replayed(NamedTuple):
@@ -151,8 +147,8 @@ def discard(
                 with connection, connection.cursor() as cursor:
                     cursor.execute(fence.SESSION)
                     fence.lock(cursor, sink)
-                    cursor.execute(DISCARD, {**_names(chunk), "resolution": because})
-                    done[sink] += cursor.rowcount
+                    identities = [letter.identity for letter in chunk]
+                    done[sink] += dead_letters.discard(cursor, sink, identities, because)
                     if dry_run:
                         connection.rollback()
     return done
