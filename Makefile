@@ -44,6 +44,7 @@ format: install
 	@$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
 
 # Record the classes that the JVMs load, once: each later start of Kafka, Connect and Spark needs half the time.
+archives: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
 archives: install
 	-@$(BIN)/python -m outbox.stack.archives
 

@@ -13,6 +13,7 @@ import os
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,11 +87,13 @@ def _bases(project: Path, file: Path) -> Iterator[Path]:
     yield from (project / place for place in PLACES)
 
 
+@cache
 def _anchors(page: Path) -> set[str]:
     titles = [heading[2] for line in page.read_text().splitlines() if (heading := HEADING.match(line))]
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@cache
 def _tests(file: Path) -> set[str]:
     return {
         node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef | ast.ClassDef)
@@ -160,8 +163,6 @@ def _in_comments(file: Path) -> Iterator[Reference]:
 
 def _comments(file: Path) -> Iterator[tuple[int, str]]:
     text = file.read_text()
-    if not BARE.search(text):
-        return  # to take Python apart takes long, and few files name another
     if file.suffix != ".py":
         mark = COMMENTS[file.suffix]
         for number, line in enumerate(text.splitlines(), 1):
@@ -169,9 +170,11 @@ def _comments(file: Path) -> Iterator[tuple[int, str]]:
             if found:
                 yield number, found[1]
         return
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(text)):
+    # To take Python apart takes long, and few files name another.
+    if any(BARE.search(line.partition("#")[2]) for line in text.splitlines() if "#" in line):
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)) if QUOTED.search(text) else ():
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (docstring := ast.get_docstring(node)):
             yield node.body[0].lineno, " ".join(f"{path}{names}" for path, names in QUOTED.findall(docstring))
