@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,6 +15,9 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.soak import run
 from outbox.soak.checked import Checked, Problem
+from outbox.soak.fault import Make
+from outbox.soak.faults.executors import ExecutorKilled
+from outbox.soak.faults.links import Cut
 from outbox.soak.folder import Folder, Plan
 
 PLAN = Plan(1, 60.0, 30.0, 5.0, exactly_once=True, faults=["kafka-killed"])
@@ -22,7 +27,8 @@ LOST = Checked("before sink-rewound", problems=[Problem("events-lost", "1 event 
 class Domain:
     """Nothing is asked of it before the run breaks off."""
 
-    sinks = ()
+    sinks = (("orders",),)
+    clustered = ("lakehouse",)
 
 
 class Testbed:
@@ -31,8 +37,12 @@ class Testbed:
     __test__ = False
     error: BaseException
     is_stopped = False
+    groups: tuple[list[Sequence[str]], Sequence[str]]
 
-    def __init__(self, settings: Settings, *_: object, **__: object) -> None:
+    def __init__(
+        self, settings: Settings, sinks: Sequence[Sequence[str]], _: object, clustered: Sequence[str], **__: object
+    ) -> None:
+        type(self).groups = [*sinks], clustered
         self.settings = settings
         self.sink_specs: list[object] = []
         self.checks = [LOST]
@@ -51,10 +61,10 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExcep
     monkeypatch.setattr(run, "Testbed", Testbed)
     monkeypatch.setattr(Testbed, "is_stopped", False)
 
-    def make(error: BaseException, said: list[str]) -> Any:
+    def make(error: BaseException, said: list[str], faults: Mapping[str, Make] = MappingProxyType({})) -> Any:
         monkeypatch.setattr(Testbed, "error", error, raising=False)
         domain: Any = Domain()
-        return run.soak(load(tmp_path, environment=False), domain, PLAN, {}, Folder(tmp_path), said.append)
+        return run.soak(load(tmp_path, environment=False), domain, PLAN, faults, Folder(tmp_path), said.append)
 
     return make
 
@@ -78,3 +88,17 @@ def test_a_run_that_is_interrupted_is_stopped_and_says_so(
     assert "interrupted" in said[-1]
     assert Testbed.is_stopped
     assert not (tmp_path / "verdict.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "groups"),
+    [
+        (partial(Cut, "sinks-kafka"), ([("orders",), ("lakehouse",)], ())),
+        (ExecutorKilled, ([("orders",)], ("lakehouse",))),
+    ],
+)
+def test_a_cluster_is_started_if_a_fault_breaks_it(
+    made: Callable[..., Any], fault: Make, groups: tuple[list[Sequence[str]], Sequence[str]]
+) -> None:
+    made(Failure("Kafka is unavailable"), [], {"one": fault})
+    assert Testbed.groups == groups

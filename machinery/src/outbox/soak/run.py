@@ -40,11 +40,14 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
     A run of which nobody can read what was left is judged by its faults, the ends of processes and the checks so far:
     `unknown`, or `invalid`. Nothing of it runs when this returns or raises.
     """
+    sinks, clustered = domain.sinks, clustered_of(domain)
+    if not any("cluster" in make().parts for make in faults.values()):
+        sinks, clustered = [*sinks, *filter(None, [clustered])], ()  # six JVMs that nothing would break
     testbed = Testbed(
         settings,
-        domain.sinks,
+        sinks,
         refusals_of(domain),
-        clustered_of(domain),
+        clustered,
         forge=forge_of(domain),
         older=older_of(domain),
     )
