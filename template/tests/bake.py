@@ -29,10 +29,10 @@ GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org", "-c",
 
 
 class Template:
-    """A repository with the checkout's files, which copier can copy from and a test can go on with."""
+    """A repository with the checkout's files, or those of some places, which copier copies from and a test changes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = scratch.copy(folder)
+    def __init__(self, folder: Path, *places: str) -> None:
+        self.folder = scratch.copy(folder, *places)
         git(folder, "init", "--quiet")
         commit(folder)
 

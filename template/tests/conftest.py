@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 GENERATED = "test_bake.py"  # its parameters are projects
-# These take longest, so they begin first; each is one test.
-FIRST = ("test_guide.py", "test_side_by_side.py")
+FIRST = ("test_guide.py", "test_update.py")  # these take longest
 pytest_plugins = ["outbox.testing.plugin"]
 
 

@@ -15,10 +15,10 @@ SITE = Path(__file__).with_name("site")
 COMPILED = ROOT / ".venv" / "pycache"
 
 
-def copy(folder: Path) -> Path:
-    """Copy the files that git knows, or would add; return the folder."""
+def copy(folder: Path, *places: str) -> Path:
+    """Copy the files that git knows, or would add, of these places, everything by default; return the folder."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *places],
         cwd=ROOT,
         capture_output=True,
         check=True,

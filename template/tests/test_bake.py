@@ -62,6 +62,10 @@ COMBINATIONS: dict[str, dict[str, object]] = {
     "minimal with monitoring": {"sample": "minimal", "monitoring": True},
 }
 
+QUESTIONS = (
+    *("copier.yml", "LICENSE", "pyproject.toml", "template/link", "template/address", "template/pyproject.toml.jinja"),
+    *("template/minimal/pyproject.toml.jinja", "machinery/src/outbox/requirements"),
+)
 WRONG_ANSWERS: list[dict[str, object]] = [
     {"project_name": "Stock"},
     {"project_name": "2stock"},
@@ -92,6 +96,12 @@ WRONG_ANSWERS: list[dict[str, object]] = [
 def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
     """This checkout as a template."""
     return Template(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Template:
+    """As little of this checkout as asks its questions, and writes their answers down."""
+    return Template(tmp_path / "template", *QUESTIONS)
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS)
@@ -271,14 +281,14 @@ def test_a_link_to_a_file_loses_no_mode() -> None:
 
 # The projects of the other tests are called `ledger` and `stock-room`.
 @pytest.mark.parametrize("name", ["a1", "x-2-y", "a" + "b" * 39])
-def test_a_name_that_works(template: Template, tmp_path: Path, name: str) -> None:
-    made = template.made(tmp_path / "made", project_name=name, sample="minimal")
+def test_a_name_that_works(questions: Template, tmp_path: Path, name: str) -> None:
+    made = questions.made(tmp_path / "made", project_name=name, sample="minimal")
     names: dict[str, Any] = tomllib.loads((made / "pyproject.toml").read_text())["tool"]["outbox"]
     assert names["source-database"] == name.replace("-", "_")
 
 
-def test_a_wrong_answer_is_refused_and_nothing_is_made(template: Template, tmp_path: Path) -> None:
-    attempts = zip(WRONG_ANSWERS, template.attempts(tmp_path / "made", WRONG_ANSWERS), strict=True)
+def test_a_wrong_answer_is_refused_and_nothing_is_made(questions: Template, tmp_path: Path) -> None:
+    attempts = zip(WRONG_ANSWERS, questions.attempts(tmp_path / "made", WRONG_ANSWERS), strict=True)
     refused = [
         answers
         for answers, (status, errors) in attempts
@@ -288,10 +298,10 @@ def test_a_wrong_answer_is_refused_and_nothing_is_made(template: Template, tmp_p
     assert not (tmp_path / "made").exists()
 
 
-def test_a_git_without_links_is_refused(template: Template, tmp_path: Path) -> None:
+def test_a_git_without_links_is_refused(questions: Template, tmp_path: Path) -> None:
     config = tmp_path / "gitconfig"
     config.write_text("[core]\nsymlinks = false\n")
-    done = bake.copier(tmp_path, "copy", str(template.folder), "made", GIT_CONFIG_GLOBAL=str(config))
+    done = bake.copier(tmp_path, "copy", str(questions.folder), "made", GIT_CONFIG_GLOBAL=str(config))
     assert done.returncode != 0
     assert "core.symlinks" in done.stderr
     assert not (tmp_path / "made").exists()

@@ -123,6 +123,10 @@ def test_an_update_moves_the_machinery_and_keeps_the_owners_work(template: Templ
     project = replaced(template, tmp_path / "shop", "package")
     before, first = files(project), pinned(project)
     assert first == bake.git(template.folder, "rev-parse", "HEAD").strip()
+    updated(template, project, monitoring=True)
+    assert (project / "monitoring").exists()
+    updated(template, project, monitoring=False)
+    assert files(project) == before, "a part comes and goes by an answer"
     to_the_present(template)
     updated(template, project)
     assert files(project) == before
@@ -137,20 +141,9 @@ def test_an_update_moves_the_machinery_and_keeps_the_owners_work(template: Templ
 
 
 def test_an_update_merges_a_copied_machinery(template: Template, tmp_path: Path) -> None:
+    """Its next migration and the owner's do not collide either."""
     project = replaced(template, tmp_path / "shop", "copy")
     before = files(project)
-    to_the_present(template)
-    updated(template, project)
-    assert files(project) - before == {f"{MIGRATIONS}/{NEXT}_more.py"}
-    assert before - files(project) == {"machinery/src/outbox/old.py"}
-    assert changed(project) - (files(project) ^ before) == {".copier-answers.yml", "Makefile", str(MACHINERY)}
-    machinery = (project / MACHINERY).read_text()
-    assert "# earlier" not in machinery
-    assert machinery.endswith("\n# the owner's line\n")
-
-
-def test_migrations_of_machinery_and_owner_do_not_collide(template: Template, tmp_path: Path) -> None:
-    project = replaced(template, tmp_path / "shop", "copy")
 
     def outbox(*words: str) -> str:
         return bake.python(project, "-m", "outbox", *words, OUTBOX_HOME=str(project / ".outbox"))
@@ -165,15 +158,9 @@ def test_migrations_of_machinery_and_owner_do_not_collide(template: Template, tm
         assert "domain" not in migrated
     finally:
         outbox("down")
-
-
-def test_a_part_comes_and_goes_by_an_answer(template: Template, tmp_path: Path) -> None:
-    project = replaced(template, tmp_path / "shop", "package")
-    assert not (project / "monitoring").exists()
-    updated(template, project, monitoring=True)
-    assert (project / "monitoring").exists()
-    updated(template, project, monitoring=False)
-    assert not (project / "monitoring").exists()
-    to_the_present(template)
-    updated(template, project)
-    assert not (project / "monitoring").exists()
+    assert files(project) - before == {f"{MIGRATIONS}/{NEXT}_more.py"}
+    assert before - files(project) == {"machinery/src/outbox/old.py"}
+    assert changed(project) - (files(project) ^ before) == {".copier-answers.yml", "Makefile", str(MACHINERY)}
+    machinery = (project / MACHINERY).read_text()
+    assert "# earlier" not in machinery
+    assert machinery.endswith("\n# the owner's line\n")
