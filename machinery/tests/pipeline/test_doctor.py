@@ -37,7 +37,7 @@ from tests.support import suite
 from tests.support.declared_events import declare, work_for
 from tests.support.made_events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row
-from tests.support.sink_driver import sink_on
+from tests.support.sink_driver import Database, sink_on
 from tests.support.topic_reader import delete_topics, relayed, topic_of
 
 AGAIN = "correct the cause and run the command again"
@@ -102,31 +102,38 @@ def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, po
     assert problems(other_mode) == {"connector": ["delivery-differs"]}
 
 
-def test_missing_migration_is_found(topic: Settings, postgres: Postgres) -> None:
-    postgres.psql("DELETE FROM outbox_version WHERE version_num LIKE '%domain%'", topic.sink_db_name)
-    assert problems(topic)["sink-db"] == ["schema-behind"]
-
-
-@pytest.mark.parametrize(
-    ("damage", "hop", "found"),
-    [
+def test_a_damaged_database_is_found_with_its_cause(topic: Settings, postgres: Postgres) -> None:
+    """One pair of databases for all damage that can be undone."""
+    sink, source, auditor = topic.sink_db_name, topic.source_db_name, topic.role_name(SinkRole.AUDITOR)
+    [(owner,)] = Database(topic).query("SELECT tableowner FROM pg_tables WHERE tablename = 'outbox_version'")
+    for do, undo, hop, code, remedy in (
         (
             "ALTER TABLE dedup_horizon RENAME TO gone",
-            "retention",
-            f"database-not-migrated: {NO_TABLE}",
+            "ALTER TABLE gone RENAME TO dedup_horizon",
+            *("retention", "database-not-migrated", NO_TABLE),
         ),
-        ("REVOKE SELECT ON dedup_horizon FROM {auditor}", "retention", f"database-refused: {AGAIN}"),
-        ("ALTER TABLE outbox_version OWNER TO CURRENT_USER", "sink-db", f"database-refused: {AGAIN}"),
-    ],
-)
-def test_unreadable_database_is_found_with_its_cause(
-    topic: Settings, postgres: Postgres, damage: str, hop: str, found: str
-) -> None:
-    auditor = topic.role_name(SinkRole.AUDITOR)
-    postgres.psql(damage.format(auditor=auditor), topic.sink_db_name)
-    code = found.partition(":")[0]
-    assert problems(topic)[hop] == [code]
-    assert f"{code}: {diagnosed(topic, code).remedy}" == found
+        (
+            f"REVOKE SELECT ON dedup_horizon FROM {auditor}",
+            f"GRANT SELECT ON dedup_horizon TO {auditor}",
+            *("retention", "database-refused", AGAIN),
+        ),
+        (
+            "ALTER TABLE outbox_version OWNER TO CURRENT_USER",
+            f"ALTER TABLE outbox_version OWNER TO {owner}",
+            *("sink-db", "database-refused", AGAIN),
+        ),
+    ):
+        with changed(postgres, do, undo, sink):
+            assert problems(topic)[hop] == [code], do
+            assert diagnosed(topic, code).remedy == remedy
+    assert "sink-db" not in problems(topic)
+    postgres.psql("DELETE FROM outbox_version WHERE version_num LIKE '%domain%'", sink)
+    postgres.psql("DROP PUBLICATION outbox", source)
+    postgres.psql("ALTER TABLE outbox DROP CONSTRAINT event_is_declared", source)
+    found = problems(topic)
+    assert found["sink-db"] == ["schema-behind"]
+    assert found["slot"] == ["publication-wrong"]
+    assert found["source-db"] == ["schema-behind", "events-unchecked", "outbox-damaged"]
 
 
 def test_unread_and_missing_slots_are_found(chain: Settings) -> None:
@@ -161,11 +168,6 @@ def test_declared_events_that_were_not_migrated_or_applied_are_found(
     wait_for("no problems", lambda: not problems(chain), timeout_s=30)
 
 
-def test_outbox_without_its_guard_is_found(topic: Settings, postgres: Postgres) -> None:
-    postgres.psql("ALTER TABLE outbox DROP CONSTRAINT event_is_declared", topic.source_db_name)
-    assert problems(topic)["source-db"] == ["schema-behind", "events-unchecked", "outbox-damaged"]
-
-
 def test_missing_topic_does_not_hide_the_others(topic: Settings) -> None:
     delete_topics(topic, topic_of(topic, "order"))
     wait_for("it to be gone", lambda: problems(topic).get("kafka") == ["topic-missing"], timeout_s=10)
@@ -174,27 +176,16 @@ def test_missing_topic_does_not_hide_the_others(topic: Settings) -> None:
     topics.create(topic, connectors.topic_specs(topic))
 
 
-def test_missing_publication_is_found(topic: Settings, postgres: Postgres) -> None:
-    postgres.psql("DROP PUBLICATION outbox", topic.source_db_name)
-    assert problems(topic)["slot"] == ["publication-wrong"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "hops"),
-    [
+def test_unavailable_server_does_not_hide_the_rest(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(problems(topic))
+    monkeypatch.setattr(clients, "REQUEST_TIMEOUT_S", 1.0)  # three hops wait for a broker that never answers
+    for setting, value, hops in (
         ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks", "retention"}),
         ("connect_url", "http://127.0.0.1:1", {"connector"}),
         ("sink_db_port", 1, {"sink-db", "sinks", "retention", "clocks"}),
         ("source_db_port", 1, {"source-db", "slot", "retention", "clocks"}),
-    ],
-)
-def test_unavailable_server_does_not_hide_the_rest(
-    topic: Settings, setting: str, value: object, hops: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = set(problems(topic))
-    if setting == "kafka_bootstrap":  # three hops wait for a server that never answers
-        monkeypatch.setattr(clients, "REQUEST_TIMEOUT_S", 1.0)
-    assert set(problems(topic.model_copy(update={setting: value}))) - before == hops - before
+    ):
+        assert set(problems(topic.model_copy(update={setting: value}))) - before == hops - before, setting
 
 
 def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings) -> None:

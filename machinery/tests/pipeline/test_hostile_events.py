@@ -22,7 +22,7 @@ from outbox.testing.failures import raises
 from outbox.testing.queries import query
 from outbox.testing.seeds import chosen_seed
 from tests.support.declared_sinks import record
-from tests.support.made_events import nth_key, uuid7
+from tests.support.made_events import nth_key
 from tests.support.releases import (
     KINDS,
     LABELLED,
@@ -37,17 +37,12 @@ from tests.support.releases import (
     opened,
 )
 from tests.support.sink_driver import Database
-from tests.support.sink_process import TIMEOUT_S, logged, reported_failure
+from tests.support.sink_process import TIMEOUT_S, reported_failure
 
 RANDOM = Random(2222)  # noqa: S311
 TRAIL, WEIGHTS, FIRST = "trail", "weights", "first"  # sinks of the aggregate, of one event, and of one version
 TYPES, VERSIONS = NAMES_MAX + 500, 500  # that somebody makes up
 ODD_VERSIONS = ["0", "-1", "1.0", "x", "", "²", "9" * 1000]
-WITH_ID = """
-INSERT INTO crates VALUES (%(key)s, 1, 5);
-INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-VALUES (%(id)s, 'crate', %(key)s, 'weighed', %(payload)s)
-"""
 MEMORY_MAX_BYTES = 64 << 20  # more than before, of a sink that reads all of it
 OUTPUT_MAX_BYTES = 20_000  # of a check that finds all of it
 
@@ -174,34 +169,6 @@ def test_event_that_declares_no_key(shop: Shop, release: Release) -> None:
     shop.deploy(release)
     shop.releases.pop("wrong")
     assert shop.written() == {}
-
-
-def test_one_id_for_two_events(shop: Shop, release: Release) -> None:
-    """A foreign producer has the id of an event, and writes other content of another type with it.
-
-    Behind the event it is a duplicate. Before it, the sink takes it for the event, and a check finds the difference.
-    """
-    mine, other, late, late_id = nth_key(1), nth_key(2), nth_key(3), uuid7(RANDOM)
-    shop.write(event_of("weighed.v1", mine, 1), event_of("weighed.v1", other, 1))
-    shop.finish(release, TRAIL)
-    ((event_id,),) = query(shop.settings, f"SELECT id FROM outbox WHERE aggregateid = '{mine}'")
-    payload = {"crate_id": other, "version": 2, **KINDS["labelled.v1"]}
-    send(shop, [foreign("labelled", payload, event_id=str(event_id))] * 10)
-    done = shop.catch_up(release, TRAIL)
-    assert done.returncode == 0, done.stderr
-    assert sum(int(str(line["duplicates"])) for line in logged(done, "applied")) == 10
-    assert shop.trail(TRAIL) == {mine: [1], other: [1]}
-    report = shop.check(release)
-    assert (report["findings"], report["total"]["duplicates"]) == ([], 10)
-
-    send(shop, [foreign("labelled", payload, event_id=late_id)] * 10)
-    shop.catch_up(release, TRAIL)
-    query(shop.settings, WITH_ID, parameters={"id": late_id, "key": late, "payload": json.dumps(weighed(late))})
-    shop.finish(release, TRAIL)
-    assert shop.trail(TRAIL) == {mine: [1], other: [1, 2]}
-    report = shop.check(release)
-    assert finding(report, "sink-drift")["count"] == 1
-    assert report["sinks"][0]["comparisons"][0]["drift"] == {late: -5}
 
 
 class TestRemovedType:

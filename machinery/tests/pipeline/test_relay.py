@@ -174,17 +174,30 @@ def test_a_publication_that_would_relay_nothing_is_refused(
 # Applying ---------------------------------------------------------------------------------------------------------
 
 
-def test_applying_twice_changes_nothing(chain: Settings, postgres: Postgres) -> None:
+def test_a_connector_has_what_is_rendered_whatever_is_applied(
+    chain: Settings, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = connectors.load(chain).config
+    assert {**rendered, "name": chain.connector} == Rest(chain).config()
+    assert rendered["database.password"] == "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}"
+    answers = requests.get(f"{chain.connect_url}/connectors?expand=info&expand=status", timeout=10).text
+    assert chain.connector in answers
+    assert chain.source_db_cdc_password.get_secret_value() not in answers + json.dumps(rendered)
+    assert not [value for value in rendered.values() if "${settings:" in value]
+
     reader = wait_for("Debezium to read the slot", lambda: walsender(chain, postgres), timeout_s=30)
     assert lifecycle.apply(chain) == "unchanged"
     assert walsender(chain, postgres) == reader
-
-
-def test_applying_a_changed_file_updates_the_connector_and_it_goes_on(
-    chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     insert(chain, row())
     relayed(chain)
+
+    current = Rest(chain).config()
+    with monkeypatch.context() as patch:
+        edited(tmp_path, patch, transaction__boundary="connector")
+        with raises("connect-refused", "does not support connector-defined transaction boundaries"):
+            lifecycle.apply(chain)
+    assert Rest(chain).config() == current
+
     edited(tmp_path, monkeypatch, poll__interval__ms="11")
     assert lifecycle.apply(chain) == "updated"
     assert (Rest(chain).config() or {})["poll.interval.ms"] == "11"
@@ -193,7 +206,7 @@ def test_applying_a_changed_file_updates_the_connector_and_it_goes_on(
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
 
-def test_a_stopped_connector_is_resumed(chain: Settings) -> None:
+def test_stopped_or_removed_it_goes_on_where_it_was_and_forgotten_it_begins_again(chain: Settings) -> None:
     insert(chain, row())
     relayed(chain)
     url = f"{chain.connect_url}/connectors/{chain.connector}/stop"
@@ -204,32 +217,6 @@ def test_a_stopped_connector_is_resumed(chain: Settings) -> None:
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
-
-def test_an_unknown_transaction_boundary_is_refused(
-    chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    current = Rest(chain).config()
-    edited(tmp_path, monkeypatch, transaction__boundary="connector")
-    with raises("connect-refused", "does not support connector-defined transaction boundaries"):
-        lifecycle.apply(chain)
-    assert Rest(chain).config() == current
-    insert(chain, row())
-    relayed(chain)
-
-
-def test_render_is_what_connect_has_and_holds_no_secret(chain: Settings) -> None:
-    rendered = connectors.load(chain).config
-    assert {**rendered, "name": chain.connector} == Rest(chain).config()
-    assert rendered["database.password"] == "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}"
-    answers = requests.get(f"{chain.connect_url}/connectors?expand=info&expand=status", timeout=10).text
-    assert chain.connector in answers
-    assert chain.source_db_cdc_password.get_secret_value() not in answers + json.dumps(rendered)
-    assert not [value for value in rendered.values() if "${settings:" in value]
-
-
-def test_removing_keeps_the_place_and_applying_goes_on_there(chain: Settings) -> None:
-    insert(chain, row())
-    relayed(chain)
     assert lifecycle.remove(chain) is True
     assert lifecycle.status(chain).connector == "MISSING"
     assert lifecycle.remove(chain) is False
@@ -238,15 +225,11 @@ def test_removing_keeps_the_place_and_applying_goes_on_there(chain: Settings) ->
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
     assert duplicates(read(chain)) == 0
 
-
-def test_forgetting_delivers_everything_again(chain: Settings) -> None:
-    insert(chain, row(), row())
-    relayed(chain)
     lifecycle.remove(chain, drop_slot=True)
     lifecycle.apply(chain)
     insert(chain, row())
     relayed(chain)
-    assert len(read(chain)) == 2 + 2 + 1
+    assert len(read(chain)) == 3 + 3 + 1
 
 
 def test_the_commands_say_what_was_done_and_what_is_in_force(unapplied: Settings) -> None:

@@ -171,20 +171,6 @@ class TestVersion:
 
 
 class TestType:
-    def test_sinks_first(self, shop: Shop, old: Release, types: Release) -> None:
-        with shop.writing(chosen_seed()) as service:
-            with shop.running(old, TRAIL, WEIGHTS) as sink:
-                shop.wait_more(sink, TRAIL, WEIGHTS)
-            with shop.running(types, TRAIL, WEIGHTS) as sink:
-                shop.wait_more(sink, TRAIL, WEIGHTS)
-                self.write_labels(shop, types, service)
-                shop.wait_more(sink, TRAIL, WEIGHTS)
-        shop.finish(types, TRAIL, WEIGHTS)
-        for sink_name in (TRAIL, WEIGHTS):
-            assert Database(shop.settings, sink_name).dead_letters() == {}, "nothing was set aside"
-        assert skipped(shop) == [], "and nothing was skipped"
-        require_complete(shop, types, TRAIL, WEIGHTS)
-
     def test_service_first(self, shop: Shop, old: Release, types: Release) -> None:
         with shop.writing(chosen_seed()) as service:
             with shop.running(old, TRAIL, WEIGHTS) as sink:

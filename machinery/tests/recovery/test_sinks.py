@@ -47,6 +47,7 @@ def test_sink_database_that_was_restored_from_a_backup(rehearsal: Rehearse, supe
     one.diagnosed()
     one.follow()
     assert Database(one.settings).applied() == 4
+    assert checkpoint(one.settings, f"{SINK}.1").exists(), "the first one is ahead of the positions"
     one.sound()
 
 

@@ -11,11 +11,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from itertools import count
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole, load
+from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
@@ -140,29 +139,6 @@ def death_behind_a_merge() -> None:
     patch(table, merge=merge_last)
 
 
-def held_merge() -> None:
-    """The tasks of a MERGE stand still as long as a folder exists: `held_folder`. Each leaves a file there that has the
-    id of its process for a name.
-    """
-    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table  # not every project has it
-    folder, make = held_folder(load()), table.__init__
-
-    def is_let_go(_: str) -> bool:
-        with suppress(FileNotFoundError):
-            (folder / str(os.getpid())).touch()
-            wait_for("the test", lambda: not folder.exists(), timeout_s=TIMEOUT_S)
-        return True
-
-    def make_held(self: Any, *arguments: Any) -> None:
-        make(self, *arguments)
-        self._spark.udf.register("is_let_go", is_let_go, "boolean")
-        held = self._merge.replace("WHERE outbox_copy = 1", "WHERE outbox_copy = 1 AND is_let_go(event_id)")
-        assert held != self._merge
-        self._merge = held
-
-    patch(table, __init__=make_held)
-
-
 def without_orders() -> None:
     """An earlier deployment: the sink `activity` asks for events of items only."""
     change("activity", events=["item"])
@@ -250,11 +226,6 @@ def failure_beside_endless_read() -> None:
     patch(stream, APPLY_TIMEOUT_S=2.0)
     patch(reader.Reader, read=read_one)
     patch(PostgresWriter, apply=apply)
-
-
-def held_folder(settings: Settings) -> Path:
-    """The folder that holds up a MERGE of sinks with these settings."""
-    return settings.home / f"held-{settings.topic_prefix}"
 
 
 class GivenToStop:
