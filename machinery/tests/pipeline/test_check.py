@@ -24,7 +24,6 @@ from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLogs
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.base.wait import WaitTimeoutError
 from outbox.events import catalog
 from outbox.events.catalog import Catalog
 from outbox.kafka import topics
@@ -230,12 +229,6 @@ def foreign(item: str, version: int, quantity: int = 5) -> Event:
     return Event(item, quantity, version, uuid7(Random(version), at_ms))  # noqa: S311
 
 
-def test_empty_chain_is_settled(topic: Settings) -> None:
-    report = check.check(topic)
-    assert (report.outbox_events, report.records, report.sinks, codes(report)) == (0, 0, [], [])
-    assert report.settled
-
-
 def test_markers_and_aborted_records_are_not_counted(topic: Settings, history: History) -> None:
     first, second = history.item(5, -2, 4), history.item(7)
     history.publish(first[0], second[0])
@@ -358,10 +351,10 @@ def test_a_comparison_that_cannot_be_run_is_a_failure(
         check.check(topic)
 
 
-def test_a_project_without_events_is_a_failure(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_without_events_is_a_failure(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "of", lambda _: Catalog(Path("nowhere"), {}))
     with raises("event-undeclared", "nowhere"):
-        check.check(topic)
+        check.check(databases)
 
 
 TALLIES = """
@@ -538,12 +531,6 @@ def test_a_topic_that_has_dropped_unread_records_is_read_whole(topic: Settings, 
     history.age_out(4)
     report = check.check(topic, incremental=True)
     assert (codes(report), report.records, report.verified_before) == (codes(check.check(topic)), 1, 0)
-
-
-def test_wait_ends_at_its_deadline(topic: Settings, history: History) -> None:
-    history.item(5)
-    with pytest.raises(WaitTimeoutError):
-        check.check_settled(topic, timeout_s=0.5)
 
 
 def test_a_wait_in_vain_reports_how_far_each_topic_and_sink_is(topic: Settings, history: History) -> None:
