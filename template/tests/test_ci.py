@@ -16,7 +16,7 @@ from template.tests.paths import ROOT
 
 CI = ROOT / ".ci"
 MACHINERY = ROOT / "machinery"
-SUITES = ("test", "test-examples", "test-cluster")
+SUITES = ("test", "test-examples", "test-cluster", "test-soak")
 
 
 def thirds(ci: Path = CI) -> list[list[str]]:

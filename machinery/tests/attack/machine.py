@@ -228,7 +228,7 @@ class Attack(RuleBasedStateMachine):
         self._go_on(then)
 
     def _replay(self, selection: Selection, names: Collection[str], *, is_older: bool = False) -> None:
-        self.is_exact &= not is_older  # whoever replays these has made sure that they were not applied
+        self.is_exact &= not is_older  # the person has made sure that they were not applied
         found = self.world.replay(selection, is_older=is_older)
         self.sink.job, asked = self.job, self.sink.job
         counts = self.sink.replay(self.around, names, is_older=is_older)
