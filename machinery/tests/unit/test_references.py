@@ -162,6 +162,12 @@ class TestRefused:
         with raises("schema-unusable", "circle"):
             resolved(write(tmp_path, **files))
 
+    @pytest.mark.timeout(10)
+    def test_circle_in_a_document_that_no_file_has(self) -> None:
+        document = {**refer("#/$defs/a"), "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+        with raises("schema-unusable", "circle"):
+            _ = PayloadSchema("placed", document).columns
+
     def test_chain_without_end(self, tmp_path: Path) -> None:
         chain = {f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(5000)}
         document = {**refer("#/$defs/d0"), "$defs": {**chain, "d5000": {"type": "string"}}}

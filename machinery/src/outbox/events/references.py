@@ -43,13 +43,18 @@ def bundle(file: Path, folder: Path) -> dict[str, Json]:
 
 
 def resolve(document: Mapping[str, Json], rule: Json) -> Mapping[str, Json]:
-    """The rule with what it refers to within the document. Circles are refused when a file is read."""
+    """The rule with what it refers to within the document. Raises Failure for a circle, as a file that is read does."""
     found: dict[str, Json] = {}
+    followed: list[str] = []
     while isinstance(rule, dict):
         found = {**rule, **found}
-        if not str(rule.get("$ref", "")).startswith("#/"):
+        reference = str(rule.get("$ref", ""))
+        if not reference.startswith("#/"):
             break
-        rule = pointed_at(document, rule["$ref"])
+        if reference in followed:
+            raise unusable(reference, "its references form a circle")
+        followed.append(reference)
+        rule = pointed_at(document, reference)
     return found
 
 
