@@ -508,9 +508,8 @@ class Attack(RuleBasedStateMachine):
             kind = one.kind if one.kind[1] in self.job.versions(one.kind[0]) else KINDS[0]
             one = one._replace(kind=kind, what=one.what if one.what in CLEAN else "new")
         if one.what.startswith("new") or not self.sent:
-            version = 1 + max((event.version for event in self.source if event.key == one.key), default=0)
             ahead_days = TOMORROW_DAYS if one.what == "new from tomorrow" else 0
-            self.source.append(self._event(one.key, one.kind, version, ahead_days))
+            self.source.append(self._event(one.key, one.kind, self._next_version(one.key), ahead_days))
             self._publish(Record(self.source[-1]))
             return
         record = self.sent[one.which % len(self.sent)]
@@ -519,11 +518,22 @@ class Attack(RuleBasedStateMachine):
             self._publish(record)
         elif one.what == "repeated version":
             self._publish(Record(self._event(event.key, (event.type, event.schema), event.version)))
+        elif one.which % 3 == 2:  # a malformed copy comes before the event
+            self.source.append(self._event(one.key, one.kind, self._next_version(one.key)))
+            self._publish_malformed(self.source[-1], one.what)
+            self._publish(Record(self.source[-1]))
+        elif one.which % 3 == 1:  # with an id of its own
+            own = self._event(event.key, (event.type, event.schema), event.version)
+            self._publish_malformed(own, one.what)
         else:
-            if one.which % 2:  # with an id of its own, and not that of the real event
-                event = self._event(event.key, (event.type, event.schema), event.version)
-            self.made += 1
-            self._publish(Record(event, one.what, real_uuid4(self.made) if one.what == "malformed id" else ""))
+            self._publish_malformed(event, one.what)
+
+    def _publish_malformed(self, event: Event, flaw: str) -> None:
+        self.made += 1
+        self._publish(Record(event, flaw, real_uuid4(self.made) if flaw == "malformed id" else ""))
+
+    def _next_version(self, key: str) -> int:
+        return 1 + max((event.version for event in self.source if event.key == key), default=0)
 
     def _go_on(self, then: Then) -> None:
         """Let records come, and deliver some."""
