@@ -422,12 +422,17 @@ class Attack(RuleBasedStateMachine):
 
     def _drift(self, books: Mapping[str, tuple[int, int]]) -> dict[str, int]:
         """By key how much more the sink holds than is due, where that is not zero."""
-        waiting = {record.event.id for record in self.topic[self.sink.end :]}
+        unread = {record.event.id: "in flight" for record in self.topic[self.sink.end :]}
+        unread |= {
+            letter.event.id: "set aside"
+            for letter in self.sink.letters.values()
+            if not letter.is_event and not letter.record.flaw and letter.status != "replayed"
+        }
         found = {}
         for key in books.keys() | self.sink.book.keys():
             due, (total, version) = books.get(key, (0, 0))[0], self.sink.book.get(key, (0, 0))
             for event in self.source:
-                fate = self.sink.fates.get(event.id, "in flight" if event.id in waiting else "applied")
+                fate = self.sink.fates.get(event.id) or unread.get(event.id, "applied")
                 is_made_up = self.sink.job.strategy not in SUM and event.version <= version
                 is_wanted = (event.type, event.schema) in self.job.wanted and not is_made_up
                 if event.key == key and is_wanted and event.version > self.sink.bases.get(key, 0):

@@ -14,6 +14,7 @@ from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
 from outbox.sink.applier import Applier
 from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.decoder import Skipped
 from outbox.sink.records import Place, Record
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.selection import Selection
@@ -51,7 +52,7 @@ class Delivery:
 
     def apply(self, placed: Sequence[Placed], set_aside: Collection[str] = ()) -> None:
         """Apply events as one batch of each of their topics. Those whose ids are ``set_aside`` become dead letters, as
-        if the sink could not read their records.
+        if the sink could not read their records; but an event that it has not asked for is passed.
 
         Raises Failure if the sink refuses a batch.
         """
@@ -108,10 +109,16 @@ class Delivery:
             offsets.setdefault(one.partition, []).append(one.offset)
         start = {partition: min(*of, stored.get(partition, 0)) for partition, of in offsets.items()}
         end = {partition: max(of) + 1 for partition, of in offsets.items()}
-        readable = [one for one in placed if one.sent.event_id not in set_aside]
+        decoder = self.spec.decoders[topic]
+        aside = [
+            one
+            for one in placed
+            if one.sent.event_id in set_aside and not isinstance(decoder.record(one.sent.record), Skipped)
+        ]
+        readable = [one for one in placed if one not in aside]
         places = [(one.partition, one.offset) for one in readable]
-        decoded = self.spec.decoders[topic].decode(at_places([one.sent.record for one in readable], places))
-        dead = [*decoded.dead, *(_dead(one) for one in placed if one.sent.event_id in set_aside)]
+        decoded = decoder.decode(at_places([one.sent.record for one in readable], places))
+        dead = [*decoded.dead, *map(_dead, aside)]
         batch = Batch(topic, TOPIC_ID, start, end, decoded.rows, dead, skipped=decoded.skipped)
         if self._transform is not None:
             returned = self._transform.apply(topic, self.spec.layout.table(decoded.rows))
