@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -10,9 +12,14 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.strategy import BUILT_IN, find
 from outbox.testing.contract import ways
+from outbox.testing.contract.database import Database
+from outbox.testing.contract.delivery import Delivery, placed
+from outbox.testing.contract.events import Sent
 from outbox.testing.contract.result import Difference, Place, Reader, difference
+from tests.support import declared_sinks
+from tests.support.declared import Events, payload
 from tests.support.deliveries import PROMISES
-from tests.support.made_events import STRATEGIES
+from tests.support.made_events import STRATEGIES, uuid7
 
 
 def test_the_tables_of_the_project_are_compared_and_no_others(databases: Settings) -> None:
@@ -36,6 +43,22 @@ def test_ways_that_a_strategy_does_not_promise_are_left_out() -> None:
         "dedup": 0, "merge": 0, "versions": 0, "upsert": 1, "offsets": 2, "naive": 4,
     }  # fmt: skip
     assert {file.stem for file in BUILT_IN.glob("*.sql")} <= {*left_out}
+
+
+def test_an_event_that_is_not_asked_for_is_not_set_aside(databases: Settings, tmp_path: Path) -> None:
+    of_order = payload({})
+    toml = 'key = "id"\nversion = "number"\n'
+    known = Events(tmp_path / "events").aggregate("order", toml, placed_v1=of_order, cancelled_v1=of_order).load()
+    (tmp_path / "nothing.sql").write_text("SELECT count(*) FROM new_events;\n")
+    spec = declared_sinks.sink(known, "order.placed", projections=tmp_path)
+    schemas = [schema for aggregate in known.aggregates.values() for schema in aggregate.schemas]
+    sent = [Sent(spec.topics[0], one, "a", uuid7(Random(one.type)), {"id": "a", "number": 1}) for one in schemas]  # noqa: S311
+    with closing(connect(databases, SinkRole.OWNER)) as owner:
+        with closing(Delivery(Database(databases, owner), spec)) as delivery:
+            delivery.apply(placed(sent), {one.event_id for one in sent})
+        with owner, owner.cursor() as cursor:
+            cursor.execute("SELECT identity FROM dead_letters")
+            assert cursor.fetchall() == [(one.event_id,) for one in sent if one.schema.type == "placed"]
 
 
 def test_a_difference_names_the_row_and_both_values() -> None:
