@@ -261,7 +261,8 @@ class Sink:
     def copy(self, job: Job) -> Sink:
         """The copy of a rebuild from the topic by a job: it has nothing yet but what was discarded."""
         discarded = {name: replace(one) for name, one in self.letters.items() if one.status == "discarded"}
-        return Sink(job, self.topic, 0, has_asked=False, letters=discarded)
+        fates = {name: "discarded" for name, one in discarded.items() if one.is_event}
+        return Sink(job, self.topic, 0, has_asked=False, letters=discarded, fates=fates)
 
     def rebuild_from_source(self, source: Mapping[str, tuple[int, int]], first: int) -> None:
         """Take the source's totals and versions by key: what the sink has passed by now is part of them."""
