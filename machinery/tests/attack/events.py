@@ -1,4 +1,4 @@
-"""What is sent and deployed in random operations: events, records and jobs."""
+"""Events, records and jobs of random operations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Record(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What is deployed. ``declared``: what there is beside the first versions: "note", "v2", "paid"."""
+    """A job and its declarations. ``declared`` says which of these are added: the property "note", the version "v2",
+    the event "paid".
+    """
 
     names: tuple[str, ...]
     declared: frozenset[str]

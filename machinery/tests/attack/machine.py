@@ -433,20 +433,20 @@ class Attack(RuleBasedStateMachine):
             due, (total, version) = books.get(key, (0, 0))[0], self.sink.book.get(key, (0, 0))
             for event in self.source:
                 fate = self.sink.fates.get(event.id) or unread.get(event.id, "applied")
+                is_lacking = fate in ("set aside", "discarded", "in flight") and event.key == key
                 is_made_up = self.sink.job.strategy not in SUM and event.version <= version
-                is_wanted = (event.type, event.schema) in self.job.wanted and not is_made_up
-                if event.key == key and is_wanted and event.version > self.sink.bases.get(key, 0):
-                    due -= event.quantity * (fate in ("set aside", "discarded", "in flight"))
+                is_based = event.version <= self.sink.bases.get(key, 0)
+                if is_lacking and (event.type, event.schema) in self.job.wanted and not (is_made_up or is_based):
+                    due -= event.quantity
             if total != due:
                 found[key] = total - due
         return found
 
     def _unclear(self) -> set[str]:
         """The keys of which the topic does not say all: what check makes of them depends on more than the model has."""
-        present = {record.event.id for record in self.topic[self.first :] if not record.flaw}
         spoilt = {record.event.key for record in self.sent if record.flaw}
         source = {event.id for event in self.source}
-        gone = {event.key for event in self.source if event.id not in present}
+        gone = {event.key for event in self.source if event.id not in self._present()}
         foreign = {record.event.key for record in self.topic if record.event.id not in source}
         partly = {event.key for event in self.source if self.sink.fates.get(event.id) in ("not asked for", "filtered")}
         partly |= {event.key for event in self.source if (event.type, event.schema) not in self.job.wanted}
@@ -456,8 +456,7 @@ class Attack(RuleBasedStateMachine):
     @rule(count=st.integers(1, 10), then=then)
     def prune(self, count: int, then: Then) -> None:
         """The outbox forgets its first events, as far as the topic has them."""
-        present = {record.event.id for record in self.topic[self.first :] if not record.flaw}
-        self.pruned |= {event.id for event in self._outbox()[:count]} & present
+        self.pruned |= {event.id for event in self._outbox()[:count]} & self._present()
         self._go_on(then)
 
     @precondition(lambda self: self.on("retain") and self.sent)
@@ -575,6 +574,10 @@ class Attack(RuleBasedStateMachine):
     def _outbox(self) -> list[Event]:
         """The rows of the outbox."""
         return [event for event in self.source if event.id not in self.pruned]
+
+    def _present(self) -> set[str]:
+        """The ids of the events that the topic has."""
+        return {record.event.id for record in self.topic[self.first :] if not record.flaw}
 
     def _is_of_topic(self) -> bool:
         return self.sink.topic == self.topic_number

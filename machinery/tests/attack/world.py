@@ -120,7 +120,7 @@ SELECT sink, key, total, version FROM sink_totals
 """
 STATE = """
 SELECT json_build_object(
-    'letters', (SELECT json_object_agg(identity, json_build_array(status, {is_event}, reason))
+    'letters', (SELECT json_object_agg(identity, json_build_array(status, is_event, reason))
                   FROM dead_letters WHERE sink = %(sink)s),
     'trail', (SELECT json_object_agg(event_id, count)
                 FROM (SELECT event_id, count(*) FROM trail WHERE sink = %(sink)s GROUP BY 1) AS counted),
@@ -210,7 +210,6 @@ class World:
         self._owner.autocommit = True
         self._sources = connect(settings, SourceRole.OWNER)
         self._sources.autocommit = True
-        self._state = STATE.replace("{is_event}", self._is_event())
         for ordered in (False, True):
             self._write_projections(ordered)
         self._opened = ExitStack()
@@ -247,12 +246,6 @@ class World:
         made: Pooled = login(dsn, connection_factory=Pooled)
         made.idle = idle
         return made
-
-    def _is_event(self) -> str:
-        with self._owner.cursor() as cursor:
-            cursor.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'dead_letters'::regclass")
-            names = {name for (name,) in cursor}
-        return "is_event" if "is_event" in names else "event IS NOT NULL"
 
     def _write_projections(self, ordered: bool) -> None:
         home = self._folder / ("ordered" if ordered else "unordered")
@@ -592,7 +585,7 @@ class World:
     def state(self, sink: str = NAME) -> State:
         """What the database holds of a sink."""
         with self._owner.cursor() as cursor:
-            cursor.execute(self._state, {"sink": sink})
+            cursor.execute(STATE, {"sink": sink})
             ((text,),) = cursor.fetchall()
         found = {name: value or {} for name, value in json.loads(text).items() if name not in ("position", "applied")}
         raw = json.loads(text)

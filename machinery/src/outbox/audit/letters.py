@@ -112,8 +112,9 @@ def reasons(cursor: extensions.cursor) -> dict[str, dict[str, int]]:
 
 
 def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset[bytes]:
-    """The identities of the letters that one of these sinks has discarded, and that none of them has open. The event of
-    such an identity may have been applied since.
+    """Identities of letters that one of these sinks has discarded. None of these sinks has an open letter of them.
+
+    Since then an event with such an identity may have come, and may have been applied.
     """
     cursor.execute(ACKNOWLEDGED, {"sinks": list(sinks)})
     return frozenset(identity_bytes(identity) for (identity,) in cursor)

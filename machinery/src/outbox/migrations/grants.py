@@ -56,7 +56,6 @@ SINKS: Grants = {
     "SCHEMA staging": {SinkRole.WRITER: ("USAGE", "CREATE")},
 }
 
-
 # Null for an object that does not exist yet: the migration that makes it grants it.
 KINDS = {
     "TABLE": "SELECT has_table_privilege(%s, to_regclass(%s)::oid, %s)",

@@ -78,7 +78,9 @@ def migrate(settings: Settings, *, only_outbox: bool = False, only_declared: boo
 
 
 def damages(settings: Settings, database: Database) -> list[str]:
-    """What is not as this code has made it, publication excepted. `outbox migrate` repairs it."""
+    """Differences between a database and what this code makes, apart from the publication. `outbox migrate` repairs
+    them.
+    """
     changed = list[str]()
     if database == "source":
         with owner_engine(settings, database).connect() as connection:

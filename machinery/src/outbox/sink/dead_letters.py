@@ -43,8 +43,8 @@ INSERT INTO public.dead_letters ({COLUMNS})
 {{rows}}
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
-# The letter of a valid event. If an undecodable record with its id has a letter, the event takes that letter. If the
-# record was discarded, the letter keeps the reason: `outbox check` does not report the record again.
+# The letter of a valid event. An undecodable record with the same id may have a letter: then the event takes it over.
+# If that record was discarded, the letter keeps why, so that `outbox check` does not report the record again.
 INSERT_REJECTED = f"""
 INSERT INTO public.dead_letters ({COLUMNS}, is_event, version) VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE
@@ -126,9 +126,9 @@ APPLIED_OF_BATCH = f"""
 FILTERED_OF_BATCH = f"""
 SELECT DISTINCT batch.event_id::text FROM {OF_BATCH} AND letter.status <> 'discarded' AND batch."{IS_FILTERED}"
 """  # noqa: S608
-# A letter that was replayed gets a resolution too: what leaves its event out today has not left it out then. The status
-# is no condition that an index of open letters has: the letters are looked up by the primary key. A discarded record
-# stays acknowledged: its reason is kept.
+# A replayed letter can still become filtered: today's transform may leave out an event that it took before. Without a
+# new resolution the old one stays: it says why a record with this id was discarded. The CASE hides the status from the
+# planner: Postgres looks the letters up by the primary key, and not in an index of open letters.
 CLOSE = """
 UPDATE public.dead_letters AS letter
    SET status = 'replayed', resolution = coalesce(%(resolution)s, letter.resolution), last_seen_at = now()
@@ -152,7 +152,7 @@ SELECT DISTINCT ON (batch.event_id) batch.event_id::text, batch.partition, batch
  ORDER BY batch.event_id, rejected.reason <> 'parked', batch.partition, batch."offset"
 """
 # Of an event that is older than the horizon, the reason says that the strategy knows nothing of it. A letter that was
-# replayed opens again: its event is lost.
+# replayed opens again: the sink's result has lost its event.
 UPDATE_REASONS = f"""
 UPDATE public.dead_letters AS letter
    SET reason = found.reason, detail = found.detail, status = 'open', last_seen_at = now()
@@ -267,15 +267,16 @@ def _drop_copies(
 
 
 def close(cursor: extensions.cursor, sink: str, identities: Sequence[str], resolution: str | None = None) -> None:
-    """Close letters in the caller's transaction: their events are applied, or have another ``resolution``. Nothing else
-    closes a letter.
+    """Close letters in the caller's transaction. Without ``resolution`` their events are applied or in the base.
+
+    This is the only place where a letter closes.
     """
     if identities:
         cursor.execute(CLOSE, {"sink": sink, "identities": list(identities), "resolution": resolution})
 
 
 def discard(cursor: extensions.cursor, sink: str, identities: Sequence[str], because: str) -> int:
-    """Give up letters that are open, in the caller's transaction; return how many. Nothing else discards a letter."""
+    """Give up open letters in the caller's transaction, and return how many. A letter is discarded here only."""
     cursor.execute(DISCARD, {"sink": sink, "identities": list(identities), "resolution": because})
     return cursor.rowcount
 

@@ -266,7 +266,7 @@ BEGIN
 END $$;
 """
 
-# Everybody may call a function unless it is taken away.
+# Postgres lets everybody call a new function.
 REVOKE = "REVOKE ALL ON FUNCTION public.ensure_processed_events, public.drop_processed_events FROM PUBLIC"
 
 

@@ -38,9 +38,9 @@ CREATE TEMPORARY TABLE new_events (LIKE outbox_batch) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL)
     ON COMMIT DELETE ROWS;
 """
-# They are in what was taken from the source, or the source has forgotten them: it was restored since, and the sink had
-# passed them by then. Returns those that have an open letter, which closes. The status is no condition that an index of
-# open letters has: the letters are looked up by the primary key (see `dead_letters.OF_BATCH`).
+# Drops events that are in what was taken from the source, and those that the sink had passed by then: a source that was
+# restored has forgotten these. Returns the events with an open letter, which the caller closes. The CASE lets Postgres
+# look the letters up by the primary key, as in `dead_letters.OF_BATCH`.
 DROP_BASED = f"""
 WITH based AS (
     DELETE FROM pg_temp.outbox_batch AS batch USING public.base_versions AS base

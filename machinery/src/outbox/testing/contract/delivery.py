@@ -110,15 +110,15 @@ class Delivery:
         start = {partition: min(*of, stored.get(partition, 0)) for partition, of in offsets.items()}
         end = {partition: max(of) + 1 for partition, of in offsets.items()}
         decoder = self.spec.decoders[topic]
-        aside = [
-            one
+        aside = {
+            one.sent.event_id
             for one in placed
             if one.sent.event_id in set_aside and not isinstance(decoder.record(one.sent.record), Skipped)
-        ]
-        readable = [one for one in placed if one not in aside]
+        }
+        readable = [one for one in placed if one.sent.event_id not in aside]
         places = [(one.partition, one.offset) for one in readable]
         decoded = decoder.decode(at_places([one.sent.record for one in readable], places))
-        dead = [*decoded.dead, *map(_dead, aside)]
+        dead = [*decoded.dead, *(_dead(one) for one in placed if one.sent.event_id in aside)]
         batch = Batch(topic, TOPIC_ID, start, end, decoded.rows, dead, skipped=decoded.skipped)
         if self._transform is not None:
             returned = self._transform.apply(topic, self.spec.layout.table(decoded.rows))
