@@ -727,6 +727,17 @@ def test_an_invalid_record_that_only_its_open_letter_has_is_set_aside(chain: Cha
     assert only_comparison(report).uncertain == {"a"}, "nobody knows what it adds"
 
 
+def test_an_open_letter_of_an_invalid_record_is_set_aside_though_the_event_of_its_id_is_part_of_the_base(
+    chain: Chain,
+) -> None:
+    events = chain.written("a", "5", "6")
+    chain.publish(events[0])
+    chain.applied({"a": "11"}, positions={0: 1}, bases={"a": 2}, letters=invalid(events[1], TopicOffset(0, 7)))
+    report = chain.compare()
+    assert (codes(report), only_sink(report).parked) == (["sink-parked"], 1)
+    assert (only_sink(report).drift, only_comparison(report).uncertain) == ({}, set()), "the base has what it adds"
+
+
 def test_a_letter_whose_invalid_record_is_on_the_topic_is_no_second_finding(chain: Chain) -> None:
     chain.publish(*chain.written("a", "5"))
     place = chain.record(None, "a", b"{")

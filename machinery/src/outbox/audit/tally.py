@@ -226,6 +226,8 @@ class TopicTally:
             if not letter.is_of(self._topic, place):
                 letter = None
         if self.is_based(event.key, event.version):
+            if letter is not None and letter.is_open and not letter.is_event:
+                self._tally.park(event_id)  # rebuilding from the source closes letters of events only
             return
         is_in_flight = False
         if letter is None:
