@@ -396,13 +396,13 @@ class Attack(RuleBasedStateMachine):
         if self.is_clean:
             assert bool(codes) == bool(reasons), (codes, reasons)
         elif not codes:
-            assert "open" not in reasons
+            assert not {"open", "malformed"} & {*reasons}, reasons
             assert "drift" not in reasons or "lost" in reasons, "what the topic does not have may still come"
 
     def _reasons(self, due: Mapping[str, int]) -> list[str]:
         """Why check must not agree."""
         records = self.topic[self.first :]
-        discarded = {name for name, letter in self.sink.letters.items() if letter.status == "discarded"}
+        closed = {name for name, letter in self.sink.letters.items() if letter.status != "open"}
         known = [record.event for record in records if not record.flaw and self.job.versions(record.event.type)]
         malformed = [one for one in records if one.flaw or one.event.schema not in self.job.versions(one.event.type)]
         malformed += [one for one in records if one.event.id > self.around.latest]
@@ -412,7 +412,7 @@ class Attack(RuleBasedStateMachine):
         found = {
             "open": bool(self.sink.open()),
             "drift": bool(due),
-            "malformed": any(one.name not in discarded for one in malformed),
+            "malformed": any(one.name not in closed for one in malformed),
             "foreign": any(event not in self.source for event in known),
             "repeated": any(len(ids) > 1 for ids in numbers.values()),
             "lost": any(event not in known for event in self._outbox()),

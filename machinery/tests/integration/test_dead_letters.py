@@ -369,6 +369,17 @@ class TestDiscard:
         assert database.totals() == sums([event])
         assert database.statuses() == {event.event_id: "discarded"}
 
+    def test_a_malformed_record_is_acknowledged_once_the_event_of_its_id_is_applied(
+        self, databases: Settings, database: Database
+    ) -> None:
+        event = kilos()
+        with open_sink(databases) as sink:
+            sink.apply(batch([], dead=[dead_record(0, event.event_id)]))
+            assert acknowledged(databases) == set()
+            assert sink.apply(batch([event], start=1)).applied == 1
+        assert database.statuses() == {event.event_id: "replayed"}
+        assert acknowledged(databases) == {identity_bytes(event.event_id)}
+
     def test_an_event_that_takes_the_letter_of_a_discarded_record_leaves_that_acknowledged(
         self, databases: Settings, known: Known, database: Database
     ) -> None:

@@ -39,13 +39,9 @@ REASONS = """
 SELECT sink, coalesce(resolution, %s), count(*)
   FROM public.dead_letters WHERE status = 'discarded' GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2
 """
-ACKNOWLEDGED = f"""
-SELECT DISTINCT identity FROM public.dead_letters AS letter
- WHERE sink = ANY(%(sinks)s)
-   AND (status = 'discarded' OR status = 'replayed' AND resolution <> '{dead_letters.FILTERED}')
-   AND NOT EXISTS (SELECT FROM public.dead_letters AS other
-                    WHERE other.identity = letter.identity AND other.status = 'open' AND other.sink = ANY(%(sinks)s))
-"""  # noqa: S608
+ACKNOWLEDGED = """
+SELECT identity FROM public.dead_letters WHERE sink = ANY(%(sinks)s) GROUP BY 1 HAVING bool_and(status <> 'open')
+"""
 
 
 class Letter(NamedTuple):
@@ -112,10 +108,7 @@ def reasons(cursor: extensions.cursor) -> dict[str, dict[str, int]]:
 
 
 def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset[bytes]:
-    """Identities of letters that one of these sinks has discarded. None of these sinks has an open letter of them.
-
-    Since then an event with such an identity may have come, and may have been applied.
-    """
+    """Identities of which these sinks have letters, all closed: discarded, or the event of that id was applied."""
     cursor.execute(ACKNOWLEDGED, {"sinks": list(sinks)})
     return frozenset(identity_bytes(identity) for (identity,) in cursor)
 
