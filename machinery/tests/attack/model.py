@@ -134,6 +134,9 @@ class Sink:
         is_older: bool = False,
     ) -> None:
         based = [row for row in rows if self._is_based(row)]
+        for row in based:
+            self._close(row.event.id)
+            self.fates[row.event.id] = "applied"
         rows = [row for row in rows if row not in based]
         rejected: dict[str, str] = {}
         new = self._select(around, rows, rejected)
@@ -153,9 +156,9 @@ class Sink:
             if row.event.id in rejected:
                 self._set_aside(row, rejected[row.event.id])
         self._add(new)
-        for row in (*based, *(row for row in rows if row.event.id not in rejected)):
+        for row in (row for row in rows if row.event.id not in rejected):
             self._close(row.event.id)
-            if row in based or row in new or row in filtered:
+            if row in new or row in filtered:
                 self.fates[row.event.id] = "filtered" if row in filtered else "applied"
             self.fates.setdefault(row.event.id, "applied")
         counts.update(applied=len(new), rejected=len(rejected), filtered=len(filtered))
