@@ -36,7 +36,7 @@ from tests.support.audit_chain import (
     only_sink,
 )
 
-HISTORIES = 300
+HISTORIES = 120
 STOCK_TOPIC = "chain.stock"
 
 

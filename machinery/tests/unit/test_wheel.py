@@ -41,7 +41,7 @@ try:
 except Failure as failure:
     print(failure.code)
 """
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+UV = [Path(sys.executable).with_name("uv"), "--quiet", "--offline", "--no-cache", "--no-config"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built without network, from a copy: a build leaves its folders behind."""
     folder = tmp_path_factory.mktemp("wheel")
     source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns("tests", "*.egg-info", "build"))
-    run([*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, source], folder)
+    run([*UV, "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "-o", folder, source], folder)
     (made,) = folder.glob("*.whl")
     return made
 
@@ -59,7 +59,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel, and with the packages of this one except the checkout."""
     folder = tmp_path_factory.mktemp("environment") / "venv"
     venv.create(folder, with_pip=False)
-    run([*PIP, "--python", folder / "bin" / "python", "install", "--no-deps", "--no-index", wheel], folder)
+    run([*UV, "pip", "install", "--python", folder / "bin" / "python", "--no-deps", wheel], folder)
     (packages,) = folder.glob("lib/python*/site-packages")
     # As a path of its own: the .pth files in it, of which the checkout's is one, are not read.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))

@@ -175,13 +175,14 @@ def test_a_trial_finds_the_stack_of_an_earlier_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("bare_pytest")
 def test_a_test_that_is_red_anyway_shows_nothing(tmp_path: Path) -> None:
-    with Workshop(repository(tmp_path / "green", GREEN)) as workshop:
-        assert workshop.baseline("machinery", [TEST]) == {}
+    small = repository(tmp_path, GREEN)
+    tests = {"red": GREEN.replace("== 1", "== 2"), "error": BROKEN_FIXTURE, "skipped": SKIPPED}
+    for name, test in tests.items():
+        (small / "machinery" / "tests" / f"test_{name}.py").write_text(test)
+    others = [f"tests/test_{name}.py::test_it" for name in tests]
+    with Workshop(small) as workshop:
         assert workshop.attempt(mutation("return 1", "return 2")).verdict == "caught"
-        assert workshop.baseline("machinery", [TEST]) == {}  # the mutation is gone
-    for name, test in {"red": GREEN.replace("== 1", "== 2"), "error": BROKEN_FIXTURE, "skipped": SKIPPED}.items():
-        with Workshop(repository(tmp_path / name, test)) as workshop:
-            assert workshop.baseline("machinery", [TEST]).keys() == {TEST}
+        assert workshop.baseline("machinery", [TEST, *others]).keys() == {*others}, "the mutation is gone"
 
 
 # What is recorded ----------------------------------------------------------------------------------------------------

@@ -1,14 +1,41 @@
 """The public API for a project's tests (docs/reference.md). It needs pytest and hypothesis: the extra `testing`."""
 
-from outbox.base.settings import SinkRole, SourceRole
-from outbox.base.wait import wait_for
-from outbox.testing.client import ServiceClient
-from outbox.testing.command import run
-from outbox.testing.events import check_events, outbox_records
-from outbox.testing.queries import query
-from outbox.testing.seeds import chosen_seed, seeded
-from outbox.testing.sinks import deliver, differing_keys, rebuild
-from outbox.testing.threads import all_at_once
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.base.facade import exports
+
+if TYPE_CHECKING:
+    from outbox.base.settings import SinkRole, SourceRole
+    from outbox.base.wait import wait_for
+    from outbox.testing.client import ServiceClient
+    from outbox.testing.command import run
+    from outbox.testing.events import check_events, outbox_records
+    from outbox.testing.queries import query
+    from outbox.testing.seeds import chosen_seed, seeded
+    from outbox.testing.sinks import deliver, differing_keys, rebuild
+    from outbox.testing.threads import all_at_once
+else:  # when they are used: the watchdog of a test run, which is a module of this package, needs none of them
+    __getattr__ = exports(
+        __name__,
+        {
+            "ServiceClient": "outbox.testing.client:ServiceClient",
+            "SinkRole": "outbox.base.settings:SinkRole",
+            "SourceRole": "outbox.base.settings:SourceRole",
+            "all_at_once": "outbox.testing.threads:all_at_once",
+            "check_events": "outbox.testing.events:check_events",
+            "chosen_seed": "outbox.testing.seeds:chosen_seed",
+            "deliver": "outbox.testing.sinks:deliver",
+            "differing_keys": "outbox.testing.sinks:differing_keys",
+            "outbox_records": "outbox.testing.events:outbox_records",
+            "query": "outbox.testing.queries:query",
+            "rebuild": "outbox.testing.sinks:rebuild",
+            "run": "outbox.testing.command:run",
+            "seeded": "outbox.testing.seeds:seeded",
+            "wait_for": "outbox.base.wait:wait_for",
+        },
+    )
 
 __all__ = [
     "ServiceClient",
