@@ -1,4 +1,4 @@
-"""`.ci/run` tries a third of the slow tests, and some only if their files have changed: three runs leave out none."""
+"""`.ci/run` tries a quarter of the slow tests, and some only if their files have changed: four runs leave out none."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ MACHINERY = ROOT / "machinery"
 SUITES = ("test", "test-examples", "test-cluster", "test-soak")
 
 
-def thirds(ci: Path = CI) -> list[list[str]]:
-    """The parts of each third."""
-    found: list[list[str]] = runpy.run_path(str(ci / "third"))["thirds"]()
-    assert len(found) == 3
+def parts(ci: Path = CI) -> list[list[str]]:
+    """The suites and files of each part."""
+    found: list[list[str]] = runpy.run_path(str(ci / "part"))["parts"]()
+    assert len(found) == 4
     assert all(found)
-    return [sorted(third) for third in found]
+    return [sorted(part) for part in found]
 
 
-def test_a_third_is_printed_in_one_line() -> None:
-    assert bake.run(ROOT, [".ci/third", "1"]).stdout == f"{' '.join(thirds()[1])}\n"
+@pytest.mark.parametrize("number", ["1", "4001"])
+def test_the_number_of_commits_chooses_a_part(number: str) -> None:
+    assert bake.run(ROOT, [".ci/part", number]).stdout == f"{' '.join(parts()[1])}\n"
 
 
 def slow_tests(machinery: Path) -> list[str]:
@@ -42,9 +43,9 @@ def slow_tests(machinery: Path) -> list[str]:
     ]
 
 
-def test_three_thirds_have_each_slow_test_once() -> None:
+def test_the_parts_have_each_slow_test_once() -> None:
     assert len(slow_tests(MACHINERY)) > 50
-    assert sorted(chain(*thirds())) == sorted([*SUITES, *slow_tests(MACHINERY)])
+    assert sorted(chain(*parts())) == sorted([*SUITES, *slow_tests(MACHINERY)])
 
 
 def test_new_files_are_dealt_too_and_move_no_other(tmp_path: Path) -> None:
@@ -53,13 +54,13 @@ def test_new_files_are_dealt_too_and_move_no_other(tmp_path: Path) -> None:
     before = slow_tests(MACHINERY)
     for name in [*before, "tests/unit/test_new.py"]:
         new_file(machinery / name)
-    assert thirds(ci) == thirds()
+    assert parts(ci) == parts()
     new = [f"tests/{folder}/test_new_{number}.py" for folder in ("faults", "new/deep") for number in range(5)]
     for name in new:
         new_file(machinery / name)
-    more = thirds(ci)
+    more = parts(ci)
     assert sorted(chain(*more)) == sorted([*SUITES, *before, *new])
-    assert [[name for name in third if name not in new] for third in more] == thirds()
+    assert [[name for name in part if name not in new] for part in more] == parts()
 
 
 def new_file(file: Path) -> None:
