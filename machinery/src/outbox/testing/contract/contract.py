@@ -38,7 +38,7 @@ from outbox.testing.fixtures.spark import leaves_sockets
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 
 EXAMPLES = 8
-EXAMPLES_OF_TRANSFORM = 2  # Spark takes its time for each batch
+TRANSFORMED_SHARE = 4  # of the examples: Spark takes its time for each batch
 CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
 SEEDS = 2**32
 SEARCHED_MAX = 1000
@@ -68,7 +68,8 @@ def contract(
     """The test of the contract, for a domain whose histories are fewer than the test finds out by itself.
 
     ``begins`` are events that the first event of a key is one of, such as ``order.placed``; they concern the aggregates
-    that they are of. ``once`` are events that a key has once at most. ``examples`` is the number of histories per sink.
+    that they are of. ``once`` are events that a key has once at most. ``examples`` is the number of histories per sink;
+    one with a transform has a quarter of them.
     """
     lifecycle = Lifecycle(frozenset(begins), frozenset(once))
 
@@ -123,7 +124,7 @@ def keep(
         subject = Subject(database, sink)
         if sink.job.transform is not None:
             subject = subject._replace(transform=stack.enter_context(transformed(sink, database)))
-            examples = min(examples, EXAMPLES_OF_TRANSFORM)
+            examples = max(1, examples // TRANSFORMED_SHARE)
         _Contract(subject, Histories(settings, sink), seed, shrinking_max).check(lifecycle, examples)
 
 
