@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from outbox.stack.process import MARK
 from outbox.testing.command import outbox
 from tests.unit.test_process import SERVE, Script
 
@@ -59,3 +64,62 @@ def test_it_counts_stacks_in_folders_below_and_leaves_others_alone(run: Run, tmp
 def test_a_paused_part_is_named_too(run: Run, tmp_path: Path) -> None:
     run("connect").pause()
     assert down(tmp_path)[0] == "connect: stopping"
+
+
+@contextmanager
+def process_of_nobody(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of another user, who has put a mark of ours into its environment."""
+    nobody = pwd.getpwnam("nobody")
+    user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    with subprocess.Popen(["sleep", "600"], env={MARK: mark}, cwd="/", start_new_session=True, **user) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads and ends processes of other users")
+@pytest.mark.parametrize(
+    "mark", ["{home}/../evil:x", "{home}/../evil:postgres", "{home}/below:x", "{home}:x", "{home}:postgres"]
+)
+def test_process_of_another_user_is_none_of_ours(mark: str, tmp_path: Path) -> None:
+    home, evil, victim = tmp_path / "home", tmp_path / "evil", tmp_path / "victim"
+    home.mkdir()
+    evil.mkdir()
+    victim.write_text("content")
+    (evil / "lock").symlink_to(victim)
+    with process_of_nobody(mark.format(home=home)) as stranger:
+        assert down(home) == ["nothing was running"]
+        assert stranger.poll() is None
+    assert victim.read_text() == "content"
+    assert {path.name for path in tmp_path.rglob("*")} == {"home", "evil", "lock", "victim"}
+
+
+def test_mark_that_leads_out_of_the_home_is_not_followed(run: Run, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    stranger = run("x", home / ".." / "evil")
+    assert down(home) == ["nothing was running"]
+    assert stranger.is_running()
+
+
+def test_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    home, victim = tmp_path / "home", tmp_path / "victim"
+    home.mkdir()
+    victim.write_text("content")
+    (home / "lock").symlink_to(victim)
+    assert "lock" in outbox("down", home=home).stderr
+    assert "lock" in outbox("up", "postgres", home=home).stderr
+    assert victim.read_text() == "content"
+
+
+def test_down_makes_no_home(tmp_path: Path) -> None:
+    assert down(tmp_path / "absent") == ["nothing was running"]
+    assert not (tmp_path / "absent").exists()
+
+
+def test_home_is_the_same_by_a_link(run: Run, tmp_path: Path) -> None:
+    process = run("service", tmp_path / "home")
+    (tmp_path / "link").symlink_to("home")
+    assert down(tmp_path / "link")[0] == "service: stopping"
+    assert not process.is_running()

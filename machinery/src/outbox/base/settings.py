@@ -372,14 +372,14 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
     wrong: list[str] = []
     try:
         if not environment:
-            found = (home or names.home).absolute()
+            found = (home or names.home).resolve()
             chosen = {
                 name.removeprefix(PREFIX).lower(): value for name, value in dotenv_values(found / "stack.env").items()
             }
             return Settings(_env_prefix="NONE_OF_", _env_file=None, **{**chosen, "home": found, **overrides})
         wrong += _unknown("the environment", _without_service_links(os.environ))
         wrong += _unknown(dotenv, dotenv_values(dotenv))
-        found = (home or Settings(_env_file=dotenv).home).absolute()
+        found = (home or Settings(_env_file=dotenv).home).resolve()
         wrong += _unknown(found / "stack.env", dotenv_values(found / "stack.env"))
         loaded = Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import shutil
 import sys
@@ -78,14 +79,14 @@ def resolve(configuration: str, report: Report = lambda _: None, ivy_file: Path 
     if not folder.exists():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = (folder.parent / "lock").open("w")
+            lock = os.open(folder.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600)
         except OSError as error:
             raise Failure(
                 f"the jars of {configuration} are missing, and {folder.parent} cannot be written: {error.strerror}",
                 f"as a user who may write there: python -m outbox.jvm.jars {configuration}",
                 code="jars-not-writable",
             ) from None
-        with lock:
+        with os.fdopen(lock, "rb"):
             fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds them
             if not folder.exists():
                 report(f"downloading {SETS.get(together, ivy_file.name)}, once per user")

@@ -16,7 +16,7 @@ import psutil
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, variable
 from outbox.stack import ports
-from outbox.stack.process import Process
+from outbox.stack.process import Process, is_ours
 
 MAJOR = 18
 CONFIG_FILE = Path(__file__).with_name("postgres.conf")
@@ -81,6 +81,7 @@ class Postgres(Process):
                 process.name() == "postgres"
                 and process.status() != psutil.STATUS_ZOMBIE
                 and Path(process.cwd()) == self.data
+                and is_ours(process, self.data)
             )
         except psutil.Error:
             return False

@@ -74,7 +74,7 @@ class Process:
         if self.processes():
             self.kill()
         _reap()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.prepare()
         with self.log_file.open("ab") as log:
@@ -139,7 +139,7 @@ class Process:
     def owns(self, process: psutil.Process) -> bool:
         """Whether a living process belongs to this part."""
         try:
-            return self._is_marked(process)
+            return is_ours(process, self.folder) and self._is_marked(process)
         except psutil.Error:
             return False
 
@@ -172,7 +172,8 @@ class Process:
 
     def _leads(self, process: psutil.Process) -> bool:
         try:
-            return process.is_running() and os.getsid(process.pid) == process.pid and self._is_marked(process)
+            leads = process.is_running() and os.getsid(process.pid) == process.pid
+            return leads and is_ours(process, self.folder) and self._is_marked(process)
         except (ProcessLookupError, psutil.Error):
             return False
 
@@ -223,6 +224,16 @@ def _reap() -> None:
             if os.waitpid(pid, os.WNOHANG)[0] == 0:
                 continue
         _children.discard(pid)
+
+
+def is_ours(process: psutil.Process, folder: Path) -> bool:
+    """Whether our user has started it, to work in a folder. Anybody may put our mark into an environment.
+
+    Root starts Postgres as another user: that one works in its folder, which no other process of that user can enter.
+    """
+    if {*process.uids()} == {os.geteuid()}:
+        return True
+    return os.geteuid() == 0 and Path(process.cwd()).is_relative_to(folder)
 
 
 def environment(process: psutil.Process) -> Mapping[str, str]:

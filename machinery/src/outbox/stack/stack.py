@@ -7,10 +7,11 @@ passwords it generated in ``stack.env``, which every other command reads as sett
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
 from outbox.stack.postgres import Postgres
-from outbox.stack.process import MARK, Process, environment
+from outbox.stack.process import MARK, Process, environment, is_ours
 from outbox.stack.spark import SparkMaster, SparkWorker, write_properties
 
 PARTS = ("postgres", "kafka", "connect")
@@ -99,9 +100,9 @@ class Stack:
         memory behind.
         """
         stopped = 0
-        for home in sorted({home for home, _ in _marked() if self.home in home.parents}):
+        for home in sorted({home for home, _ in _marked(self.home)} - {self.home}):
             stopped += Stack(load(home, environment=False)).down(report, gently=gently)
-        with self._locked():
+        with self._locked(create=False):
             for process in [*self._others(), *(self.part(name) for name in reversed(self.parts))]:
                 if process.processes():  # also children that a crash left behind
                     report(f"{process.name}: stopping")
@@ -115,7 +116,8 @@ class Stack:
     def reset(self, report: Report = quiet) -> None:
         """Stop everything and delete the home folder."""
         self.down(report)
-        shutil.rmtree(self.home)
+        if self.home.exists():
+            shutil.rmtree(self.home)
 
     def part(self, name: str) -> Process:
         """The controller of one part. Raises Failure for an unknown name."""
@@ -137,7 +139,7 @@ class Stack:
 
     def _others(self) -> list[Process]:
         """The other processes of this home: service, sinks, and what a demo or a test started here."""
-        names = {name for home, name in _marked() if home == self.home and name not in self.parts}
+        names = {name for home, name in _marked(self.home) if home == self.home and name not in self.parts}
         return [Process(name, self.home) for name in sorted(names)]
 
     def _resize(self, workers: int, report: Report) -> None:
@@ -155,11 +157,18 @@ class Stack:
             process.stop()
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the home: two commands at once would start everything twice."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        with (self.home / "lock").open("w") as lock:
+    def _locked(self, *, create: bool = True) -> Iterator[None]:
+        """Lock the home: two commands at once would start everything twice.
+
+        Without ``create`` nothing is made: a home without a lock is one where nobody starts anything.
+        """
+        if create:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self.home / "lock"
+        with ExitStack() as held:
             try:
+                lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), mode=0o600)
+                held.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Failure(
@@ -167,6 +176,13 @@ class Stack:
                     "wait until it has ended",
                     code="stack-locked",
                 ) from None
+            except OSError as error:
+                if create or not isinstance(error, FileNotFoundError):
+                    raise Failure(
+                        f"the lock {file} cannot be taken: {error.strerror}",
+                        "find out who made it, and delete it",
+                        code="stack-not-lockable",
+                    ) from None
             yield
 
     @contextmanager
@@ -193,10 +209,12 @@ class Stack:
             yield {variable(name): str(value) for name, value in values.items()}
 
 
-def _marked() -> Iterator[tuple[Path, str]]:
-    """Home folder and name of every controlled process that lives on this machine."""
+def _marked(top: Path) -> Iterator[tuple[Path, str]]:
+    """Home folder and name of every controlled process of ours in this folder and those below."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            home, _, name = environment(process).get(MARK, "").rpartition(":")
-            if home:
-                yield Path(home), name
+            if is_ours(process, top):
+                home, _, name = environment(process).get(MARK, "").rpartition(":")
+                # A mark has a resolved path: another one, with "..", may lead elsewhere.
+                if home == os.path.realpath(home) and Path(home).is_relative_to(top):
+                    yield Path(home), name

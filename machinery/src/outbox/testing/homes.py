@@ -36,13 +36,13 @@ class Homes:
     """The folder of this process, from its first use to ``close``."""
 
     def __init__(self, root: Path | None = None) -> None:
-        root = root or all_homes()
+        root = (root or all_homes()).resolve()  # as the homes of settings are
         sweep(root)
         self.folder = root / uuid.uuid4().hex[:8]
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(mode=0o700, parents=True)
         # Locked before it has its name: another run that sweeps meanwhile must not take it for a dead one's.
         unnamed = self.folder / f"{OWNER}.new"
-        self._owner = unnamed.open("w")
+        self._owner = unnamed.open("x")
         fcntl.flock(self._owner, fcntl.LOCK_EX)
         unnamed.rename(self.folder / OWNER)
         watchdog = subprocess.Popen(
