@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,37 @@ from pyspark.sql import SparkSession
 from outbox.base.settings import load
 from outbox.sink.spark.session import FEW_ROWS, session
 from outbox.testing.failures import raises
+
+STRANGER = b"a stranger's object"
+
+
+def answer_to_a_stranger(port: int) -> bytes:
+    """What Spark's RPC on a port answers to an object of Java, sent without a login.
+
+    The formats: Spark's TransportFrameDecoder, RpcRequest (3) and RequestMessage, and Java's serialised String.
+    """
+    text = b"\xac\xed\x00\x05t" + struct.pack(">H", len(STRANGER)) + STRANGER
+    name = b"MapOutputTracker"
+    body = b"\0" + b"\1" + struct.pack(">H", 9) + b"127.0.0.1" + struct.pack(">i", port)
+    body += struct.pack(">H", len(name)) + name + text
+    message = b"\x03" + struct.pack(">qi", 1, len(body)) + body
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as one, suppress(ConnectionError):
+        one.sendall(struct.pack(">q", 8 + len(message)) + message)
+        while len(answer) < 8 or len(answer) < struct.unpack(">q", answer[:8])[0]:
+            received = one.recv(1 << 16)
+            if not received:
+                break
+            answer += received
+    return answer
+
+
+def test_driver_takes_no_object_of_a_stranger(spark: SparkSession) -> None:
+    port = spark.sparkContext.getConf().get("spark.driver.port")
+    assert port is not None
+    answer = answer_to_a_stranger(int(port))
+    assert b"SaslMessage" in answer  # it expects a login first
+    assert STRANGER not in answer
 
 
 def test_another_session_has_sparks_own_settings_for_queries(spark: SparkSession) -> None:

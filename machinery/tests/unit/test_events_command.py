@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,14 @@ class Repository:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         (self.root / name).write_text(text)
 
-    def git(self, *arguments: str) -> str:
+    def git(self, *arguments: str, given: str | None = None) -> str:
         who = {
             f"GIT_{role}_{part}": "test@example.com" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")
         }
         ours = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
         return subprocess.run(
             ["git", *arguments],
+            input=given,
             cwd=self.root,
             check=True,
             capture_output=True,
@@ -446,6 +448,21 @@ class TestAgainst:
         repository.commit()
         with raises("git-outside"):
             revision.published(Project(repository.root), "HEAD", 4)
+
+    def test_tree_that_leads_out_of_the_folder_writes_nothing_there(
+        self, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # git writes no such file, but it stores, fetches and lists the tree.
+        blob = repository.git("hash-object", "-w", "--stdin", given="evil")
+        tree = repository.git("mktree", given=f"100644 blob {blob}\tevil")
+        for name in ("..", "..", "events", "connect"):
+            tree = repository.git("mktree", given=f"040000 tree {tree}\t{name}")
+        commit = repository.git("commit-tree", tree, "-m", "evil")
+        (tmp_path / "temporary").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        with raises("revision-unusable", "connect/events/../../evil"):
+            revision.published(Project(repository.root), commit, 4)
+        assert list((tmp_path / "temporary").iterdir()) == []
 
     @pytest.mark.parametrize(("file", "text"), [("connect/events/order/aggregate.toml", ""), ("pyproject.toml", "[")])
     def test_events_that_were_unusable_are_reported(self, repository: Repository, file: str, text: str) -> None:

@@ -94,7 +94,10 @@ def _copy(top: Path, commit: str, folder: str, into: Path) -> None:
         meta, _, path = line.partition("\t")
         mode, _, blob = meta.split()
         if mode in BLOB_MODES:
-            target = into / Path(path).relative_to(folder)
+            within = Path(path).relative_to(folder)
+            if ".." in within.parts:  # git stores such a tree, and checks none out
+                raise Failure(f"{path} leads out of its folder", code="path-outside")
+            target = into / within
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(_git(top, "cat-file", "blob", blob))
 

@@ -171,7 +171,14 @@ def _on(master: str, found: Sequence[Path], further: Sequence[Path]) -> dict[str
     if not master.startswith("local"):
         return {"spark.master": master, "spark.jars": ",".join(map(str, [*found, *further]))}
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    properties = {"spark.master": master, "spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    properties = {
+        "spark.master": master,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        # The driver listens for executors, of which there are none here, and takes objects of Java. So nobody knows the
+        # secret that it makes.
+        "spark.authenticate": "true",
+    }
     if further:
         properties["spark.jars"] = ",".join(f"local:{jar}" for jar in further)  # read where they are, and not copied
     return properties
