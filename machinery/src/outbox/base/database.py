@@ -123,6 +123,11 @@ def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str,
     place = f"{prefix}_HOST and {prefix}_PORT"
     password = f"{PREFIX}{password_setting(role).upper()}"
     causes = {
+        "authentication method requirement": (
+            "login-refused",
+            f"let it ask for a password by SCRAM, or set {prefix}_SSLMODE=verify-full: a server that proves who it is may"
+            " ask in any way",
+        ),
         "certificate": ("tls", f"correct {prefix}_SSLROOTCERT, or {prefix}_HOST: use a name in the certificate"),
         "password": ("login-refused", f"correct {password}; outbox/migrations/roles.sql sets it in the database"),
         "no encryption": ("tls", f"set {prefix}_SSLMODE: the server requires TLS"),

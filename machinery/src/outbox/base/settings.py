@@ -55,6 +55,7 @@ SLOT = "^[a-z0-9_]+$"
 # Postgres cuts a longer name off, and then does not find what it has made.
 NAME_MAX_BYTES = 63
 
+SCRAM = "scram-sha-256"  # the name of libpq
 SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
 
 
@@ -321,6 +322,10 @@ class Settings(BaseSettings):
             "password": password.get_secret_value(),
             "sslmode": getattr(self, f"{database}_sslmode"),
         }
+        if parameters["sslmode"] != "verify-full":
+            # Whoever has taken the server's port gets no password: with SCRAM it stays here, and both show that they
+            # know it. A server whose certificate is checked may ask in other ways.
+            parameters["require_auth"] = SCRAM
         rootcert: Path | None = getattr(self, f"{database}_sslrootcert")
         if rootcert is not None:
             parameters["sslrootcert"] = str(rootcert)

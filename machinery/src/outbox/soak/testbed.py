@@ -15,7 +15,7 @@ import psycopg2
 
 from outbox.base.database import query
 from outbox.base.errors import Failure
-from outbox.base.settings import Role, Settings, SourceRole
+from outbox.base.settings import SCRAM, Role, Settings, SourceRole
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
@@ -341,6 +341,7 @@ class Testbed:
                     port=settings.source_db_port,
                     user="postgres",
                     password=password,
+                    require_auth=SCRAM,
                     dbname=settings.source_db_name,
                     connect_timeout=5,
                 )

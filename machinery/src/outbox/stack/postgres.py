@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, variable
+from outbox.base.settings import SCRAM, Settings, variable
 from outbox.stack import ports
 from outbox.stack.process import Process, is_ours
 
@@ -100,6 +100,7 @@ class Postgres(Process):
                 "PGUSER": "postgres",
                 "PGPASSWORD": self._settings.stack_postgres_password.get_secret_value(),
                 "PGCONNECT_TIMEOUT": "5",
+                "PGREQUIREAUTH": SCRAM,
                 **{name: value for name, value in self._settings.as_env().items() if name.startswith(DATABASES)},
             },
             capture_output=True,
