@@ -29,7 +29,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
 from outbox.stack import ports
-from outbox.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
+from outbox.stack.postgres import ROLES_FILE, UNPRIVILEGED, Postgres, unprivileged
 from outbox.stack.process import Process
 from outbox.stack.stack import PARTS, Stack
 from outbox.testing.command import environment, outbox
@@ -368,6 +368,28 @@ def test_everybody_is_asked_for_a_scram_password(postgres: Postgres, postgres_st
         for wrong in ("", "wrong"):
             with pytest.raises(psycopg2.OperationalError, match="password"):
                 log_in(postgres_stack.settings, role, password=wrong)
+
+
+def test_no_log_has_a_password(postgres: Postgres, postgres_stack: Stack) -> None:
+    talkative = {"log_statement": "all", "log_min_duration_statement": "0", "log_min_duration_sample": "0"}
+    talkative |= {"log_statement_sample_rate": "1", "log_transaction_sample_rate": "1"}
+    try:
+        for name, value in talkative.items():
+            postgres.psql(f"ALTER ROLE postgres SET {name} = '{value}'")
+        begin = postgres.log_file.stat().st_size
+        postgres._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
+        logged = postgres.log_file.read_bytes()[begin:].decode()
+    finally:
+        postgres.psql("ALTER ROLE postgres RESET ALL")
+    assert "log_statement" in logged
+    passwords = [value for name, value in postgres_stack.settings.as_env().items() if name.endswith("_PASSWORD")]
+    assert not [password for password in passwords if password and password in logged]
+
+
+def test_the_relay_reads_the_log_of_a_database_and_is_no_standby(postgres_stack: Stack) -> None:
+    log_in(postgres_stack.settings, SourceRole.CDC, replication="database")
+    with pytest.raises(psycopg2.OperationalError, match=r"no pg_hba\.conf entry for replication connection"):
+        log_in(postgres_stack.settings, SourceRole.CDC, replication="true")
 
 
 def test_no_role_is_wider_than_it_must_be(postgres: Postgres, postgres_stack: Stack) -> None:

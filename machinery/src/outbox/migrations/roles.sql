@@ -9,8 +9,14 @@
 -- existing service (docs/existing-service.md): it keeps its owner and its grants.
 
 \set ON_ERROR_STOP on
-SET log_statement = 'none'; -- a password is no log line
+-- Statements below have passwords. Whatever the server logs otherwise, it logs none of them, and keeps none.
+SET log_statement = 'none';
 SET log_min_error_statement = 'panic';
+SET log_min_duration_statement = -1;
+SET log_min_duration_sample = -1;
+SET log_transaction_sample_rate = 0;
+SET pg_stat_statements.track = 'none'; -- where these two extensions are not loaded, the names mean nothing
+SET pgaudit.log = 'none';
 
 \getenv source_db OUTBOX_SOURCE_DB_NAME
 \getenv source OUTBOX_SOURCE_DB_ROLE_PREFIX

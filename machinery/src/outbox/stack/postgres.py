@@ -20,6 +20,7 @@ from outbox.stack.process import Process, is_ours
 
 MAJOR = 18
 CONFIG_FILE = Path(__file__).with_name("postgres.conf")
+HBA_FILE = Path(__file__).with_name("pg_hba.conf")
 ROLES_FILE = Path(__file__).parent.parent / "migrations" / "roles.sql"
 INITDB_OPTIONS = ("-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions")
 DATABASES = (variable("source_db"), variable("sink_db"))  # how the settings begin that make databases and roles
@@ -54,6 +55,7 @@ class Postgres(Process):
         """The server's settings on its command line."""
         return {
             "config_file": CONFIG_FILE,
+            "hba_file": HBA_FILE,
             "listen_addresses": ports.LOOPBACK,
             "port": self.port,
             "unix_socket_directories": "",
