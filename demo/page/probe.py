@@ -179,7 +179,7 @@ class Probe:
     def _read_connector(self) -> Connector:
         settings = self._settings
         url = f"{settings.connect_url}/connectors/{settings.connector}/status"
-        answer = self._session.get(url, timeout=REQUEST_TIMEOUT_S)
+        answer = self._session.get(url, timeout=REQUEST_TIMEOUT_S, auth=settings.connect_login)
         if not answer.ok:
             raise Failure(f"Connect answered {answer.status_code}", code="connect-refused")
         found = answer.json()

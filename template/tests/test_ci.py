@@ -19,6 +19,16 @@ MACHINERY = ROOT / "machinery"
 SUITES = ("test", "test-examples", "test-cluster", "test-soak")
 
 
+WORKFLOWS = (ROOT / ".github" / "workflows" / "ci.yml", ROOT / "template" / "ci.yml")
+
+
+def test_an_action_is_a_commit_and_the_same_in_a_generated_project() -> None:
+    used = [re.findall(r"uses: (.*)", file.read_text()) for file in WORKFLOWS]
+    for action in chain(*used):
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", action), action
+    assert {*used[1]} <= {*used[0]}
+
+
 def parts(ci: Path = CI) -> list[list[str]]:
     """The suites and files of each part."""
     found: list[list[str]] = runpy.run_path(str(ci / "part"))["parts"]()

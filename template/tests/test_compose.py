@@ -32,7 +32,7 @@ from template.tests import dockerfile, test_env_example
 from template.tests.paths import ROOT
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
-LINES_MAX = 300  # the owner of a project is to understand each
+LINES_MAX = 335  # the owner of a project is to understand each
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
 # Files that COMPOSE_FILE adds; a project may have deleted them.
 PARTS = {file.name.split(".")[1]: file for file in sorted(ROOT.glob("docker-compose.*.yml"))}
@@ -60,6 +60,7 @@ KEYS = {
 }
 KEYS |= {"depends_on", "healthcheck", "restart", "init", "stop_grace_period", "logging"}
 KEYS |= {"env_file", "mem_limit", "pid", "shm_size", "cap_drop", "cap_add", "security_opt", "network_mode", "user"}
+KEYS |= {"networks", "read_only", "pids_limit"}
 
 # The VOLUME instructions of the servers' images. What is not mounted there becomes a volume without a name.
 DECLARED_VOLUMES = {
@@ -94,6 +95,11 @@ def stage_of(name: str) -> str:
     return target
 
 
+def base_of(name: str) -> str:
+    """The image of somebody else that a service's is made on, without its digest."""
+    return dockerfile.lineage(STAGES, stage_of(name))[-1].base.partition("@")[0]
+
+
 def files_in(name: str) -> dict[str, Path]:
     """The files of ours in the image that a service runs, by their paths in there."""
     return {where: file for file, where in STAGES[stage_of(name)].our_files()}
@@ -114,6 +120,11 @@ def ivy_version(module: str) -> str:
 
 def variable(setting: str) -> str:
     return f"{PREFIX}{setting.upper()}"
+
+
+def connect_script() -> str:
+    """The entry point and health check of the worker's container."""
+    return files_in("connect")["/etc/outbox/connect.sh"].read_text()
 
 
 SECRETS = {variable(name) for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
@@ -209,7 +220,7 @@ def test_no_volume_is_left_over() -> None:
 @every_service
 def test_every_volume_of_the_image_has_a_mount(name: str) -> None:
     # Else the engine makes one without a name at each start, and no `down` removes it.
-    image = dockerfile.lineage(STAGES, stage_of(name))[-1].base.partition(":")[0]
+    image = base_of(name).partition(":")[0]
     mounted = {target for _, target, _ in mounts(name)}
     mounted |= {where.partition(":")[0] for where in SERVICES[name].get("tmpfs", [])}
     assert DECLARED_VOLUMES.get(image, set()) <= mounted
@@ -224,6 +235,8 @@ def test_a_service_is_bounded(name: str) -> None:
     assert service["init"] is True
     assert "mem_limit" in service
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert service["pids_limit"] <= 1024
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
@@ -254,6 +267,51 @@ def test_an_image_of_ours_is_never_pulled(name: str) -> None:
         assert any("build" in other for other in SERVICES.values() if other.get("image") == service["image"])
 
 
+# Networks ---------------------------------------------------------------------------------------------------------
+
+# `make test-doors` tries the same from within the containers of a running chain.
+
+
+def networks(name: str) -> set[str]:
+    """The networks of a service; none has its own loopback only."""
+    if "network_mode" in SERVICES[name]:
+        assert SERVICES[name]["network_mode"] == "none"
+        return set()
+    return {*SERVICES[name].get("networks", ["default"])}
+
+
+def reached(name: str) -> set[str]:
+    """Services that a container may open connections to, if they listen."""
+    return {other for other in SERVICES if other != name and networks(name) & networks(other)}
+
+
+def test_the_service_reaches_postgres_and_its_own_clients_only() -> None:
+    # Nothing listens in `roles` and `migrate`, which end before the service starts.
+    assert reached("serve") - {"prometheus"} == {"postgres", "roles", "migrate", "demo"}
+
+
+@pytest.mark.skipif("grafana" not in SERVICES, reason="this project has no docker-compose.monitoring.yml")
+def test_grafana_reaches_prometheus_only_and_prometheus_no_server() -> None:
+    assert reached("grafana") == {"prometheus"}
+    assert not reached("prometheus") & {"postgres", "kafka", "connect"}
+
+
+def test_the_rest_of_connect_listens_for_those_who_have_its_password() -> None:
+    listener = SERVICES["connect"]["environment"]["OUTBOX_CONNECT_LISTENER"]
+    [network] = [name for name, of in SERVICES["connect"]["networks"].items() if of]
+    # A service's own name leads to it in each of its networks; an alias, in one.
+    assert SERVICES["connect"]["networks"][network] == {"aliases": [urlsplit(listener).hostname]}
+    there = {name for name in SERVICES if network in networks(name)}
+    assert there == {name for name, secrets in NEEDED.items() if "CONNECT_PASSWORD" in secrets}
+
+
+def test_servers_reach_nothing_outside() -> None:
+    declared = {name: one for part in (COMPOSE, *OPTIONAL.values()) for name, one in part.get("networks", {}).items()}
+    assert {name for service in SERVICES for name in networks(service)} == {*declared}
+    for name in ("postgres", "kafka", "connect", "roles", "migrate", "apply"):
+        assert all(declared[network] == {"internal": True} for network in networks(name))
+
+
 # Beside another project on the same engine --------------------------------------------------------------------------
 
 
@@ -274,7 +332,7 @@ def test_two_projects_share_no_image_volume_or_network() -> None:
 def test_no_name_is_the_same_for_every_project() -> None:
     # What Compose names itself begins with the project's name: containers, volumes, networks, images that it builds.
     assert "name" not in COMPOSE
-    assert "networks" not in COMPOSE
+    assert all("name" not in (network or {}) for network in COMPOSE["networks"].values())
     assert set(VOLUMES.values()) == {None}
     assert all(service.get("image", PREFIXED).startswith(PREFIXED) for service in SERVICES.values())
 
@@ -288,21 +346,22 @@ ROLES = {variable(name).removeprefix(PREFIX) for name in database_passwords()} -
 NEEDED = {
     "postgres": {"STACK_POSTGRES_PASSWORD"},
     "roles": ROLES | {"STACK_POSTGRES_PASSWORD"},
-    "connect": {"SOURCE_DB_CDC_PASSWORD"},
+    "connect": {"SOURCE_DB_CDC_PASSWORD", "CONNECT_PASSWORD"},
     "migrate": OWNERS,
-    "apply": {"SOURCE_DB_CDC_PASSWORD", "SOURCE_DB_AUDITOR_PASSWORD"},
+    "apply": {"SOURCE_DB_CDC_PASSWORD", "SOURCE_DB_AUDITOR_PASSWORD", "CONNECT_PASSWORD"},
     "serve": {"SOURCE_DB_APP_PASSWORD", "SERVICE_TOKEN"},
     "sink": {"SINK_DB_WRITER_PASSWORD"},
-    "demo": AUDITORS | {"SERVICE_TOKEN", "SOURCE_DB_CDC_PASSWORD"},
-    "outbox": ROLES,
-    "monitor": AUDITORS,
+    "demo": AUDITORS | {"SERVICE_TOKEN", "SOURCE_DB_CDC_PASSWORD", "CONNECT_PASSWORD"},
+    "outbox": ROLES | {"CONNECT_PASSWORD"},
+    "monitor": AUDITORS | {"CONNECT_PASSWORD"},
+    "spark": set(),
 }
 
 # Not of a stack that is all in containers: where a server, a file or a folder of somebody else's is, and its logins.
 EMBEDDED = {"home", "stack_spark_workers", *(name for name in Settings.model_fields if re.match("stack_.*_port", name))}
 FOREIGN = {f"{db}_{what}" for db in ("source_db", "sink_db") for what in ("port", "sslmode", "sslrootcert")}
 FOREIGN |= {name for name in Settings.model_fields if re.match("kafka_(?!bootstrap)", name)}
-FOREIGN |= {"connect_username", "connect_password", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
+FOREIGN |= {"connect_username", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
 FOREIGN |= {name for name in Settings.model_fields if name.startswith("connect_source_db_")}
 FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "sink_ui_port", "spark_properties"}
 
@@ -324,7 +383,7 @@ def test_each_container_gets_the_secrets_that_it_needs_and_no_others() -> None:
     }
     for name in SERVICES.keys() - {"secrets"}:
         mounted = [mount for mount in mounts(name) if mount[0].startswith("secrets")]
-        wanted = "sink" if name.startswith("sink-") else name
+        wanted = re.sub(r"^(sink|spark)-.*", r"\1", name)
         assert mounted == ([(f"secrets-{wanted}", "/run/secrets", True)] if wanted in NEEDED else [])
 
 
@@ -334,7 +393,7 @@ def test_no_secret_is_in_the_file_or_in_the_environment_of_a_server(name: str) -
     given = {key for key in environment if key in SECRETS or "PASSWORD" in key}
     # One of the user's own is passed on to the service that writes the files. The superuser's is set once, by initdb.
     of_roles = {variable(setting) for setting in database_passwords()} - {"OUTBOX_STACK_POSTGRES_PASSWORD"}
-    assert given == (of_roles | {"OUTBOX_SERVICE_TOKEN"} if name == "secrets" else set())
+    assert given == (of_roles | {"OUTBOX_SERVICE_TOKEN", "OUTBOX_CONNECT_PASSWORD"} if name == "secrets" else set())
     assert not [environment[key] for key in given if environment[key] is not None]
     assert not re.search(r"set -\w*x", words(name))  # a trace shows what it expands
 
@@ -471,7 +530,7 @@ def test_the_walkthrough_writes_nothing_but_the_mode_of_the_worker() -> None:
     assert writable == {"walkthrough": FOLDER}
     assert ("checkpoints", "/var/lib/outbox/checkpoints", True) in mounts("demo")
     assert ("walkthrough", FOLDER, True) in mounts("connect")
-    script = files_in("connect")["/etc/outbox/connect.sh"].read_text()
+    script = connect_script()
     assert f"{FOLDER}/{containers.MODE_FILE}" in script
 
 
@@ -496,29 +555,59 @@ def test_the_naive_sink_waits_for_nobody() -> None:
 def test_the_worker_starts_as_configured_or_as_a_walkthrough_says(
     tmp_path: Path, switch: str, word: str | None, effective: str | None
 ) -> None:
-    script = files_in("connect")["/etc/outbox/connect.sh"].read_text()
-    for place in ("/run/secrets", FOLDER, "/opt/kafka/bin"):
-        assert place in script
-        script = script.replace(place, str(tmp_path))
-    (tmp_path / "stack.env").write_text("OUTBOX_SOURCE_DB_CDC_PASSWORD=hidden\n")
-    started = tmp_path / "connect-distributed.sh"
-    started.write_text('#!/bin/sh\necho "$OUTBOX_CONNECT_EXACTLY_ONCE $OUTBOX_SOURCE_DB_CDC_PASSWORD $1"\n')
+    done = start_worker(tmp_path, switch, word)
+    if effective is None:
+        assert done.returncode == 2
+        assert "OUTBOX_EXACTLY_ONCE" in done.stderr
+    else:
+        assert done.stdout == f"{effective} hidden {tmp_path / 'tmp' / 'worker.properties'}\n", done.stderr
+
+
+def start_worker(folder: Path, switch: str, word: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the entry point of the worker's container with its folders in ``folder``; what it starts prints its mode."""
+    script = connect_script()
+    places = {"/etc/outbox": folder / "etc", "/tmp": folder / "tmp"}  # noqa: S108 - what the script says
+    places |= dict.fromkeys(("/run/secrets", FOLDER, "/opt/kafka/bin"), folder)
+    pattern = "|".join(places)
+    assert {*re.findall(pattern, script)} == {*places}
+    script = re.sub(pattern, lambda place: str(places[place[0]]), script)
+    for made in ("etc", "tmp"):
+        (folder / made).mkdir()
+    shutil.copy(config.OURS / config.WORKER, folder / "etc")
+    (folder / "stack.env").write_text("OUTBOX_SOURCE_DB_CDC_PASSWORD=hidden\nOUTBOX_CONNECT_PASSWORD=shut\n")
+    started = folder / "connect-distributed.sh"
+    started.write_text(
+        '#!/bin/sh\nenv > "${0%/*}/env"\n'
+        'echo "$OUTBOX_CONNECT_EXACTLY_ONCE $OUTBOX_SOURCE_DB_CDC_PASSWORD$OUTBOX_CONNECT_PASSWORD $1"\n'
+    )
     started.chmod(0o755)
     with (
         subprocess.Popen(["sleep", "60"]) as other,
         subprocess.Popen(["python -m outbox demo", "60"], executable="/bin/sleep") as demo,
     ):
         if word is not None:
-            (tmp_path / containers.MODE_FILE).write_text(f"{word.format(demo=demo.pid, other=other.pid)}\n")
-        env = {"OUTBOX_EXACTLY_ONCE": switch, "PATH": os.environ["PATH"]}
+            (folder / containers.MODE_FILE).write_text(f"{word.format(demo=demo.pid, other=other.pid)}\n")
+        env = {"OUTBOX_EXACTLY_ONCE": switch, "OUTBOX_CONNECT_USERNAME": "outbox", "PATH": os.environ["PATH"]}
         done = subprocess.run(["/bin/bash", "-c", script], capture_output=True, text=True, check=False, env=env)
         other.kill()
         demo.kill()
-    if effective is None:
-        assert done.returncode == 2
-        assert "OUTBOX_EXACTLY_ONCE" in done.stderr
-    else:
-        assert done.stdout == f"{effective} hidden /etc/outbox/worker.properties\n", done.stderr
+    return done
+
+
+def test_the_worker_asks_for_a_login_that_no_command_line_has(tmp_path: Path) -> None:
+    assert start_worker(tmp_path, "true").returncode == 0
+    made = tmp_path / "tmp"
+    assert stat.S_IMODE((made / "users.properties").stat().st_mode) == 0o600
+    assert (made / "users.properties").read_text() == "outbox=shut\n"
+    ours, _, added = (made / "worker.properties").read_text().rpartition("rest.extension.classes=")
+    assert ours == (config.OURS / config.WORKER).read_text()
+    assert added == "org.apache.kafka.connect.rest.basic.auth.extension.BasicAuthSecurityRestExtension\n"
+    assert f"login.config={made}/jaas.conf" in (tmp_path / "env").read_text()
+    assert f'file="{made}/users.properties"' in (made / "jaas.conf").read_text()
+    # A sink sees the command lines of this container. printf is a part of the shell, and no process.
+    script = connect_script()
+    lines = [line for line in script.splitlines() if "PASSWORD" in line or "$login" in line]
+    assert all(re.match(r"\s*(login=\$\(printf|printf|echo|unset) ", line) for line in lines)
 
 
 # Operators --------------------------------------------------------------------------------------------------------
@@ -587,15 +676,16 @@ def test_operators_are_told_which_container_has_the_token(tmp_path: Path) -> Non
 def test_versions_are_those_of_the_embedded_stack() -> None:
     kafka_image = f"apache/kafka:{ivy_version('kafka_2.13')}"
     assert ivy_version("connect-runtime") == ivy_version("kafka_2.13")
-    assert STAGES[stage_of("kafka")].base == STAGES[stage_of("connect")].base == kafka_image
+    assert base_of("kafka") == base_of("connect") == kafka_image
     assert stage_of("postgres") == stage_of("roles")
-    assert STAGES[stage_of("postgres")].base == f"postgres:{postgres.MAJOR}"
+    assert base_of("postgres") == f"postgres:{postgres.MAJOR}"
 
 
 def test_files_are_those_of_the_embedded_stack() -> None:
     assert files_in("kafka")["/etc/outbox/broker.properties"] == config.OURS / config.BROKER
     assert files_in("connect")["/etc/outbox/worker.properties"] == config.OURS / config.WORKER
     assert files_in("postgres")["/etc/outbox/postgres.conf"] == postgres.CONFIG_FILE
+    assert files_in("postgres")["/etc/outbox/pg_hba.conf"] == postgres.HBA_FILE
     assert files_in("roles")["/etc/outbox/roles.sql"] == postgres.ROLES_FILE
     for name in ("kafka", "connect"):
         assert files_in(name)["/etc/outbox/log4j2.properties"] == config.OURS / config.LOGGING
@@ -631,15 +721,14 @@ def test_the_broker_is_given_what_its_file_leaves_open() -> None:
 def test_connect_advertises_the_address_that_others_use() -> None:
     # A worker advertises the host of its listener: 0.0.0.0 would lead another worker to itself.
     listener = SERVICES["connect"]["environment"]["OUTBOX_CONNECT_LISTENER"]
-    assert listener == SERVICES["serve"]["environment"]["OUTBOX_CONNECT_URL"]
-    assert urlsplit(listener).hostname == "connect"
-    assert f"{listener}/connectors" in SERVICES["connect"]["healthcheck"]["test"]
+    assert listener == SERVICES["apply"]["environment"]["OUTBOX_CONNECT_URL"]
+    assert f"/dev/tcp/{urlsplit(listener).hostname}/{urlsplit(listener).port}" in connect_script()
 
 
 def test_worker_and_connector_are_given_what_they_refer_to() -> None:
     files = [config.OURS / config.WORKER, *(ROOT / "connect").glob("*.json")]
     wanted = {name for file in files for name in re.findall(r"\$\{env:(\w+)", file.read_text())}
-    script = files_in("connect")["/etc/outbox/connect.sh"].read_text()
+    script = connect_script()
     set_by_command = set(re.findall(r"\b(OUTBOX_\w+)=", script + words("connect")))
     assert "set -ea\n" in script
     assert wanted <= set_by_command | shares()["connect"]
@@ -653,6 +742,13 @@ def test_the_roles_are_given_what_their_file_refers_to() -> None:
 def test_the_plugin_folder_is_where_the_worker_looks() -> None:
     [folder] = re.findall(r"^plugin.path=(.*)$", (config.OURS / config.WORKER).read_text(), re.MULTILINE)
     assert STAGES["connect"].instructions[-2:] == ("WORKDIR /opt/outbox", f"COPY --from=jars /opt/plugin {folder}")
+
+
+def test_a_base_image_is_the_one_that_was_tried() -> None:
+    # A tag may lead to another image tomorrow.
+    foreign = [stage.base for stage in STAGES.values() if stage.base not in STAGES]
+    assert all(re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", base) for base in foreign), foreign
+    assert len({base.partition(":")[0] for base in foreign}) == len(foreign), "one stage names an image, others use it"
 
 
 # Images -----------------------------------------------------------------------------------------------------------
@@ -750,7 +846,8 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
     assert stat.S_IMODE(every.stat().st_mode) == 0o600
     first = every.read_text()
     passwords = envfile.read(every)
-    assert set(passwords) == {variable(name) for name in database_passwords()} | {"OUTBOX_SERVICE_TOKEN"}
+    others = {"OUTBOX_SERVICE_TOKEN", "OUTBOX_CONNECT_PASSWORD"}
+    assert set(passwords) == {variable(name) for name in database_passwords()} | others
     assert len({*passwords.values()}) == len(passwords)  # no two the same
 
     for service, names in shares().items():
@@ -773,7 +870,26 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
     run()
     assert set(kept) < set(every.read_text().splitlines(keepends=True))
     assert gone.partition("=")[0] in every.read_text()
-    assert [*every.parent.iterdir()] == [every]
+    assert {*every.parent.iterdir()} == {every, every.with_name(envfile.SPARK_PROPERTIES)}
+
+
+def test_who_uses_the_spark_cluster_has_its_secret(tmp_path: Path) -> None:
+    for name in ("all", *shares()):
+        (tmp_path / name).mkdir()
+    envfile.share(tmp_path)
+    [kept] = (tmp_path / "all").glob(envfile.SPARK_PROPERTIES)
+    secret = re.fullmatch(r"spark.authenticate true\nspark.authenticate.secret (\S{32})\n", kept.read_text())
+    assert secret is not None
+    envfile.share(tmp_path)
+    given = {file.parent.name: file for file in tmp_path.glob(f"*/{envfile.SPARK_PROPERTIES}")}
+    assert {file.read_text() for file in given.values()} == {secret[0]}
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert {*given} == {"all", *envfile.SPARK}
+    for name in ("sink", "sink-naive", "outbox", "spark-master", "spark-worker") if "cluster" in PARTS else ():
+        of = ADDED[name]
+        file = of.get("environment", {}).get("OUTBOX_SPARK_PROPERTIES") or of["command"][-1]
+        assert file == f"/run/secrets/{envfile.SPARK_PROPERTIES}"
+        assert any(source.removeprefix("secrets-") in envfile.SPARK for source, _, _ in mounts(name))
 
 
 def test_a_name_in_env_that_is_no_setting_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

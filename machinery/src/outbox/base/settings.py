@@ -306,6 +306,12 @@ class Settings(BaseSettings):
         """The aggregate type and the topic of the rows that `outbox prune` sends through the relay; nobody reads it."""
         return f"{self.connector}.markers"
 
+    @property
+    def connect_login(self) -> tuple[str, str] | None:
+        """The login at Connect's REST interface, if it asks for one."""
+        name = self.connect_username
+        return None if name is None else (name, self.connect_password.get_secret_value())
+
     def role_name(self, role: Role) -> str:
         """The name of a role in Postgres."""
         return f"{getattr(self, f'{role_database(role)}_role_prefix')}_{role.value}"

@@ -98,7 +98,7 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     Failure if it reads another table or publication than `outbox migrate` makes.
 
     A line is left out if its setting has no value. Other references, such as ``${env:NAME}`` of the password, stay: a
-    config provider of the worker resolves them, so Connect's REST interface and config topic hold no secret.
+    config provider of the worker resolves them, so no configuration has a secret, nor the config topic.
     """
     values = {
         **{name: getattr(settings, name) for name in type(settings).model_fields},

@@ -60,8 +60,7 @@ class Rest:
         self._url = settings.connect_url.rstrip("/")
         self._name = (connector or connectors.load(settings)).name
         self._session = requests.Session()
-        if settings.connect_username is not None:
-            self._session.auth = (settings.connect_username, settings.connect_password.get_secret_value())
+        self._session.auth = settings.connect_login
         # Passed with each request: REQUESTS_CA_BUNDLE in the environment would override the session's own.
         self._cafile = None if settings.connect_cafile is None else str(settings.connect_cafile)
 

@@ -52,4 +52,4 @@ class Connect(Jvm):
 
     def is_ready(self) -> bool:
         # The root answers before the worker has joined its group; the list of connectors does not.
-        return ports.answers(f"{self._settings.connect_url}/connectors")
+        return ports.answers(f"{self._settings.connect_url}/connectors", self._settings.connect_login)

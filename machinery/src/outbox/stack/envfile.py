@@ -4,6 +4,7 @@ python -m outbox.stack.envfile FOLDER
 
 does it for a stack in containers. FOLDER/all/stack.env keeps every password, FOLDER/SERVICE/stack.env has the settings
 that this service of docker-compose needs. A password in the environment takes the place of the generated one.
+Containers of a Spark cluster, and its drivers, have the cluster's secret in ``spark.properties``.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_rol
 SHARES: Mapping[str, Sequence[str]] = {
     "postgres": [SUPERUSER],
     "roles": [SUPERUSER, *NAMES, *ROLES],
-    "connect": ["source_db_cdc_password"],
+    "connect": ["source_db_cdc_password", "connect_password"],
     "migrate": OWNERS,
-    "apply": ["source_db_cdc_password", "source_db_auditor_password"],
+    "apply": ["source_db_cdc_password", "source_db_auditor_password", "connect_password"],
     "serve": ["source_db_app_password", "service_token"],
     "sink": ["sink_db_writer_password"],
-    "demo": ["service_token", "source_db_cdc_password", *AUDITORS],
-    "outbox": ROLES,
-    "monitor": AUDITORS,
+    "demo": ["service_token", "source_db_cdc_password", "connect_password", *AUDITORS],
+    "outbox": [*ROLES, "connect_password"],
+    "monitor": [*AUDITORS, "connect_password"],
+    "spark": [],
 }
+SPARK_PROPERTIES = "spark.properties"
+SPARK = ("spark", "sink", "outbox")  # who uses the cluster
 
 
 def read(file: Path) -> dict[str, str]:
@@ -63,8 +67,9 @@ def write_private(file: Path, text: str) -> None:
 
 
 def generate() -> dict[str, str]:
-    """A fresh secret for each database role and for the clients of the service. Fit for a shell to read."""
-    return {variable(name): secrets.token_urlsafe(24) for name in [*database_passwords(), "service_token"]}
+    """A fresh secret for each database role, and for the clients of service and Connect. Fit for a shell to read."""
+    names = [*database_passwords(), "service_token", "connect_password"]
+    return {variable(name): secrets.token_urlsafe(24) for name in names}
 
 
 def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
@@ -95,8 +100,18 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
     for service, names in services.items():
         file = folder / service / "stack.env"
         write(file, {variable(name): settings[variable(name)] for name in names})
+        if service in SPARK:
+            write_private(file.with_name(SPARK_PROPERTIES), _spark_properties(every.with_name(SPARK_PROPERTIES)))
         file.parent.chmod(0o750)
         file.chmod(0o640)
+
+
+def _spark_properties(kept: Path) -> str:
+    """What master, workers and drivers of a Spark cluster share. The secret is generated once."""
+    if not kept.exists():
+        secret = secrets.token_urlsafe(24)
+        write_private(kept, f"spark.authenticate true\nspark.authenticate.secret {secret}\n")
+    return kept.read_text()
 
 
 if __name__ == "__main__":

@@ -105,9 +105,9 @@ def is_open(port: int) -> bool:
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
-def answers(url: str) -> bool:
+def answers(url: str, login: tuple[str, str] | None = None) -> bool:
     """Whether a GET of this URL succeeds."""
     try:
-        return requests.get(url, timeout=2).ok
+        return requests.get(url, timeout=2, auth=login).ok
     except requests.RequestException:
         return False

@@ -39,15 +39,25 @@ Find = Callable[[], Iterable[psutil.Process]]
 class Container:
     """The main processes of one or more containers, which Docker starts again when they have ended."""
 
-    def __init__(self, name: str, count: int, owns: Callable[[Sequence[str]], bool], urls: Sequence[str], find: Find):
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        owns: Callable[[Sequence[str]], bool],
+        urls: Sequence[str],
+        find: Find,
+        *,
+        login: tuple[str, str] | None = None,
+    ):
         """``owns`` recognises a main process by its command line; there are ``count`` of them. Ready: all ``urls``
-        answer.
+        answer, with this ``login``.
         """
         self.name = name
         self._count = count
         self._owns = owns
         self._urls = urls
         self._find = find
+        self._login = login
         self._started: list[psutil.Process] = []  # since the last start that we have seen
 
     def start(self) -> None:
@@ -55,7 +65,7 @@ class Container:
 
         def ready_and_alive() -> bool:
             self.require_running()
-            return all(map(ports.answers, self._urls))
+            return all(ports.answers(url, self._login) for url in self._urls)
 
         wait_for(f"{self.name} to be ready", ready_and_alive, timeout_s=START_TIMEOUT_S)
 
@@ -162,7 +172,8 @@ class Containers(Chain):
         self._mode_file = shared / MODE_FILE
         hosts = SINK_HOSTS[: len(sinks)]
         self.service = Service(f"http://{settings.service_host}:{settings.service_port}/readyz")
-        self.worker = Container("connect", 1, _is_worker, [f"{settings.connect_url}/connectors"], find)
+        connectors = f"{settings.connect_url}/connectors"
+        self.worker = Container("connect", 1, _is_worker, [connectors], find, login=settings.connect_login)
         self._sink_urls = [f"http://{host}:{SINK_PORT}" for host in hosts]
         health = [f"{url}{metrics.HEALTH}" for url in self._sink_urls]
         self.sinks = Container("sink", len(sinks), _runs_one_of(sinks), health, find)
