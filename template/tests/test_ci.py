@@ -17,8 +17,6 @@ from template.tests.paths import ROOT
 CI = ROOT / ".ci"
 MACHINERY = ROOT / "machinery"
 SUITES = ("test", "test-examples", "test-cluster", "test-soak")
-
-
 WORKFLOWS = (ROOT / ".github" / "workflows" / "ci.yml", ROOT / "template" / "ci.yml")
 
 
