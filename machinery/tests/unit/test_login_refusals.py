@@ -79,7 +79,7 @@ def to(port: int, home: Path) -> Settings:
 
 
 @pytest.mark.parametrize("asks", [CLEAR_TEXT, MD5 + b"salt", NO_PASSWORD])
-def test_whoever_takes_the_port_gets_no_password(asks: bytes, tmp_path: Path) -> None:
+def test_a_process_that_takes_the_port_gets_no_password(asks: bytes, tmp_path: Path) -> None:
     with pretender(asks) as (port, got):
         settings = to(port, tmp_path)
         with pytest.raises(Failure) as refused:

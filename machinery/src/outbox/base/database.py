@@ -125,7 +125,7 @@ def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str,
     causes = {
         "authentication method requirement": (
             "login-refused",
-            f"let it ask for a password by SCRAM, or set {prefix}_SSLMODE=verify-full, with which it may ask in any way",
+            f"let it ask for a password by SCRAM, or set {prefix}_SSLMODE=verify-full: then it may ask otherwise",
         ),
         "certificate": ("tls", f"correct {prefix}_SSLROOTCERT, or {prefix}_HOST: use a name in the certificate"),
         "password": ("login-refused", f"correct {password}; outbox/migrations/roles.sql sets it in the database"),

@@ -329,8 +329,8 @@ class Settings(BaseSettings):
             "sslmode": getattr(self, f"{database}_sslmode"),
         }
         if parameters["sslmode"] != "verify-full":
-            # Whoever has taken the server's port gets no password: with SCRAM it stays here, and both show that they
-            # know it. A server whose certificate is checked may ask in other ways.
+            # A process that has taken the server's port gets no password: with SCRAM it stays here, and both sides show
+            # that they know it. A server whose certificate is checked may ask in other ways.
             parameters["require_auth"] = SCRAM
         rootcert: Path | None = getattr(self, f"{database}_sslrootcert")
         if rootcert is not None:
