@@ -6,6 +6,8 @@ import os
 import re
 import runpy
 import shutil
+import tomllib
+from datetime import date
 from itertools import chain
 from pathlib import Path
 
@@ -25,6 +27,15 @@ def test_an_action_is_a_commit_and_the_same_in_a_generated_project() -> None:
     for action in chain(*used):
         assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", action), action
     assert {*used[1]} <= {*used[0]}
+
+
+def test_a_decision_of_the_audit_has_a_reason_and_an_end() -> None:
+    decided = tomllib.loads((ROOT / "osv-scanner.toml").read_text())
+    assert {*decided} == {"IgnoredVulns", "PackageOverrides"}
+    for decision in chain(*decided.values()):
+        assert len(decision["reason"]) > 20
+        end = decision.get("ignoreUntil") or decision["effectiveUntil"]
+        assert isinstance(end, date)
 
 
 def parts(ci: Path = CI) -> list[list[str]]:
