@@ -300,6 +300,21 @@ def test_a_wrong_answer_is_refused_and_nothing_is_made(questions: Template, tmp_
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize("login", ["name:hush", "hush"])
+def test_template_at_an_address_with_a_password_is_refused(questions: Template, tmp_path: Path, login: str) -> None:
+    address = f"git+https://{login}@example.org/template.git"
+    elsewhere = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{questions.folder}.insteadOf",
+        "GIT_CONFIG_VALUE_0": address.removeprefix("git+"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),  # copier keeps clones there
+    }
+    done = bake.copier(tmp_path, "copy", address, "made", **elsewhere)
+    assert done.returncode != 0
+    assert "address has a password" in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_git_without_links_is_refused(questions: Template, tmp_path: Path) -> None:
     config = tmp_path / "gitconfig"
     config.write_text("[core]\nsymlinks = false\n")

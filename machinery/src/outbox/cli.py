@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import click
 
-from outbox.base import project
+from outbox.base import project, terminal
 from outbox.base.errors import Failure
 
 
@@ -126,6 +126,8 @@ def outbox(home: Path | None) -> None:
 
 def main() -> None:
     """Entry point of the console command."""
+    os.umask(0o077)  # records, logs, checkpoints: what a command writes is for its user alone
+    terminal.guard()
     try:
         outbox.main(standalone_mode=False)
     except click.exceptions.Exit as stop:

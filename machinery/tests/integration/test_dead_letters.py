@@ -488,6 +488,14 @@ class TestCommand:
         assert self.found(databases, "--status", "discarded") == []
         assert len(self.found(databases, "--status", "all")) == 4
 
+    def test_key_of_a_record_controls_no_terminal(self, databases: Settings) -> None:
+        letter = dead_record(0, value=b"{}", key=b"\x1b]0;title\x07\nstatus  discarded", reason="missing id")
+        with open_sink(databases) as sink:
+            sink.apply(batch([], dead=[letter]))
+        identity = json.loads(self.run(databases, "list", "--json"))["identity"]
+        (line,) = [line for line in self.run(databases, "show", identity).splitlines() if "title" in line]
+        assert line.endswith(r'"\u001b]0;title\u0007\nstatus  discarded"')
+
     def test_list_for_a_person(self, databases: Settings, letters: Sequence[Event]) -> None:
         heading, first, *_, more = self.run(databases, "list", "--limit", "2").splitlines()
         assert heading.split()[:3] == ["sink", "identity", "status"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from outbox.base.errors import Failure
 from outbox.jvm import jars
 from outbox.testing.failures import raises
 
@@ -28,6 +29,14 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_lock(revision: str, content: bytes) -> None:
     digest = hashlib.sha256(content).hexdigest()
     jars.LOCK_FILE.write_text(f"# locked\nlakehouse org.example part {revision} {digest}\n")
+
+
+def test_mirror_with_a_password_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lock("1.0", CONTENT)
+    monkeypatch.setenv("OUTBOX_MAVEN_MIRROR", "http://name:hush@127.0.0.1:1/maven")
+    with pytest.raises(Failure, match="OUTBOX_MAVEN_MIRROR") as caught:
+        jars.resolve("lakehouse")
+    assert "hush" not in str(caught.value)
 
 
 def test_a_locked_jar_is_downloaded_once(repository: Path) -> None:

@@ -247,6 +247,22 @@ def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatc
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "url"),
+    [
+        ("connect_url", "https://name:hush@connect.internal:8083"),
+        ("connect_url", "https://hush@connect.internal:8083"),
+        ("sink_checkpoints", "s3a://key:hush@bucket/checkpoints"),
+        ("sink_lakehouse", "s3a://key:hush@bucket/tables"),
+    ],
+)
+def test_url_with_a_password_is_refused_and_not_shown(setting: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{PREFIX}{setting.upper()}", url)
+    with pytest.raises(Failure, match=f"{PREFIX}{setting.upper()}: .*password") as caught:
+        load()
+    assert "hush" not in str(caught.value)
+
+
 def test_every_setting_called_a_password_or_a_token_is_a_secret() -> None:
     named = {name for name in Settings.model_fields if name.endswith(("password", "token"))}
     assert named == {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}

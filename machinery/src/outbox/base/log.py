@@ -8,12 +8,14 @@ from typing import cast
 
 import structlog
 
+from outbox.base import terminal
 from outbox.base.settings import Settings
 
 
 def configure(settings: Settings) -> None:
     """Set up structlog, once a process; standard library records go to the same place."""
     text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
+    stream = terminal.guarded(sys.stderr)
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -27,10 +29,10 @@ def configure(settings: Settings) -> None:
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(settings.log_level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

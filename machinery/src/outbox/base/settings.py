@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pydantic
 from dotenv import dotenv_values
@@ -250,6 +251,21 @@ class Settings(BaseSettings):
         if len(name.encode()) > NAME_MAX_BYTES:
             raise ValueError(f"Postgres has names of at most {NAME_MAX_BYTES} bytes")
         return name
+
+    @field_validator("connect_url")
+    @classmethod
+    def _has_no_login(cls, url: str) -> str:
+        """An address is shown in messages, and passed on."""
+        if "@" in urlsplit(url).netloc:
+            raise ValueError(f"take user and password out: {PREFIX}CONNECT_USERNAME, {PREFIX}CONNECT_PASSWORD")
+        return url
+
+    @field_validator("sink_checkpoints", "sink_lakehouse")
+    @classmethod
+    def _has_no_password(cls, uri: str | None) -> str | None:
+        if uri is not None and urlsplit(uri).password is not None:
+            raise ValueError(f"take the password out; it belongs into the file of {PREFIX}SPARK_PROPERTIES")
+        return uri
 
     @field_validator("kafka_username")
     @classmethod

@@ -273,9 +273,10 @@ def _short(text: str) -> str:
 
 
 def _page(letter: dict[str, Any]) -> str:
-    """A dead letter for a person: one line per field; a value that is no text as JSON."""
+    """A dead letter for a person: one line per field; a value that is no text, or no plain one, as JSON."""
     shown = {name: value for name, value in letter.items() if value is not None}
     width = max(map(len, shown)) + 2
     return "\n".join(
-        f"{name:<{width}}{value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()
+        f"{name:<{width}}{value if isinstance(value, str) and value.isprintable() else json.dumps(value)}"
+        for name, value in shown.items()
     )

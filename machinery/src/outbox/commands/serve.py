@@ -50,11 +50,12 @@ def _metrics_folder() -> str:
     It first removes the folders of services that were killed: nobody holds their locks.
     """
     for stale in Path(tempfile.gettempdir()).glob(f"{METRICS_PREFIX}*"):
-        with suppress(OSError):  # another user's folder, or locked by a living service
-            lock = os.open(stale, os.O_RDONLY)
+        with suppress(OSError):  # no folder, another user's, or locked by a living service
+            lock = os.open(stale, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(stale, ignore_errors=True)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(stale, ignore_errors=True)
             finally:
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=f".{METRICS_PREFIX}"))

@@ -92,6 +92,9 @@ def logs(name: str, lines: int, follow: bool) -> None:
     if not part.log_file.exists():
         raise Failure(f"{name} has no log yet", "`outbox up` starts it", code="log-missing")
     if follow:
-        subprocess.run(["tail", "-n", str(lines), "-f", str(part.log_file)], check=False)
+        command = ["tail", "-n", str(lines), "-f", str(part.log_file)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as followed:
+            for line in followed.stdout or ():
+                click.echo(line, nl=False)
     else:
         click.echo(part.tail(lines))

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from outbox.base.errors import Failure
 from outbox.jvm import truststore
@@ -29,6 +30,10 @@ def retrieve(
     Raises Failure if a jar cannot be had.
     """
     mirror = _mirror()
+    if mirror and "@" in urlsplit(mirror).netloc:  # Ivy logs in by no URL, and shows it
+        raise Failure(
+            "the URL of OUTBOX_MAVEN_MIRROR has a login", "name a mirror that asks for none", code="jars-not-downloaded"
+        )
     options = f'root="{mirror}"' if mirror else ""
     settings_file = folder / "settings.xml"
     settings_file.write_text(

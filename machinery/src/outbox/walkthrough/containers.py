@@ -223,6 +223,7 @@ class Containers(Chain):
         """Whole or not at all: the worker may start at any time."""
         staging = self._mode_file.with_suffix(".new")
         staging.write_text(f"{os.getpid()} {str(exactly_once).lower()}\n")
+        staging.chmod(0o644)  # the worker runs as another user
         staging.replace(self._mode_file)
 
 

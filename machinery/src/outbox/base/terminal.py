@@ -1,0 +1,46 @@
+"""What is printed for people. Foreign text, such as a record's key, may hold sequences that control a terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO, cast
+
+# Colours, bold and dim are ours. Every other control character is shown, and so is what reverses the direction of text.
+_STYLE = r"\x1b\[(?:[012]|[39][1-7])?m"
+_CONTROL = re.compile(rf"(?P<style>{_STYLE})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text with its control characters written out, as ``\\x1b``; lines, tabs and colours stay."""
+    return _CONTROL.sub(lambda found: found["style"] or found[0].encode("unicode_escape").decode(), text)
+
+
+class Visible:
+    """A text stream that shows control characters instead of sending them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the visible text."""
+        return self._stream.write(visible(text))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several."""
+        for line in lines:
+            self.write(line)
+
+
+def guarded(stream: TextIO) -> TextIO:
+    """The stream as one that controls no terminal."""
+    return stream if isinstance(stream, Visible) else cast(TextIO, Visible(stream))
+
+
+def guard() -> None:
+    """Let nothing that this process prints control a terminal."""
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
