@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.http.body import MAX_BYTES
-from outbox.http.worker import HEAD_MAX_BYTES
+from outbox.http.worker import CONNECTIONS, HEAD_MAX_BYTES
 from outbox.stack import ports
 from outbox.stack.command import Command
 from tests.support.echo import LARGE_PATH, PATH
@@ -36,6 +37,8 @@ HEADERS = (
 WITH_LENGTH = HEADERS + b"Content-Length: %d\r\n\r\n" % len(BODY)
 CHUNKED = HEADERS + b"Transfer-Encoding: chunked\r\n\r\n"
 WHOLE = WITH_LENGTH + BODY
+# Answers of some megabytes, more than a socket's buffers hold, for a client without a token.
+PIPELINED = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200
 
 # What a slow client sends at once, and what it then sends at one byte a second.
 SLOW = {
@@ -49,7 +52,7 @@ SLOW = {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """A service of one route, with two workers of two threads."""
+    """A service of a few routes, with one worker of two threads."""
     root: Path = tmp_path_factory.mktemp("project")
     (root / project.FILE).write_text('[tool.outbox]\nservice = "tests.support.echo:create_app"\n')
     settings = load(
@@ -57,6 +60,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         environment=False,
         service_port=ports.choose(0)[0],
         service_token=TOKEN,
+        service_workers=1,
         service_threads=2,
         service_request_timeout_s=TIMEOUT_S,
     )
@@ -113,7 +117,7 @@ class Watcher(threading.Thread):
 
 
 @contextmanager
-def watched(served: Service) -> Iterator[Watcher]:
+def watched(served: Service, within_s: float = 2) -> Iterator[Watcher]:
     """A normal client is served all the time, within a few seconds."""
     watcher = Watcher(served.url)
     watcher.start()
@@ -121,19 +125,22 @@ def watched(served: Service) -> Iterator[Watcher]:
         yield watcher
     finally:
         watcher.finish()
-    print(f"{watcher.statuses}, the slowest in {watcher.slowest_s:.2f} s")  # noqa: T201
+        print(f"{watcher.statuses}, the slowest in {watcher.slowest_s:.2f} s")  # noqa: T201
     assert set(watcher.statuses) == {200}, watcher.statuses
-    assert watcher.slowest_s < 2 * timeout_scale(), watcher.slowest_s
+    assert watcher.slowest_s < within_s * timeout_scale(), watcher.slowest_s
 
 
 @contextmanager
-def connected(served: Service, count: int) -> Iterator[list[socket.socket]]:
-    """Connections to the service."""
+def connected(served: Service, count: int, receive_bytes: int | None = None) -> Iterator[list[socket.socket]]:
+    """Connections to the service, with a receive buffer of this size."""
     with ExitStack() as stack:
-        yield [
-            stack.enter_context(socket.create_connection(served.address, timeout=15 * timeout_scale()))
-            for _ in range(count)
-        ]
+        clients = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for client in clients:
+            if receive_bytes is not None:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            client.settimeout(15 * timeout_scale())
+            client.connect(served.address)
+        yield clients
 
 
 def response(client: socket.socket) -> bytes:
@@ -171,6 +178,16 @@ def drip(clients: list[socket.socket], rest: bytes) -> None:
             return
 
 
+def have_ended(clients: list[socket.socket], read_bytes: int = 0) -> bool:
+    """Whether the service has ended each connection. Before that, read so many bytes of each."""
+    poll = select.poll()
+    for client in clients:
+        with suppress(OSError):
+            client.recv(read_bytes, socket.MSG_DONTWAIT)
+        poll.register(client, select.POLLRDHUP)
+    return len(poll.poll(0)) == len(clients)
+
+
 @pytest.mark.parametrize("kind", SLOW)
 def test_slow_clients_get_408_and_block_nobody(served: Service, kind: str) -> None:
     begin, rest = SLOW[kind]
@@ -195,6 +212,24 @@ def test_clients_that_do_not_close_block_nobody(served: Service) -> None:
             client.sendall(request)
         assert {status(response(client)) for client in clients} == {200}
         time.sleep(1)  # they stay connected for longer than a normal client waits
+
+
+@pytest.mark.parametrize("read_bytes", [0, 1], ids=["nothing", "a byte a second"])
+def test_clients_that_read_slowly_are_disconnected_and_block_nobody(served: Service, read_bytes: int) -> None:
+    with watched(served, within_s=TIMEOUT_S), connected(served, CLIENTS, receive_bytes=1) as clients:
+        for client in clients:
+            client.sendall(PIPELINED)
+        wait_for("their end", lambda: have_ended(clients, read_bytes), timeout_s=5 * TIMEOUT_S, poll_s=1)
+
+
+def test_more_clients_than_a_worker_holds_block_nobody(served: Service) -> None:
+    begins = [PIPELINED, b"", *(begin for begin, _ in SLOW.values())]
+    many = CONNECTIONS + 100
+    with watched(served, within_s=TIMEOUT_S), connected(served, many, receive_bytes=1) as clients:
+        for number, client in enumerate(clients):
+            with suppress(OSError):  # one of the first is disconnected for one of the last
+                client.sendall(begins[number % len(begins)])
+        wait_for("their end", lambda: have_ended(clients), timeout_s=5 * TIMEOUT_S, poll_s=1)
 
 
 def test_a_client_that_does_not_read_its_response_is_disconnected(served: Service) -> None:

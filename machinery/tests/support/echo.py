@@ -15,6 +15,7 @@ from outbox.http.metrics import Metrics
 PATH = "/echo"
 LARGE_PATH = "/large"
 LARGE_BYTES = 32 * 1024 * 1024
+TITLE = "Echo" * 8_000  # makes /openapi.json as large as that of a service with many routes
 
 
 class Text(BaseModel):
@@ -52,4 +53,4 @@ def create_app(settings: Settings | None = None) -> Flask:
     def infinity() -> dict[str, float]:
         return {"value": float("inf")}
 
-    return make_app(settings, engine, Metrics(), title="Echo", apis=[api])
+    return make_app(settings, engine, Metrics(), title=TITLE, apis=[api])

@@ -11,7 +11,7 @@ from outbox.base import log
 from outbox.base.settings import load
 from outbox.http.database import bound_waits
 from outbox.http.metrics import FOLDER_VARIABLE
-from outbox.http.worker import CONNECTIONS, Worker
+from outbox.http.worker import Worker
 
 _settings = load()
 log.configure(_settings)
@@ -19,7 +19,6 @@ log.configure(_settings)
 bind = f"{_settings.service_host}:{_settings.service_port}"
 workers = _settings.service_workers
 worker_class = "outbox.http.worker.Worker"
-worker_connections = CONNECTIONS
 threads = _settings.service_threads
 graceful_timeout = 20  # longer than the longest transaction, so SIGTERM completes every request that has arrived
 control_socket_disable = True

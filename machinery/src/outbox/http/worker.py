@@ -1,27 +1,35 @@
-"""A gunicorn worker that gives a request to a thread only after the whole request has arrived.
+"""A gunicorn worker whose threads never wait for a client.
 
-gunicorn's own ``gthread`` worker reads a request in the thread that serves it. So a few clients that send half a
-request hold all threads, and gunicorn expects a buffering proxy in front of it. This worker is that buffer: its main
-loop receives every request without blocking, and its threads never read from a socket.
+gunicorn's own ``gthread`` worker reads a request, and writes its response, in the thread that serves it. So a few
+clients that send half a request, or do not read, hold all threads, and gunicorn expects a buffering proxy in front of
+it. This worker is that buffer: its loop receives every request and sends every response, and a thread has the whole
+request, and gives the whole response.
 
-Three alternatives failed `test_http_worker.py`. With gunicorn 27's own ``gthread``, and with granian 2.8 in WSGI mode,
-clients that send half a body hold every thread; granian has no time limit for a body. waitress 3.0 buffers requests,
-but it never ends a client that sends a byte a second, and at SIGTERM it drops requests that are still arriving.
+Alternatives failed `test_http_worker.py`. With gunicorn 27's own ``gthread``, and with granian 2.8 in WSGI mode,
+clients that send half a body hold every thread; granian has no time limit for a body. waitress 3.0 buffers both ways,
+but it never ends a client that sends or reads a byte a second, and at SIGTERM it drops requests that are still
+arriving. uvicorn, and gunicorn's ``asgi`` worker, run no WSGI application, and have no time limit for a request or for
+a client that does not read.
 
-Bounds per worker process: `CONNECTIONS` connections, and about `HEAD_MAX_BYTES` plus `body.MAX_BYTES` for each.
-A request that takes longer than ``request_timeout_s`` to arrive gets 408; a client that takes longer to read its
-response is disconnected. TLS ends in front of the service.
+Bounds per worker process: `CONNECTIONS` connections, and for each about `HEAD_MAX_BYTES` plus `body.MAX_BYTES`, or one
+response, and twice `BUFFER_BYTES` in the system, each way. For one client more, the client that the worker has waited
+for the longest is disconnected. A request that takes longer than ``request_timeout_s`` to arrive gets 408; a client
+that takes longer to read its response is disconnected. TLS ends in front of the service.
 """
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
-from functools import partial
+import asyncio
+import os
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
-from selectors import EVENT_READ
-from socket import SHUT_WR
-from typing import Any
+from itertools import islice
+from typing import cast
 
 from gunicorn.asgi.parser import (  # type: ignore[import-untyped]
     LimitRequestHeaders,
@@ -29,16 +37,18 @@ from gunicorn.asgi.parser import (  # type: ignore[import-untyped]
     ParseError,
     PythonProtocol,
 )
+from gunicorn.http import wsgi  # type: ignore[import-untyped]
 from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
+from gunicorn.workers import base  # type: ignore[import-untyped]
 
 from outbox.http import body, problems
 
 CONNECTIONS = 500  # with the files of the process below 1024, the usual limit of open files
 HEAD_MAX_BYTES = 32 * 1024
-LINGER_S = 2.0  # a rejected client has this time to read why, before its connection is closed
-RECEIVE_BYTES = 64 * 1024
+LINGER_S = 2.0  # after the last response, for the client to close its side; at SIGTERM, for a request on its way
+RECEIVE_BYTES = BUFFER_BYTES = 64 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: drop what the client has not read
 
 # Every other error of the parser is 400.
 STATUSES = {
@@ -46,14 +56,13 @@ STATUSES = {
     LimitRequestHeaders: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
 }
 
-Connection = Any  # gunicorn's TConn
+Address = tuple[str, int]
 
 
 class Arrival:
     """One request, as much of it as has arrived."""
 
-    def __init__(self, deadline_s: float) -> None:
-        self.deadline_s = deadline_s
+    def __init__(self) -> None:
         self.received = bytearray()
         self._parser = PythonProtocol(on_headers_complete=self._end_head, on_body=self._count)
         self._has_head = False
@@ -68,7 +77,7 @@ class Arrival:
 
     @property
     def rejection(self) -> HTTPStatus | None:
-        """The status of a request that is malformed or too large, else None."""
+        """The status of a request that is malformed, too large or late, else None."""
         if self._invalid:
             return self._invalid
         if max(self._parser.content_length or 0, self._body_bytes) > body.MAX_BYTES:
@@ -86,6 +95,10 @@ class Arrival:
         except (ParseError, ValueError) as error:  # ValueError: a number with too many digits for Python
             self._invalid = STATUSES.get(type(error), HTTPStatus.BAD_REQUEST)
 
+    def expire(self) -> None:
+        """The rest has not arrived in time."""
+        self._invalid = HTTPStatus.REQUEST_TIMEOUT
+
     def must_continue(self) -> bool:
         """Whether the client waits for ``100 Continue`` before it sends the body: true once per request."""
         waits = self._has_head and not self.is_complete and (b"expect", b"100-continue") in self._parser.headers
@@ -100,149 +113,165 @@ class Arrival:
         self._body_bytes += len(chunk)
 
 
-class Worker(ThreadWorker):  # type: ignore[misc]
-    """gunicorn's ``gthread`` with buffered requests.
+class Response(bytearray):
+    """A response as gunicorn writes it: in place of a socket."""
 
-    A connection is in one of these places: arriving, in a thread, kept alive (by gunicorn), lingering. Only the main
-    loop changes its place.
-    """
+    def sendall(self, data: bytes) -> None:
+        """Collect the next bytes."""
+        self.extend(data)
+
+    def gettimeout(self) -> float:
+        """Zero: it never blocks."""
+        return 0.0
+
+
+class Worker(base.Worker):  # type: ignore[misc]
+    """A loop that waits for all clients, and threads that run the application."""
 
     request_timeout_s = 10.0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Both in the order of their deadlines, because each has one constant time.
-        self._arriving: dict[Connection, Arrival] = {}
-        self._lingering: dict[Connection, float] = {}
+    def run(self) -> None:
+        """Serve until SIGTERM. gunicorn calls this once the application is loaded."""
+        self._threads = ThreadPoolExecutor(self.cfg.threads)
+        self._clients = set[asyncio.Task[None]]()
+        self._waiting = dict[asyncio.Task[None], None]()  # clients that the loop waits for, the longest first
+        self._idle = set[asyncio.Timeout]()  # of clients that have sent nothing of a request
+        asyncio.run(self._serve())
 
-    # Overridden methods of gunicorn -------------------------------------------------------------------------------
+    async def _serve(self) -> None:
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stopping.set)
+        accepting = asyncio.gather(*(self._accept(listener.sock) for listener in self.sockets))
+        accepting.add_done_callback(lambda _: stopping.set())
+        while not stopping.is_set() and self.ppid == os.getppid():
+            self.notify()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), 1)
+        self.alive = False
+        accepting.cancel()
+        with suppress(asyncio.CancelledError):
+            await accepting  # raises why nothing can be accepted
+        for limit in self._idle:
+            limit.reschedule(loop.time() + LINGER_S)
+        if self._clients:
+            await asyncio.wait(self._clients, timeout=self.cfg.graceful_timeout)
 
-    def enqueue_req(self, conn: Connection) -> None:
-        """Called for a new connection, for a kept-alive one that is readable, and for one with pipelined bytes."""
-        arrival = self._arriving[conn] = Arrival(time.monotonic() + self.request_timeout_s)
-        conn.sock.setblocking(False)
-        if conn.parser is None:
-            # A parser without a socket: a thread that finds less than a whole request ends the connection.
-            conn.parser = RequestParser(self.cfg, iter(()), conn.client)
-            conn.initialized = conn.data_ready = True
-        else:
-            arrival.add(conn.parser.unreader.take_buffered())
-        self._receive(conn)  # most requests are there already, and are never watched
-        if conn in self._arriving:
-            self._watch(conn, self._receive)
+    async def _accept(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # of each connection; the system's own grow to megabytes
+            listener.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
+        server = listener.getsockname()
+        while True:
+            with suppress(ConnectionAbortedError):
+                client, address = await asyncio.get_running_loop().sock_accept(listener)
+                while len(self._clients) >= CONNECTIONS:
+                    for longest in islice(self._waiting, 1):
+                        longest.cancel()
+                    await asyncio.wait(self._clients, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(self._talk(client, address, server))
+                self._clients.add(task)
+                task.add_done_callback(self._clients.discard)
 
-    def handle_request(self, req: Any, conn: Connection) -> bool:
-        """Serve a request, in a thread."""
-        req._expected_100_continue = False  # sent before the body arrived
-        conn.sock.settimeout(self.request_timeout_s)  # for the whole response
+    async def _talk(self, client: socket.socket, address: Address, server: Address) -> None:
+        """Serve the requests of a connection, one after another."""
+        rest, is_kept = b"", True
+        loop = asyncio.get_running_loop()
+        with client, suppress(OSError):  # the client may end the connection at any time
+            while is_kept:
+                arrival = await self._receive(client, rest)
+                if status := arrival.rejection:
+                    self.log.warning("request rejected: %s, %s", status.value, address[0])
+                    response, is_kept = _rejection(status), False
+                elif arrival.is_complete:
+                    request = bytes(arrival.received)
+                    response, is_kept, rest = await loop.run_in_executor(
+                        self._threads, self._respond, request, address, server
+                    )
+                else:
+                    return
+                try:
+                    async with self._wait(self.request_timeout_s):
+                        await loop.sock_sendall(client, response)
+                except (TimeoutError, asyncio.CancelledError):
+                    self.log.warning("response not read in time: %s", address[0])
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    return
+            # Closed now, a connection with unread bytes would be reset, and the client might not get the response.
+            client.shutdown(socket.SHUT_WR)
+            async with self._wait(LINGER_S):
+                while await loop.sock_recv(client, RECEIVE_BYTES):
+                    pass
+
+    async def _receive(self, client: socket.socket, rest: bytes) -> Arrival:
+        """The next request, of which ``rest`` is here. It stays incomplete if the client sends nothing or has gone."""
+        loop, arrival = asyncio.get_running_loop(), Arrival()
+        data = rest or await self._first_bytes(client)
         try:
-            return bool(super().handle_request(req, conn))
+            async with self._wait(self.request_timeout_s):
+                while data:
+                    arrival.add(data)
+                    if arrival.is_complete or arrival.rejection:
+                        break
+                    if arrival.must_continue():
+                        await loop.sock_sendall(client, CONTINUE)
+                    data = await loop.sock_recv(client, RECEIVE_BYTES)
         except TimeoutError:
-            self.log.warning("response not read in time: %s", _peer(conn))
-            return False
+            arrival.expire()
+        return arrival
 
-    def finish_request(self, conn: Connection, future: Any) -> None:
-        """Keep the connection alive, or close it without blocking the main loop, as gunicorn's own method would."""
-        if not future.cancelled() and future.exception() is None and future.result():
-            super().finish_request(conn, future)
-        else:
-            self._linger(conn)
+    async def _first_bytes(self, client: socket.socket) -> bytes:
+        with suppress(TimeoutError):
+            async with self._wait(self.request_timeout_s if self.alive else LINGER_S) as limit:
+                self._idle.add(limit)
+                try:
+                    return await asyncio.get_running_loop().sock_recv(client, RECEIVE_BYTES)
+                finally:
+                    self._idle.discard(limit)
+        return b""
 
-    def murder_pending(self) -> None:
-        """End what is overdue. The main loop calls this at least once a second."""
-        now_s = time.monotonic()
-        while self._arriving:
-            conn, arrival = next(iter(self._arriving.items()))
-            if arrival.deadline_s > now_s:
-                break
-            if arrival.received:
-                self._reject(conn, HTTPStatus.REQUEST_TIMEOUT)
-            else:
-                self._close(conn)
-        while self._lingering:
-            conn, deadline_s = next(iter(self._lingering.items()))
-            if deadline_s > now_s:
-                break
-            self._close(conn)
-
-    # The places of a connection -----------------------------------------------------------------------------------
-
-    def _receive(self, conn: Connection, _: Any = None) -> None:
-        """Take what has arrived, and give a whole request to a thread."""
-        arrival = self._arriving[conn]
-        if not arrival.is_complete and not arrival.rejection:
-            data = self._read(conn)
-            if data is None:
-                return
-            if not data:
-                self._close(conn)
-                return
-            arrival.add(data)
-        if status := arrival.rejection:
-            self._reject(conn, status)
-        elif arrival.is_complete:
-            self._forget(conn)
-            conn.parser.unreader.unread(bytes(arrival.received))
-            super().enqueue_req(conn)
-        elif arrival.must_continue():
-            self._send(conn, CONTINUE)
-
-    def _reject(self, conn: Connection, status: HTTPStatus) -> None:
-        self.log.warning("request rejected: %s, %s", status.value, _peer(conn))
-        problem = problems.dump(problems.of_status(status, status.description)).encode()
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nConnection: close\r\n"
-            f"Content-Type: {problems.MEDIA_TYPE}\r\nContent-Length: {len(problem)}\r\n\r\n"
-        )
-        self._send(conn, head.encode() + problem)
-        self._forget(conn)
-        self._linger(conn)
-
-    def _linger(self, conn: Connection) -> None:
-        """End our side, and read on until the client has ended its side. A reset would destroy an unread response."""
+    @asynccontextmanager
+    async def _wait(self, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
+        """Wait for a client, no longer than this. It may be disconnected meanwhile, to make room for another."""
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._waiting[task] = None
         try:
-            conn.sock.shutdown(SHUT_WR)
-        except OSError:
-            self._close(conn)
-            return
-        conn.sock.setblocking(False)
-        self._lingering[conn] = time.monotonic() + LINGER_S
-        self._watch(conn, self._discard)
+            async with asyncio.timeout(limit_s) as limit:
+                yield limit
+        finally:
+            del self._waiting[task]
 
-    def _discard(self, conn: Connection, _: Any) -> None:
-        if self._read(conn) == b"":
-            self._close(conn)
-
-    def _close(self, conn: Connection) -> None:
-        self._forget(conn)
-        self.nr_conns -= 1
-        conn.close()
-
-    def _watch(self, conn: Connection, callback: Any) -> None:
-        self.poller.register(conn.sock, EVENT_READ, partial(callback, conn))
-
-    def _forget(self, conn: Connection) -> None:
-        self._arriving.pop(conn, None)
-        self._lingering.pop(conn, None)
-        with suppress(KeyError):  # not watched
-            self.poller.unregister(conn.sock)
-
-    @staticmethod
-    def _read(conn: Connection) -> bytes | None:
-        """Some bytes; none if the connection has ended; None if there is nothing to read yet."""
+    def _respond(self, received: bytes, client: Address, server: Address) -> tuple[bytes, bool, bytes]:
+        """Run the application, in a thread: the response, whether the connection is kept, and the bytes behind the
+        request.
+        """
+        response, request = Response(), None
+        parser = RequestParser(self.cfg, iter([received]), client)
         try:
-            return bytes(conn.sock.recv(RECEIVE_BYTES))
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
+            request = next(parser)
+            request._expected_100_continue = False  # sent before the body arrived
+            made, environ = wsgi.create(request, response, client, server, self.cfg)
+            environ["wsgi.multithread"] = True
+            if not self.alive:
+                made.force_close()
+            parts = self.wsgi(environ, made.start_response)
+            try:
+                for part in parts:
+                    made.write(part)
+                made.close()
+            finally:
+                if hasattr(parts, "close"):
+                    parts.close()
+            is_kept = not made.should_close() and parser.finish_body()
+        except Exception as error:
+            response, is_kept = Response(), False
+            self.handle_error(request, response, client, error)
+        return bytes(response), is_kept, parser.unreader.take_buffered()
 
-    @staticmethod
-    def _send(conn: Connection, data: bytes) -> None:
-        """A few bytes fit into the socket's buffer; a client that has filled it before gets none."""
-        with suppress(OSError):
-            conn.sock.send(data)
 
-
-def _peer(conn: Connection) -> str:
-    return str(conn.client[0] if isinstance(conn.client, tuple) else conn.client)
+def _rejection(status: HTTPStatus) -> bytes:
+    problem = problems.dump(problems.of_status(status, status.description)).encode()
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nConnection: close\r\n"
+        f"Content-Type: {problems.MEDIA_TYPE}\r\nContent-Length: {len(problem)}\r\n\r\n"
+    )
+    return head.encode() + problem
