@@ -48,10 +48,6 @@ def create_app(hub: Hub, desk: Desk, guard: Guard) -> Flask:
     def index() -> Response:
         return app.send_static_file("index.html")
 
-    @app.post("/session")
-    def session() -> Response:
-        return guard.admit(_body().get("token"))
-
     @app.get("/api/stream")
     def stream() -> Response:
         return Response(hub.subscribe(), mimetype="text/event-stream")

@@ -22,10 +22,9 @@ from demo.page.lesson import WAIT_S, Lesson, PageScreen
 from demo.page.poller import Poller
 from demo.page.probe import Probe, is_uuid, not_readable, now_ms, outbox_row
 from demo.page.readings import Readings
-from demo.page.security import Guard, kept_token
+from demo.page.security import Guard
 from demo.page.state import NO_CAUSE, State
 
-TOKEN_FILE = "page.token"  # noqa: S105 - in the home folder
 LOGS = {"samples": 600, "marks": 60, "lines": 200, "said": 30}
 TABLES = {"events": 120}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -127,12 +126,11 @@ class PagePlayer(Player, Desk):
     def _serve(self) -> None:
         settings = load_settings()
         server = self._server = _listening(settings.demo_host, settings.demo_port)
-        settings.home.mkdir(parents=True, exist_ok=True)
-        guard = Guard(kept_token(settings.home / TOKEN_FILE), server.port)
+        guard = Guard()
         server.start(create_app(self._hub, self, guard))
         self._poller.start()
         note = "" if settings.demo_host in LOOPBACK else " (`docker compose run --service-ports` publishes it)"
-        self._terminal.address(f"http://127.0.0.1:{server.port}/#{guard.token}", note)
+        self._terminal.address(f"http://127.0.0.1:{server.port}/#token={guard.token}", note)
 
     def _ask(self, label: str, do: Callable[[], None]) -> bool:
         with self._freedom:

@@ -3,6 +3,7 @@
 import { arrange, byId, h, setText } from "./dom.js";
 import { clock, later, money, short } from "./format.js";
 import { mark } from "./marks.js";
+import { bearer, kept } from "./token.js";
 
 const SHOWN = 14; // until somebody asks for more
 const REFUSED = "Open the address that the terminal shows: it has the token.";
@@ -122,7 +123,7 @@ export class EventsView {
 /** The row and the records of an event, or the reason why none were found. */
 async function lookUp(id) {
   try {
-    const response = await fetch(`/api/events/${encodeURIComponent(id)}`);
+    const response = await fetch(`/api/events/${encodeURIComponent(id)}`, { headers: bearer(kept()) });
     if (response.status === 401) return { reason: REFUSED };
     if (response.status === 404) return { reason: "It is not kept any more." };
     if (!response.ok) return { reason: `It cannot be looked up: the server answered ${response.status}.` };

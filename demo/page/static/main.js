@@ -6,9 +6,9 @@ import { byId, setText } from "./dom.js";
 import { EventsView } from "./events.js";
 import { LessonView } from "./lesson.js";
 import { Plot } from "./plot.js";
-import { post } from "./post.js";
 import { SinksView } from "./sinks.js";
 import { follow } from "./stream.js";
+import { takeToken } from "./token.js";
 
 const STATES = {
   live: "live",
@@ -16,12 +16,8 @@ const STATES = {
   refused: "open the address that the terminal shows: it has the token",
 };
 
-async function begin() {
-  const token = location.hash.slice(1);
-  if (token) {
-    await post("/session", { token });
-    history.replaceState(null, "", location.pathname);
-  }
+function begin() {
+  takeToken();
   const events = new EventsView();
   const views = [new ChainView(events), new SinksView(), new Plot(), new LessonView(), new BreakView(), events];
   let latest;

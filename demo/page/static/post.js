@@ -1,9 +1,12 @@
 // Ask the server to do something.
 
 import { byId, setText } from "./dom.js";
+import { bearer, kept } from "./token.js";
 
-const ADMIT = "open the address that the terminal shows: it has the token";
-const REASONS = { 401: ADMIT, 403: ADMIT, 409: "something else is being done, or it cannot be done now" };
+const REASONS = {
+  401: "open the address that the terminal shows: it has the token",
+  409: "something else is being done, or it cannot be done now",
+};
 
 /** Send JSON. If the server does not do it, the page says why. */
 export async function post(path, body) {
@@ -14,7 +17,7 @@ async function refusal(path, body) {
   try {
     const response = await fetch(path, {
       method: "POST",
-      headers: { "Content-Type": "application/json" },
+      headers: { ...bearer(kept()), "Content-Type": "application/json" },
       body: JSON.stringify(body),
     });
     return response.ok ? null : `Not done: ${REASONS[response.status] ?? `the server answered ${response.status}`}`;

@@ -1,25 +1,37 @@
-// The stream of the server, opened again after it broke.
+// The stream of the server, opened again after it broke. It is read by hand, because an EventSource sends no header.
+
+import { bearer } from "./token.js";
 
 const RETRY_MS = 2000;
+const FRAME = /^event: (\w+)\ndata: (.*)$/;
 
 /** Call `onMessage(kind, data)` for each message, and `onState("live" | "lost" | "refused")` when that changes. */
-export function openStream(onMessage, onState) {
-  const source = new EventSource("/api/stream");
-  for (const kind of ["whole", "change"]) {
-    source.addEventListener(kind, (event) => onMessage(kind, JSON.parse(event.data)));
+export async function openStream(token, onMessage, onState) {
+  while ((await read(token, onMessage, onState)) !== "refused") {
+    onState("lost");
+    await new Promise((done) => setTimeout(done, RETRY_MS));
   }
-  source.onopen = () => onState("live");
-  source.onerror = async () => {
-    if (source.readyState !== EventSource.CLOSED) return onState("lost"); // the browser tries again by itself
-    onState((await isRefused()) ? "refused" : "lost");
-    setTimeout(() => openStream(onMessage, onState), RETRY_MS);
-  };
+  onState("refused");
 }
 
-async function isRefused() {
+async function read(token, onMessage, onState) {
   try {
-    return (await fetch("/api/events/none")).status === 401;
+    const response = await fetch("/api/stream", { headers: bearer(token) });
+    if (!response.ok) return response.status === 401 ? "refused" : "lost";
+    onState("live");
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return "lost";
+      const frames = (rest + value).split("\n\n");
+      rest = frames.pop();
+      for (const frame of frames) {
+        const [, kind, data] = FRAME.exec(frame) ?? []; // none: a heartbeat
+        if (kind) onMessage(kind, JSON.parse(data));
+      }
+    }
   } catch {
-    return false;
+    return "lost";
   }
 }

@@ -2,6 +2,7 @@
 
 import { apply, empty } from "./content.js";
 import { openStream } from "./source.js";
+import { kept } from "./token.js";
 
 /** Call `onChange(document, changed)` after each message, and `onState(state)` when the stream breaks or is back. */
 export function follow(onChange, onState) {
@@ -12,7 +13,7 @@ export function follow(onChange, onState) {
     onChange(content, changed);
   };
   const port = sharedWorker();
-  if (port === null) return openStream(take, onState);
+  if (port === null) return openStream(kept(), take, onState);
   port.onmessage = ({ data: { kind, data } }) => (kind === "state" ? onState(data) : take(kind, data));
   addEventListener("pagehide", () => port.postMessage("bye"));
   addEventListener("pageshow", (event) => event.persisted && location.reload());
@@ -21,7 +22,7 @@ export function follow(onChange, onState) {
 function sharedWorker() {
   if (!("SharedWorker" in window)) return null;
   try {
-    return new SharedWorker("/static/worker.js", { type: "module", name: "outbox-page" }).port;
+    return new SharedWorker("/static/worker.js", { type: "module", name: kept() }).port; // one for each token
   } catch {
     return null;
   }

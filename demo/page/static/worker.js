@@ -15,6 +15,7 @@ function post(message) {
 function open() {
   isOpen = true;
   openStream(
+    self.name,
     (kind, data) => {
       [content] = apply(content, kind, data);
       post({ kind, data });

@@ -9,7 +9,6 @@ compare the ratios.
 from __future__ import annotations
 
 import http.client
-import json
 import sys
 import tempfile
 import threading
@@ -115,17 +114,12 @@ def transfers(settings: Settings) -> Iterator[None]:
 @contextmanager
 def opened(url: str, tabs: int) -> Iterator[None]:
     """So many streams, each read to its end. A browser opens one for all its tabs: these are the tabs of many."""
-    address, token = urlsplit(url), urlsplit(url).fragment
-    host = f"{address.hostname}:{address.port}"
-    session = http.client.HTTPConnection(host)
-    headers = {"Content-Type": "application/json", "Origin": f"http://{host}"}
-    session.request("POST", "/session", json.dumps({"token": token}), headers)
-    cookie = (session.getresponse().getheader("Set-Cookie") or "").partition(";")[0]
-    session.close()
+    address = urlsplit(url)
+    headers = {"Authorization": f"Bearer {address.fragment.removeprefix('token=')}"}
     connections, threads = [], []
     for _ in range(tabs):
-        connection = http.client.HTTPConnection(host)
-        connection.request("GET", "/api/stream", headers={"Cookie": cookie})
+        connection = http.client.HTTPConnection(address.netloc)
+        connection.request("GET", "/api/stream", headers=headers)
         stream = connection.getresponse()
         if stream.status != http.HTTPStatus.OK:
             sys.exit(f"cost: the stream answered {stream.status}")

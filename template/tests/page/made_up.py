@@ -235,12 +235,12 @@ class Stage:
         self.hub.publish({"lesson": lesson("asking", 4, paused=True)})
         self._token = token or secrets.token_urlsafe()
         self._server = Server("127.0.0.1", port)
-        self._server.start(create_app(self.hub, self.desk, Guard(self._token, self._server.port)))
+        self._server.start(create_app(self.hub, self.desk, Guard(self._token)))
 
     @property
     def url(self) -> str:
         """The address with the token."""
-        return f"http://127.0.0.1:{self._server.port}/#{self._token}"
+        return f"http://127.0.0.1:{self._server.port}/#token={self._token}"
 
     def advance(self) -> None:
         """A transfer, and a reading."""

@@ -326,7 +326,7 @@ def test_it_reconnects_after_the_server_has_restarted(context: BrowserContext, s
 def test_tabs_share_one_stream(page: Page, context: BrowserContext, stage: Stage) -> None:
     others = [context.new_page() for _ in range(7)]  # more than a browser's six connections to a host
     for other in others:
-        other.goto(stage.url.partition("#")[0])
+        other.goto(stage.url)
         other.locator("#rows tr").first.wait_for()
     assert stage.hub.subscribers == 1
     stage.advance()
@@ -342,6 +342,16 @@ def test_without_the_token_it_says_where_to_find_it(context: BrowserContext, sta
 
 def test_the_token_leaves_the_address_bar(page: Page) -> None:
     assert "#" not in page.url
+
+
+def test_a_tab_keeps_its_token_and_takes_that_of_another_start(context: BrowserContext, stage: Stage) -> None:
+    page = context.new_page()
+    page.goto(stage.url)
+    page.locator("#link.live").wait_for()
+    page.reload()
+    page.locator("#link.live").wait_for()
+    page.goto(stage.url.partition("#")[0] + "#token=other")
+    expect(page.locator("#link")).to_contain_text("the terminal shows")
 
 
 def test_axe_is_the_version_that_its_note_names() -> None:

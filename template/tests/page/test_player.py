@@ -114,7 +114,20 @@ def test_the_story_is_played_and_the_address_is_on_the_terminal(
     capsys: pytest.CaptureFixture[str], played: PagePlayer, story: Told
 ) -> None:
     assert story.played == list(range(6))
-    assert f"http://127.0.0.1:{played._server and played._server.port}/#" in capsys.readouterr().out
+    assert f"http://127.0.0.1:{played._server and played._server.port}/#token=" in capsys.readouterr().out
+
+
+def test_each_start_has_a_token_of_its_own(
+    capsys: pytest.CaptureFixture[str], settings: Settings, story: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(player, "load_settings", lambda: settings)
+    for _ in range(2):
+        made = PagePlayer()
+        made.play(cast(Story, story))
+        made.close()
+        story.phases.clear()
+    first, second = re.findall(r"#token=(\S+)", capsys.readouterr().out)
+    assert first != second
 
 
 def test_one_thing_is_done_at_a_time(played: PagePlayer, monkeypatch: pytest.MonkeyPatch) -> None:
