@@ -363,7 +363,7 @@ FOREIGN = {f"{db}_{what}" for db in ("source_db", "sink_db") for what in ("port"
 FOREIGN |= {name for name in Settings.model_fields if re.match("kafka_(?!bootstrap)", name)}
 FOREIGN |= {"connect_username", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
 FOREIGN |= {name for name in Settings.model_fields if name.startswith("connect_source_db_")}
-FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "sink_ui_port", "spark_properties"}
+FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "spark_properties"}
 
 
 def shares() -> dict[str, set[str]]:

@@ -1,4 +1,4 @@
-"""The settings of Spark: ours are those of our session, and what it shows of itself is for this host only."""
+"""The settings of Spark: ours are those of our session, and what it shows of itself is for who has the token."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def test_another_session_has_sparks_own_settings_for_queries(spark: SparkSession
     }
 
 
-def test_the_ui_is_refused_where_it_would_listen_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ui_that_answers_everybody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    elsewhere = load(tmp_path, environment=False, spark_master="spark://elsewhere:7077", sink_ui_port=4040)
-    with raises("ui-not-local", "spark://elsewhere:7077"):
-        session(elsewhere)
+    file = tmp_path / "spark.properties"
+    file.write_text("spark.ui.enabled true\n")
+    with raises("ui-open", str(file)):
+        session(load(tmp_path, environment=False, spark_properties=file))

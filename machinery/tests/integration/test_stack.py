@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import psycopg2
 import pytest
+import requests
 from confluent_kafka import Producer
 
 from outbox.base.settings import Settings, SinkRole, SourceRole, database_passwords, load
@@ -125,6 +126,17 @@ def interrupted(homes: Homes) -> Path:
 # Up ---------------------------------------------------------------------------------------------------------------
 
 
+def ui_answers(part: Process) -> list[int]:
+    """The answers of those ports of a part that speak HTTP, to a browser that looks for another host there."""
+    found = []
+    for connection in psutil.Process(part.pid()).net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN:
+            with suppress(requests.RequestException):
+                url = f"http://{ports.LOOPBACK}:{connection.laddr.port}/json/"
+                found.append(requests.get(url, headers={"Host": "evil.example"}, timeout=10).status_code)
+    return found
+
+
 def test_a_spark_cluster_is_made_by_the_command_shown_and_ended(up: Stack) -> None:
     done = outbox("up", "--workers", "1", home=up.home)
     assert done.returncode == 0, done.stderr
@@ -133,6 +145,8 @@ def test_a_spark_cluster_is_made_by_the_command_shown_and_ended(up: Stack) -> No
         "spark-master": "ready",
         "spark-worker-1": "ready",
     }
+    for name in ("spark-master", "spark-worker-1"):
+        assert ui_answers(up.part(name)) == [403], "a web page whose name leads to this host"
     assert load(up.home, environment=False).spark_master == f"spark://127.0.0.1:{up.settings.stack_spark_port}"
     elsewhere = outbox("up", "--workers", "1", home=up.home, OUTBOX_SPARK_MASTER="spark://elsewhere:7077")
     assert elsewhere.returncode == 0, elsewhere.stderr

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
@@ -25,6 +26,7 @@ from outbox.sink.repair import rewind
 from outbox.sink.spark.reader import DRIVER_MAX_RECORDS
 from outbox.stack import ports
 from outbox.stack.command import SinkCommand
+from outbox.stack.spark import UI_FILTER, UI_SECRET, ui_header
 from tests.support.made_events import nth_key, sums, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
@@ -341,11 +343,15 @@ def test_metrics_of_a_running_sink_show_what_it_has_applied(
             assert line in told
 
 
-def test_ui_names_jobs_on_loopback_only_and_ends_by_ctrl_c(
-    topic: Settings, publisher: Publisher, database: Database
+def test_ui_names_jobs_to_its_owner_only_and_ends_by_ctrl_c(
+    topic: Settings, publisher: Publisher, database: Database, tmp_path: Path
 ) -> None:
     publisher.send(publisher.events(DRIVER_MAX_RECORDS + 100))
-    observed = topic.model_copy(update={"sink_ui_port": ports.choose(0)[0]})
+    [port] = ports.choose(0)
+    properties = f"spark.ui.enabled true\nspark.ui.port {port}\nspark.ui.filters {UI_FILTER}\n{UI_SECRET} {'k' * 43}\n"
+    file = tmp_path / "spark.properties"
+    file.write_text(properties)
+    observed = topic.model_copy(update={"spark_properties": file})
     with running(observed, "dedup", "lakehouse") as sink:
         for one in (database, Database(topic, "lakehouse")):
             wait_applied(sink, one, DRIVER_MAX_RECORDS + 100)
@@ -353,12 +359,15 @@ def test_ui_names_jobs_on_loopback_only_and_ends_by_ctrl_c(
             connection.laddr.ip
             for process in sink.processes()
             for connection in process.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == observed.sink_ui_port
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
         }
         assert {address.removeprefix("::ffff:") for address in addresses} == {ports.LOOPBACK}
-        applications = f"http://{ports.LOOPBACK}:{observed.sink_ui_port}/api/v1/applications"
-        [application] = requests.get(applications, timeout=30).json()
-        jobs = requests.get(f"{applications}/{application['id']}/jobs", timeout=30).json()
+        applications = f"http://{ports.LOOPBACK}:{port}/api/v1/applications"
+        assert requests.get(applications, headers={"Host": "evil.example"}, timeout=30).status_code == 403
+        [application] = requests.get(applications, headers=ui_header(properties), timeout=30).json()
+        jobs = requests.get(
+            f"{applications}/{application['id']}/jobs", headers=ui_header(properties), timeout=30
+        ).json()
         told = {str(job.get("description")) for job in jobs}
         assert {"dedup: batch 0, read part 1 of 1", "lakehouse: batch 0, read part 1 of 1"} <= told
         # Delta adds words of its own, as it does to jobs of others.

@@ -51,6 +51,13 @@ def test_a_body_in_utf_8_is_accepted(app: Flask) -> None:
     assert (response.status_code, response.text) == (200, "héllo é 😀")
 
 
+def test_a_web_page_whose_name_leads_here_reads_no_metrics(app: Flask) -> None:
+    assert app.test_client().get("/metrics", base_url="http://127.0.0.1:8080").status_code == HTTPStatus.OK
+    refused = app.test_client().get("/metrics", base_url="http://evil.example:8080")
+    assert refused.status_code == HTTPStatus.MISDIRECTED_REQUEST
+    assert "http_request" not in refused.text
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import socket
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+import requests
 from confluent_kafka import KafkaError, KafkaException
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -101,6 +103,22 @@ def test_a_port_that_is_taken_is_reported(settings: Settings) -> None:
         there = settings.model_copy(update={"monitor_port": taken.getsockname()[1]})
         with raises("port-taken"):
             monitor.serve(there, 1, lambda _: None, threading.Event())
+
+
+def test_a_web_page_whose_name_leads_to_the_monitor_reads_nothing(settings: Settings) -> None:
+    [port] = ports.choose(0)
+    ended, said = threading.Event(), queue.SimpleQueue[str]()
+    serving = threading.Thread(
+        target=monitor.serve, args=(settings.model_copy(update={"monitor_port": port}), 3600, said.put, ended)
+    )
+    serving.start()
+    try:
+        url = said.get(timeout=60).partition(" on ")[2]
+        answer = requests.get(url, headers={"Host": f"evil.example:{port}"}, timeout=60)
+    finally:
+        ended.set()
+        serving.join()
+    assert (answer.status_code, "outbox" in answer.text) == (421, False)
 
 
 def test_a_connector_is_restarted_a_few_times_within_an_hour(settings: Settings) -> None:

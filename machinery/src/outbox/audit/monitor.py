@@ -28,12 +28,13 @@ from collections.abc import Callable, Iterator, Mapping
 import psycopg2
 import requests
 from confluent_kafka import KafkaException
-from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client import CollectorRegistry, Counter, make_wsgi_app
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outbox.audit import check
 from outbox.audit.report import Report
+from outbox.base import scraped
 from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
@@ -149,18 +150,11 @@ def serve(settings: Settings, every_s: float, report: Callable[[str], None], end
         report(f"connector {connector}: its task had failed and is restarted: {error}")
 
     restarts = Restarts(settings, count)
-    host, port = settings.monitor_host, settings.monitor_port
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise Failure(
-            f"the metrics cannot be served at {host}:{port}: {error.strerror}",
-            "choose another OUTBOX_MONITOR_PORT",
-            code="port-taken",
-        ) from None
-    report(f"metrics on http://{host}:{server.server_port}/metrics")
-    due_s = time.monotonic()
-    try:
+    host = settings.monitor_host
+    app = make_wsgi_app(registry)
+    with scraped.served(app, host, settings.monitor_port, "OUTBOX_MONITOR_PORT") as port:
+        report(f"metrics on http://{host}:{port}/metrics")
+        due_s = time.monotonic()
         while not ended.is_set():
             restarts.look(time.monotonic())
             if time.monotonic() >= due_s:
@@ -169,10 +163,6 @@ def serve(settings: Settings, every_s: float, report: Callable[[str], None], end
                     report(f"no check: {failure.message}")
                 due_s = time.monotonic() + every_s
             ended.wait(max(0, min(LOOK_S, due_s - time.monotonic())))
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _of_report(report: Report) -> Iterator[Metric]:

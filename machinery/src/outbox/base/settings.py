@@ -214,9 +214,6 @@ class Settings(BaseSettings):
         None, description="file of further Spark properties, like spark-defaults.conf; those that we need win"
     )
     sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
-    sink_ui_port: int = Field(
-        0, ge=0, le=65535, description="port of Spark's UI on 127.0.0.1, not on a cluster elsewhere; 0: none"
-    )
     sink_metrics_host: str = "127.0.0.1"
     sink_metrics_port: int = Field(0, ge=0, le=65535, description="port of the sinks' metrics and health; 0: none")
 

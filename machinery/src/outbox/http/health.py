@@ -5,12 +5,13 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Literal
 
-from flask import Response
+from flask import Response, abort, request
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel
 from sqlalchemy import Engine
 from werkzeug.exceptions import ServiceUnavailable
 
+from outbox.base import scraped
 from outbox.http.metrics import Metrics
 from outbox.http.problems import RETRY_AFTER_S, responses
 from outbox.migrations.migrate import is_current
@@ -44,6 +45,8 @@ def health_api(engine: Engine, metrics: Metrics) -> APIBlueprint:
     @api.get("/metrics", doc_ui=False)
     def read_metrics() -> Response:
         """All metrics in Prometheus' text format."""
+        if not scraped.is_own_name(request.host):
+            abort(HTTPStatus.MISDIRECTED_REQUEST, scraped.REFUSAL)
         return metrics.render()
 
     return api

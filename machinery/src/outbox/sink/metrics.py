@@ -25,27 +25,26 @@ queried when Prometheus scrapes, so no batch waits for it.
 from __future__ import annotations
 
 import json
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from enum import StrEnum
 from http import HTTPStatus
-from threading import Thread
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
-from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outbox.base.errors import Failure
+from outbox.base import scraped
 from outbox.base.settings import Settings
 from outbox.sink.generations import TopicOffsets
 from outbox.sink.lag import Lag, LagLookup
 from outbox.sink.positions import Offsets
 from outbox.sink.writer import Counts
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 # A batch of one event takes some 5 ms to apply, a full one half a second or more.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -151,52 +150,23 @@ def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Ite
     if port == 0:
         yield
         return
-    try:
-        server = make_server(host, port, _app(metrics), _server_class(host, port), _SilentHandler)
-    except OSError as error:
-        raise Failure(
-            f"the sink's metrics cannot be served at {host}:{port}: {error.strerror}",
-            "choose another OUTBOX_SINK_METRICS_PORT, or 0 for none",
-            code="port-taken",
-        ) from None
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    with ExitStack() as lookups:
+    with scraped.served(_app(metrics), host, port, "OUTBOX_SINK_METRICS_PORT"), ExitStack() as lookups:
         metrics.collect_lag({topic: lookups.enter_context(closing(LagLookup(settings, topic))).ask for topic in topics})
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        yield
 
 
-def _app(metrics: Metrics) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
+def _app(metrics: Metrics) -> WSGIApplication:
     """The health at its path, the metrics at any other."""
-    others = make_wsgi_app(metrics.registry)
+    others: WSGIApplication = make_wsgi_app(metrics.registry)
 
-    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] != HEALTH:
-            found: Iterable[bytes] = others(environ, start_response)
-            return found
+            return others(environ, start_response)
         status = HTTPStatus.OK if metrics.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
         return [json.dumps({"sinks": metrics.health()}).encode()]
 
     return app
-
-
-def _server_class(host: str, port: int) -> type[ThreadingWSGIServer]:
-    """A server of the host's address family: IPv4 or IPv6."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-    return type("Server", (ThreadingWSGIServer,), {"address_family": family})
-
-
-class _SilentHandler(WSGIRequestHandler):
-    """Logs no request."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
 
 
 class _LagCollector(Collector):

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import psutil
 import requests
 
+from outbox.stack.ports import LOOPBACK
 from outbox.stack.process import Process
+from outbox.stack.spark import property_value, ui_header
 
 ANSWER_TIMEOUT_S = 5.0
 EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -35,9 +37,10 @@ class Task(NamedTuple):
 class SparkTasks:
     """The tasks of one driver."""
 
-    def __init__(self, port: int) -> None:
-        """``port``: of the driver's UI."""
-        self._url = f"http://127.0.0.1:{port}/api/v1/applications"
+    def __init__(self, properties: str) -> None:
+        """``properties``: of the driver. Its UI is on."""
+        self._url = f"http://{LOOPBACK}:{property_value('spark.ui.port', properties)}/api/v1/applications"
+        self._header = ui_header(properties)
 
     def running(self) -> list[Task]:
         """Those that run, as far as the driver knows; none if it does not answer."""
@@ -64,9 +67,8 @@ class SparkTasks:
         [application] = self._get(self._url)
         return self._get(f"{self._url}/{application['id']}/{path}")
 
-    @staticmethod
-    def _get(url: str) -> Any:
-        answer = requests.get(url, timeout=ANSWER_TIMEOUT_S)
+    def _get(self, url: str) -> Any:
+        answer = requests.get(url, headers=self._header, timeout=ANSWER_TIMEOUT_S)
         answer.raise_for_status()
         return answer.json()
 

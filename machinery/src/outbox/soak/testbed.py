@@ -46,6 +46,8 @@ PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "clust
 WORKERS = 2  # of the Spark cluster: the other one goes on with what a killed one had
 # Spark's own REST interface says which tasks run. It keeps little of what has ended.
 CLUSTER_PROPERTIES = """\
+spark.ui.enabled                 true
+spark.ui.port                    {port}
 spark.ui.retainedJobs            100
 spark.ui.retainedStages          100
 spark.sql.ui.retainedExecutions  10
@@ -95,7 +97,6 @@ class LinkedStack(Stack):
         own = {
             "spark_master": super().settings.spark_master,
             "spark_properties": self.home / "clustered.properties",
-            "sink_ui_port": ports.choose(0)[0],
             "sink_driver_memory": CLUSTER_DRIVER_MEMORY,
             "sink_trigger_interval_ms": MERGE_INTERVAL_MS,
         }
@@ -107,7 +108,8 @@ class LinkedStack(Stack):
         for number in range(WORKERS):
             self.part(f"spark-worker-{number + 1}").spawn()
         shared = self.settings.stack_spark_properties.read_text()
-        envfile.write_private(self.home / "clustered.properties", shared + CLUSTER_PROPERTIES)
+        own = CLUSTER_PROPERTIES.format(port=ports.choose(0)[0])
+        envfile.write_private(self.home / "clustered.properties", shared + own)
 
     def part(self, name: str) -> Process:
         """As in any stack, but for the links."""
@@ -137,9 +139,10 @@ class ClusteredSinks(ReleasedSinks):
     """Sinks whose tasks run on the cluster."""
 
     @property
-    def ui_port(self) -> int:
-        """Where Spark's REST interface says which tasks run."""
-        return self._settings.sink_ui_port
+    def driver_properties(self) -> str:
+        """With the port and the secret of Spark's REST interface, which says which tasks run."""
+        file = self._settings.spark_properties
+        return file.read_text() if file else ""
 
 
 class Testbed:

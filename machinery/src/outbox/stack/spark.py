@@ -7,6 +7,8 @@ folder.
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import re
 import secrets
@@ -29,6 +31,9 @@ EXECUTOR_HEAP = "512m"
 # A worker has room for two executors: `outbox rebuild` runs beside a sink, each with one on every worker.
 WORKER_CORES, WORKER_MEMORY = 2, "1g"
 APPLICATIONS_KEPT_S = 24 * 60 * 60  # their logs
+# Master and workers always have a UI. It asks for a signed token in a header, which no web page makes a browser send.
+UI_FILTER = "org.apache.spark.ui.JWSFilter"
+UI_SECRET = f"spark.{UI_FILTER}.param.secretKey"
 # https://spark.apache.org/docs/4.1.1/configuration.html, https://spark.apache.org/docs/4.1.1/spark-standalone.html
 PROPERTIES = f"""\
 spark.authenticate                              true
@@ -41,6 +46,9 @@ spark.cores.max                                 {{workers}}
 spark.executor.logs.rolling.strategy            size
 spark.executor.logs.rolling.maxSize             {8 << 20}
 spark.executor.logs.rolling.maxRetainedFiles    2
+spark.ui.enabled                                false
+spark.ui.filters                                {UI_FILTER}
+{UI_SECRET}  {{secret}}
 """
 # A master that starts again knows its workers and applications.
 MASTER_PROPERTIES = """\
@@ -56,9 +64,26 @@ spark.worker.cleanup.appDataTtl     {APPLICATIONS_KEPT_S}
 
 def write_properties(file: Path, workers: int) -> None:
     """Write what a driver needs to use so many workers. A secret that the file has, stays."""
-    known = re.search(r"^spark\.authenticate\.secret\s+(\S+)$", file.read_text() if file.exists() else "", re.MULTILINE)
-    secret = known[1] if known else secrets.token_urlsafe(24)
+    known = property_value("spark.authenticate.secret", file.read_text()) if file.exists() else None
+    secret = known or secrets.token_urlsafe(32)  # a signature needs 256 bits
     envfile.write_private(file, PROPERTIES.format(secret=secret, workers=workers))
+
+
+def ui_header(properties: str) -> dict[str, str]:
+    """What the UI of a driver, a master or a worker with these properties asks for."""
+    key = base64.urlsafe_b64decode(f"{property_value(UI_SECRET, properties)}==")
+    signed = ".".join(map(_encoded, (b'{"alg":"HS256"}', b"{}")))
+    return {"Authorization": f"Bearer {signed}.{_encoded(hmac.digest(key, signed.encode(), 'sha256'))}"}
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def property_value(name: str, properties: str) -> str | None:
+    """The value of a property in such a file."""
+    found = re.search(rf"^{re.escape(name)}\s+(\S+)$", properties, re.MULTILINE)
+    return found and found[1]
 
 
 class SparkDaemon(Process):

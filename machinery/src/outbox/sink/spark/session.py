@@ -105,7 +105,8 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)  # of this process; those of executors are their cluster's
     for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
         os.environ.pop(elsewhere, None)
-    if properties := _properties(settings):
+    properties = _properties(settings)
+    if properties:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties.absolute()))} pyspark-shell"
     found = jars("spark")
     needed = sorted({name for target in targets for name in target.jars} | _storage(settings))
@@ -123,7 +124,7 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
         "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
         "spark.ui.showConsoleProgress": "false",
-        **_ui(settings),
+        **_ui(settings, properties),
         **_on(_master(settings), found, further),
     }
 
@@ -133,24 +134,20 @@ def _storage(settings: Settings) -> set[str]:
     return {"s3"} if any(uri.startswith(S3) for uri in (settings.checkpoints, settings.lakehouse)) else set()
 
 
-def _ui(settings: Settings) -> dict[str, str]:
-    """The properties of Spark's UI, which listens on this host's loopback only."""
-    if not settings.sink_ui_port:
+def _ui(settings: Settings, properties: Path | None) -> dict[str, str]:
+    """Spark's UI is off, unless the file of properties has it, with a filter. Raises Failure without a filter."""
+    given = properties.read_text() if properties else ""
+    if "spark.ui.enabled" not in given:
         return {"spark.ui.enabled": "false"}
-    if not (_master(settings).startswith("local") or settings.is_embedded("spark_master")):
-        # Spark's UI listens where SPARK_LOCAL_IP says, and executors elsewhere would look for the driver there too.
+    if "spark.ui.filters" not in given:
         raise Failure(
-            f"Spark's UI is for {LOCAL_MASTER} and the embedded cluster, and the master is {settings.spark_master}",
-            "unset OUTBOX_SINK_UI_PORT; spark.eventLog.enabled, in the file of OUTBOX_SPARK_PROPERTIES, writes what a "
-            "history server shows",
-            code="ui-not-local",
+            f"Spark's UI would answer everybody: {properties} has spark.ui.enabled and no spark.ui.filters",
+            "add the filter that docs/runbook.md names, or one of yours",
+            code="ui-open",
         )
-    os.environ["SPARK_LOCAL_IP"] = LOOPBACK
-    return {
-        "spark.ui.enabled": "true",
-        "spark.ui.port": str(settings.sink_ui_port),
-        "spark.ui.killEnabled": "false",  # a job that is killed there would end the sink
-    }
+    if _master(settings).startswith("local") or settings.is_embedded("spark_master"):
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK  # where it listens; executors elsewhere look for the driver there too
+    return {"spark.ui.killEnabled": "false"}  # a job that is killed there would end the sink
 
 
 def _master(settings: Settings) -> str:

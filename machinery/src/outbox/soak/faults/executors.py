@@ -58,7 +58,7 @@ class _TaskLost(OfCluster):
 
     def _lose(self, testbed: Testbed, process: ClusteredSinks) -> tuple[Task, str, float]:
         """Kill what runs a task, and it is lost. Returns the task, what was killed, and the time."""
-        tasks = SparkTasks(process.ui_port)
+        tasks = SparkTasks(process.driver_properties)
         for _ in range(ATTEMPTS):
             task, executor = caught(testbed, tasks, self.work)
             killed = self.kill(executor)

@@ -47,7 +47,7 @@ class KilledInMerge(_DriverKilled):
     name = "sinks-killed-in-merge"
 
     def kill(self, testbed: Testbed, process: ClusteredSinks, sink: str) -> str:
-        task, executor = caught(testbed, SparkTasks(process.ui_port), MERGE)
+        task, executor = caught(testbed, SparkTasks(process.driver_properties), MERGE)
         try:
             before = table.positions(testbed.settings, sink)
             process.kill()
