@@ -41,7 +41,7 @@ try:
 except Failure as failure:
     print(failure.code)
 """
-UV = [Path(sys.executable).with_name("uv"), "--quiet", "--offline", "--no-cache", "--no-config"]
+UV: list[str | Path] = [Path(sys.executable).with_name("uv"), "--quiet", "--offline", "--no-cache", "--no-config"]
 
 
 @pytest.fixture(scope="module")
