@@ -50,7 +50,8 @@ def connector(events: int, report: Report) -> Seen:
     del events
     with own_chain(report, exactly_once=True) as chain:
         refusal = Refusal(put_config(chain.settings, chain.connector, chain.config(transaction_boundary="connector")))
-        existing = requests.get(f"{chain.settings.connect_url}/connectors", timeout=REQUEST_TIMEOUT_S).json()
+        url, login = f"{chain.settings.connect_url}/connectors", chain.settings.connect_login
+        existing = requests.get(url, auth=login, timeout=REQUEST_TIMEOUT_S).json()
         return Seen(str(refusal), refusal.status == requests.codes.bad_request and existing == [])
 
 

@@ -207,4 +207,4 @@ class Refusal:
 def put_config(settings: Settings, connector: Connector, config: Mapping[str, Any]) -> requests.Response:
     """Ask Connect for a connector with this configuration, and return its answer."""
     url = f"{settings.connect_url}/connectors/{connector.name}/config"
-    return requests.put(url, json=dict(config), timeout=REQUEST_TIMEOUT_S)
+    return requests.put(url, json=dict(config), auth=settings.connect_login, timeout=REQUEST_TIMEOUT_S)

@@ -109,7 +109,8 @@ class Group:
         with suppress(Failure, requests.RequestException):
             for worker in self.workers:
                 url = f"{worker.settings.connect_url}/connectors/{self._chain.connector.name}/status"
-                tasks = requests.get(url, timeout=REQUEST_TIMEOUT_S).json().get("tasks", [])
+                answer = requests.get(url, auth=worker.settings.connect_login, timeout=REQUEST_TIMEOUT_S)
+                tasks = answer.json().get("tasks", [])
                 address = worker.settings.connect_url.removeprefix("http://")
                 if any(task["state"] == "RUNNING" and task["worker_id"] == address for task in tasks):
                     return worker

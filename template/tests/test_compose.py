@@ -358,7 +358,7 @@ NEEDED = {
 }
 
 # Not of a stack that is all in containers: where a server, a file or a folder of somebody else's is, and its logins.
-EMBEDDED = {"home", "stack_spark_workers", *(name for name in Settings.model_fields if re.match("stack_.*_port", name))}
+EMBEDDED = {"home", *(name for name in Settings.model_fields if re.match("stack_(?!postgres_password)", name))}
 FOREIGN = {f"{db}_{what}" for db in ("source_db", "sink_db") for what in ("port", "sslmode", "sslrootcert")}
 FOREIGN |= {name for name in Settings.model_fields if re.match("kafka_(?!bootstrap)", name)}
 FOREIGN |= {"connect_username", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
@@ -421,7 +421,7 @@ def test_every_setting_reaches_the_containers_that_read_it(setting: str) -> None
         assert name in SERVICES[setting.partition("_")[0]]["environment"]
     elif setting == "connect_fetch_max_wait_ms":
         assert name in SERVICES["connect"]["environment"]
-    elif name in SECRETS - {variable(foreign) for foreign in FOREIGN}:
+    elif name in SECRETS - {variable(other) for other in FOREIGN | EMBEDDED}:
         assert name in set().union(*shares().values())
     elif setting not in EMBEDDED | FOREIGN:
         assert all(name in SERVICES[service]["environment"] for service in ours)
@@ -560,7 +560,7 @@ def test_the_worker_starts_as_configured_or_as_a_walkthrough_says(
         assert done.returncode == 2
         assert "OUTBOX_EXACTLY_ONCE" in done.stderr
     else:
-        assert done.stdout == f"{effective} hidden {tmp_path / 'tmp' / 'worker.properties'}\n", done.stderr
+        assert done.stdout == f"{effective}  {tmp_path / 'tmp' / 'worker.properties'}\n", done.stderr
 
 
 def start_worker(folder: Path, switch: str, word: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -574,7 +574,7 @@ def start_worker(folder: Path, switch: str, word: str | None = None) -> subproce
     for made in ("etc", "tmp"):
         (folder / made).mkdir()
     shutil.copy(config.OURS / config.WORKER, folder / "etc")
-    (folder / "stack.env").write_text("OUTBOX_SOURCE_DB_CDC_PASSWORD=hidden\nOUTBOX_CONNECT_PASSWORD=shut\n")
+    (folder / "stack.env").write_text("OUTBOX_SOURCE_DB_CDC_PASSWORD=hid:den\nOUTBOX_CONNECT_PASSWORD=shut\n")
     started = folder / "connect-distributed.sh"
     started.write_text(
         '#!/bin/sh\nenv > "${0%/*}/env"\n'
@@ -602,7 +602,12 @@ def test_the_worker_asks_for_a_login_that_no_command_line_has(tmp_path: Path) ->
     ours, _, added = (made / "worker.properties").read_text().rpartition("rest.extension.classes=")
     assert ours == (config.OURS / config.WORKER).read_text()
     assert added == "org.apache.kafka.connect.rest.basic.auth.extension.BasicAuthSecurityRestExtension\n"
-    assert f"login.config={made}/jaas.conf" in (tmp_path / "env").read_text()
+    environment = (tmp_path / "env").read_text()
+    assert f"login.config={made}/jaas.conf" in environment
+    assert f"PGPASSFILE={made}/pgpass\n" in environment
+    assert (made / "pgpass").read_text() == "postgres:5432:*:*:hid\\:den\n"
+    assert stat.S_IMODE((made / "pgpass").stat().st_mode) == 0o600
+    assert not re.search("hid|shut", environment), "a connector could refer to it"
     assert f'file="{made}/users.properties"' in (made / "jaas.conf").read_text()
     # A sink sees the command lines of this container. printf is a part of the shell, and no process.
     script = connect_script()

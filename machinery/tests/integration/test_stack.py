@@ -9,11 +9,12 @@ import shutil
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,24 +25,30 @@ import pytest
 import requests
 from confluent_kafka import Producer
 
-from outbox.base.settings import Settings, SinkRole, SourceRole, database_passwords, load
+from outbox.base.settings import Settings, SinkRole, SourceRole, load, variable
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
-from outbox.stack import ports
+from outbox.relay.rest import Rest
+from outbox.stack import envfile, ports
 from outbox.stack.postgres import ROLES_FILE, UNPRIVILEGED, Postgres, unprivileged
 from outbox.stack.process import Process
+from outbox.stack.process import environment as environment_of
 from outbox.stack.stack import PARTS, Stack
 from outbox.testing.command import environment, outbox
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.stack import private_stack
 from outbox.testing.homes import Homes
 from outbox.testing.leftovers import leftovers
+from tests.support.fake_postgres import CLEAR_TEXT, MD5, listening
 from tests.support.paths import ROOT
 from tests.support.topic_reader import topic_of
 
 CAP_DAC_READ_SEARCH = 2
+CLOUD_KEY = ("AWS_SECRET_ACCESS_KEY", "a-key-of-the-developer")
+ALTER_CONFIGS, BROKER = 44, 4  # an API of Kafka, and a type of resource
+PROVIDERS = "org.apache.kafka.common.config.provider"
 FREE_PORTS = {f"OUTBOX_{name}_PORT": "0" for name in ("STACK_POSTGRES", "STACK_KAFKA", "STACK_CONNECT", "SERVICE")}
 
 
@@ -64,7 +71,8 @@ def states(home: Path) -> dict[str, str]:
 
 
 def passwords(settings: Settings) -> list[str]:
-    return [getattr(settings, name).get_secret_value() for name in [*database_passwords(), "service_token"]]
+    """Every secret of a stack."""
+    return [getattr(settings, name).get_secret_value() for name in [*envfile.SECRETS, *envfile.EMBEDDED]]
 
 
 def log_in(settings: Settings, role: SourceRole | SinkRole, **changed: str) -> None:
@@ -95,9 +103,11 @@ def remembered(settings: Settings) -> tuple[list[str], int]:
 
 @pytest.fixture(scope="module")
 def own(homes: Homes) -> Iterator[Stack]:
-    """A whole stack to break, in a folder with a space in its name."""
+    """A whole stack to break, in a folder with a space in its name, of a developer who has the keys of a cloud."""
     stack = private_stack(homes.new("own"))
-    yield stack
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*CLOUD_KEY)
+        yield stack
     stack.down()
 
 
@@ -358,6 +368,136 @@ def test_no_password_is_in_a_log_or_command_line_or_output(up: Stack) -> None:
     }
     assert len(shown) > len(PARTS) + 3
     assert [where for where, text in shown.items() if any(secret in text for secret in secrets)] == []
+
+
+# Shut -------------------------------------------------------------------------------------------------------------
+
+
+def stolen(settings: Settings) -> dict[str, str]:
+    """A broker's configuration that lets Kafka read the password of Postgres's superuser, and say it in an error."""
+    return {
+        "config.providers": "file",
+        "config.providers.file.class": f"{PROVIDERS}.FileConfigProvider",
+        "num.io.threads": f"${{file:{settings.stack_env_file}:{variable(envfile.SUPERUSER)}}}",
+    }
+
+
+def kafka_text(text: str) -> bytes:
+    return struct.pack("!h", len(text)) + text.encode()
+
+
+def answer_to_stranger(port: int, properties: Mapping[str, str]) -> bytes:
+    """What Kafka answers to somebody who does not log in and alters the broker: nothing if it hangs up."""
+    body = kafka_text("1") + struct.pack("!i", len(properties))
+    for name, value in properties.items():
+        body += kafka_text(name) + b"\0" + kafka_text(value)  # 0: set
+    request = struct.pack("!hhi", ALTER_CONFIGS, 0, 1) + kafka_text("a stranger")
+    request += struct.pack("!ib", 1, BROKER) + body + b"\0"  # to one resource; not only validated
+    with socket.create_connection((ports.LOOPBACK, port), timeout=30) as connection, suppress(ConnectionError):
+        connection.sendall(struct.pack("!i", len(request)) + request)
+        return connection.recv(1 << 16)
+    return b""
+
+
+@pytest.mark.parametrize("listener", ["clients", "controller"])
+def test_kafka_takes_no_request_without_a_login(up: Stack, listener: str) -> None:
+    settings = up.settings
+    port = settings.stack_controller_port if listener == "controller" else int(settings.kafka_bootstrap.split(":")[1])
+    assert answer_to_stranger(port, stolen(settings)) == b""
+
+
+@pytest.mark.parametrize("login", [None, ("outbox", "wrong"), ("stranger", "")])
+def test_connect_takes_no_request_without_a_login(up: Stack, login: tuple[str, str] | None) -> None:
+    settings = up.settings
+    config = connectors.load(settings).config
+
+    def status(method: str, path: str, json: object = None) -> int:
+        return requests.request(method, settings.connect_url + path, json=json, auth=login, timeout=30).status_code
+
+    plugin = "/connector-plugins/PostgresConnector/config"
+    for path in ("/", "/connectors", "/connector-plugins", plugin, "/admin/loggers"):
+        assert status("GET", path) == requests.codes.unauthorized, path
+    assert status("PUT", f"{plugin}/validate", config) == requests.codes.unauthorized
+    assert status("POST", "/connectors", {"name": "theirs", "config": config}) == requests.codes.unauthorized
+    assert status("PUT", "/admin/loggers/root", {"level": "TRACE"}) == requests.codes.unauthorized
+    # Workers do not log in at each other: they sign these.
+    assert status("POST", "/connectors/theirs/tasks", []) >= requests.codes.bad_request
+    assert status("PUT", "/connectors/theirs/fence") >= requests.codes.bad_request
+    assert Rest(settings).state().connector == "MISSING"
+
+
+@pytest.mark.parametrize(
+    ("provider", "key", "secret"),
+    [
+        ("FileConfigProvider", "{home}/stack.env:{name}", envfile.SUPERUSER),
+        ("EnvVarConfigProvider", "{name}", CLOUD_KEY[0]),
+        (None, "{name}", "source_db_cdc_password"),  # the worker's own
+    ],
+)
+def test_no_connector_reads_a_secret(up: Stack, provider: str | None, key: str, secret: str) -> None:
+    settings = up.settings
+    topics.create(settings, connectors.topic_specs(settings))
+    reference = key.format(home=settings.home, name=secret if secret in CLOUD_KEY else variable(secret))
+    transform = {
+        "type": "org.apache.kafka.connect.transforms.TimestampConverter$Value",
+        "target.type": "string",
+        "format": f"${{{'own' if provider else 'env'}:{reference}}}",  # an error has a format that is none
+    }
+    if provider:
+        transform |= {"config.providers": "own", "config.providers.own.class": f"{PROVIDERS}.{provider}"}
+    written = connectors.load(settings).config
+    config = {name: value for name, value in written.items() if not name.startswith("transforms")}
+    config |= {"transforms": "own", **{f"transforms.own.{name}": value for name, value in transform.items()}}
+    url, login = f"{settings.connect_url}/connectors", settings.connect_login
+    assert requests.post(url, json={"name": "theirs", "config": config}, auth=login, timeout=30).ok
+
+    def failed() -> str:
+        answer = requests.get(f"{url}/theirs/status", auth=login, timeout=30).text
+        return answer if "FAILED" in answer else ""
+
+    try:
+        answer = wait_for("the connector to fail", failed, timeout_s=60)
+    finally:
+        requests.delete(f"{url}/theirs", auth=login, timeout=30)
+    assert [secret for secret in (*passwords(settings), CLOUD_KEY[1]) if secret in answer] == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_server_has_a_secret_in_its_environment(up: Stack, part: str) -> None:
+    secrets = [*passwords(up.settings), CLOUD_KEY[1]]
+    for process in up.part(part).processes():
+        found = environment_of(process)
+        assert [name for name, value in found.items() if any(secret in value for secret in secrets)] == []
+
+
+@pytest.mark.parametrize("question", [CLEAR_TEXT, MD5], ids=["clear text", "md5"])
+def test_debezium_sends_its_password_to_no_other_server(up: Stack, question: bytes) -> None:
+    # Also for somebody who may configure connectors.
+    settings = up.settings
+    user, secret = settings.role_name(SourceRole.CDC), settings.source_db_cdc_password.get_secret_value()
+    url = f"{settings.connect_url}/connector-plugins/PostgresConnector/config/validate"
+    config = {**connectors.load(settings).config, "name": "theirs"}
+    del config["driver.requireAuth"]
+    for password in ({}, {"database.password": "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}"}):
+        with listening(question) as fake:
+            address = {"database.hostname": ports.LOOPBACK, "database.port": str(fake.port)}
+            answer = requests.put(url, json={**config, **address, **password}, auth=settings.connect_login, timeout=60)
+            assert fake.logins
+        assert answer.ok
+        assert not fake.has_got(user, secret)
+
+
+@pytest.mark.parametrize("question", [CLEAR_TEXT, MD5], ids=["clear text", "md5"])
+def test_debezium_sends_no_password_if_it_is_asked_in_another_way(up: Stack, question: bytes) -> None:
+    # Somebody may listen in the place of a Postgres that is down.
+    settings = up.settings
+    url = f"{settings.connect_url}/connector-plugins/PostgresConnector/config/validate"
+    with listening(question) as fake:
+        config = connectors.load(settings.model_copy(update={"source_db_port": fake.port})).config
+        config |= {"name": "theirs", "database.password": "hush"}
+        assert requests.put(url, json=config, auth=settings.connect_login, timeout=60).ok
+        assert fake.logins
+    assert fake.answers == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")

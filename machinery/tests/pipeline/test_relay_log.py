@@ -52,11 +52,10 @@ def test_an_idle_connector_and_health_checks_log_next_to_nothing(chain: Settings
 def test_changes_and_refused_requests_are_still_logged(chain: Settings, stack: Stack) -> None:
     logged = since_now(stack)
     rest = Rest(chain)
-    url = f"{chain.connect_url}/connectors"
-    assert requests.get(f"{url}/none", timeout=30).status_code == 404
-    assert (
-        requests.put(f"{url}/{chain.connector}/config", json={"connector.class": "none"}, timeout=30).status_code >= 400
-    )
+    url, login = f"{chain.connect_url}/connectors", chain.connect_login
+    assert requests.get(f"{url}/none", auth=login, timeout=30).status_code == 404
+    config = {"connector.class": "none"}
+    assert requests.put(f"{url}/{chain.connector}/config", json=config, auth=login, timeout=30).status_code >= 400
     rest.stop()
     for part in (
         '"GET /connectors/none HTTP/1.1" 404',

@@ -38,7 +38,6 @@ READ_ELSEWHERE = {
     "OUTBOX_CONNECT_LISTENER": "the worker's properties",
     "OUTBOX_CONNECT_EXACTLY_ONCE": "the worker's properties",
     "OUTBOX_CONNECT_KEYSTORE": "the properties of a worker with TLS: docs/bring-your-own.md",
-    "OUTBOX_CONNECT_KEYSTORE_PASSWORD": "the properties of a worker with TLS",
     "OUTBOX_GRAFANA_PORT": "docker-compose.yml",
     "OUTBOX_PROMETHEUS_PORT": "docker-compose.yml",
     "OUTBOX_SINK_MEMORY_LIMIT": "docker-compose.yml",
@@ -107,6 +106,8 @@ class Settings(BaseSettings):
         0, ge=0, description="workers of the embedded Spark cluster; `outbox up --workers` sets this"
     )
     stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
+    stack_kafka_password: SecretStr = Field(SecretStr(""), description="the embedded broker's login at itself")
+    stack_connect_password: SecretStr = Field(SecretStr(""), description="the embedded worker's login at the broker")
     maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central for the JVM parts")
 
     source_db_host: str = Field("127.0.0.1", description="Postgres of the service's database")
@@ -178,9 +179,10 @@ class Settings(BaseSettings):
     connect_source_db_sslrootcert: str | None = Field(
         None, description="the source database's CA file as seen from Connect, if it differs"
     )
-    connect_source_db_password_reference: str = Field(
-        "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}",
-        description="where Connect finds Debezium's password: a config provider of its worker, and a key there",
+    connect_source_db_password_reference: str | None = Field(
+        None,
+        description="where Connect finds Debezium's password: a config provider of its worker, and a key there; "
+        "default: in the password file of its driver (PGPASSFILE)",
         pattern=r"^\$\{.+:.+\}$",
     )
     exactly_once: bool = Field(True, description="the switch for Connect's exactly-once, in worker and connector")

@@ -44,6 +44,14 @@ def client_config(settings: Settings) -> dict[str, str | int | float | bool]:
     return config
 
 
+def jaas(mechanism: str, username: str, password: str, **others: str) -> str:
+    """The value of ``sasl.jaas.config``, by which a Java client logs in; ``others`` are further options."""
+    module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
+    options = {"username": username, "password": password, **others}
+    login = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
+    return f"org.apache.kafka.common.security.{module} required {login};"
+
+
 def spark_options(settings: Settings) -> dict[str, str]:
     """The same for Spark's Kafka source: its Java client uses other names."""
     options = {
@@ -54,15 +62,9 @@ def spark_options(settings: Settings) -> dict[str, str]:
         options["kafka.ssl.truststore.type"] = "PEM"
         options["kafka.ssl.truststore.location"] = str(settings.kafka_cafile)
     if settings.kafka_username is not None:
-        scram = settings.kafka_sasl_mechanism.startswith("SCRAM")
-        module = "scram.ScramLoginModule" if scram else "plain.PlainLoginModule"
-        user, password = (
-            _quoted(word) for word in (settings.kafka_username, settings.kafka_password.get_secret_value())
-        )
-        options["kafka.sasl.mechanism"] = settings.kafka_sasl_mechanism
-        options["kafka.sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{module} required username={user} password={password};"
-        )
+        mechanism, password = settings.kafka_sasl_mechanism, settings.kafka_password.get_secret_value()
+        options["kafka.sasl.mechanism"] = mechanism
+        options["kafka.sasl.jaas.config"] = jaas(mechanism, settings.kafka_username, password)
     return options
 
 

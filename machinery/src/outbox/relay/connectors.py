@@ -97,7 +97,7 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     The outbox's also gets a router for each aggregate that has a topic of its own (`outbox.relay.routing`). Raises
     Failure if it reads another table or publication than `outbox migrate` makes.
 
-    A line is left out if its setting has no value. Other references, such as ``${env:NAME}`` of the password, stay: a
+    A line is left out if its setting has no value. Other references, such as ``${secrets:KEY}`` of a password, stay: a
     config provider of the worker resolves them, so no configuration has a secret, nor the config topic.
     """
     values = {
@@ -105,6 +105,7 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
         "connect_source_db_host": settings.connect_source_db_host or settings.source_db_host,
         "connect_source_db_sslrootcert": settings.connect_source_db_sslrootcert or settings.source_db_sslrootcert,
         "source_db_cdc_role": settings.role_name(SourceRole.CDC),
+        "source_db_required_auth": settings.dsn(SourceRole.CDC).get("require_auth"),
         "exactly_once_support": "required" if settings.exactly_once else "requested",
     }
 

@@ -68,18 +68,16 @@ class LinkedKafka(Kafka):
 
     def __init__(self, settings: Settings, links: Mapping[str, Proxy]) -> None:
         super().__init__(settings)
-        self._links = links
+        self._links = {name.replace("-", "").upper(): proxy for name, proxy in links.items()}
+        self.listeners = (*self.listeners, *self._links)
 
     def properties(self) -> Mapping[str, str]:
         """Those of the stack, and the listeners."""
         given = dict(super().properties())
-        protocols = ["CONTROLLER:PLAINTEXT", "CLIENT:PLAINTEXT"]
-        for name, proxy in self._links.items():
-            listener = name.replace("-", "").upper()
-            protocols.append(f"{listener}:PLAINTEXT")
+        for listener, proxy in self._links.items():
             given["listeners"] += f",{listener}://{ports.LOOPBACK}:{proxy.target_port}"
             given["advertised.listeners"] += f",{listener}://{ports.LOOPBACK}:{proxy.port}"
-        return {**given, "listener.security.protocol.map": ",".join(protocols)}
+        return given
 
 
 class LinkedStack(Stack):

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import psutil
 
-from outbox.base.settings import DOTENV, Settings, variable
+from outbox.base.settings import DOTENV, PREFIX, Settings, variable
 from outbox.sink import metrics
-from outbox.stack import ports
-from outbox.stack.process import Process, environment
+from outbox.stack import envfile, ports
+from outbox.stack.process import KEPT, Process, environment
 
 PORT = variable("sink_metrics_port")
 
 
 class Command(Process):
-    """``outbox ARGUMENTS`` with exactly these settings: neither a ``.env`` nor somebody's shell leads it elsewhere."""
+    """``outbox ARGUMENTS`` with exactly these settings: neither a ``.env`` nor somebody's shell leads it elsewhere.
+
+    It runs code of the project, which may need any other variable of our environment.
+    """
 
     start_timeout_s = 90.0
     stop_timeout_s = 90.0  # a sink finishes its batch, for which it has a minute
@@ -32,7 +35,11 @@ class Command(Process):
         return [sys.executable, "-m", "outbox", *self._arguments]
 
     def env(self) -> Mapping[str, str]:
-        return {**self._settings.as_env(), DOTENV: os.devnull}
+        own = self._settings.without_secrets(*envfile.secrets_of(self._arguments[0]))
+        return {**own.as_env(), DOTENV: os.devnull}
+
+    def inherits(self, name: str) -> bool:
+        return not name.startswith(PREFIX) or name in KEPT
 
 
 class SinkCommand(Command):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from outbox.base import project
@@ -14,3 +15,8 @@ OURS = Path(__file__).parent
 def file(name: str) -> Path:
     """The project's own file, or else ours."""
     return project.current().file(OURS / name)
+
+
+def with_properties(name: str, properties: Mapping[str, str]) -> str:
+    """The content of a file of properties with further ones. The last of two equal names counts."""
+    return file(name).read_text() + "".join(f"{name}={value}\n" for name, value in properties.items())

@@ -35,7 +35,11 @@ echo "KafkaConnect { $auth.PropertyFileLoginModule required file=\"/tmp/users.pr
   cat /etc/outbox/worker.properties
   echo "rest.extension.classes=$auth.BasicAuthSecurityRestExtension"
 } > worker.properties
-unset OUTBOX_CONNECT_PASSWORD
+# Debezium's driver finds its password by the server's address. In the environment a connector could refer to it.
+printf 'postgres:5432:*:*:%s\n' "${OUTBOX_SOURCE_DB_CDC_PASSWORD//:/\\:}" > pgpass
+PGPASSFILE=/tmp/pgpass
+unset OUTBOX_CONNECT_PASSWORD OUTBOX_SOURCE_DB_CDC_PASSWORD
 KAFKA_OPTS="$KAFKA_OPTS -Djava.security.auth.login.config=/tmp/jaas.conf"
+KAFKA_OPTS="$KAFKA_OPTS -Dorg.apache.kafka.automatic.config.providers=org.apache.kafka.common.config.provider.EnvVarConfigProvider"
 cd "$OLDPWD"
 exec /opt/kafka/bin/connect-distributed.sh /tmp/worker.properties

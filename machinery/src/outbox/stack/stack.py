@@ -22,7 +22,7 @@ from outbox.jvm.jars import resolve
 from outbox.relay import lifecycle
 from outbox.stack import envfile, ports
 from outbox.stack.connect import Connect
-from outbox.stack.kafka import Kafka
+from outbox.stack.kafka import CLIENT, MECHANISM, Kafka
 from outbox.stack.postgres import Postgres
 from outbox.stack.process import MARK, Process, environment, is_ours
 from outbox.stack.spark import SparkMaster, SparkWorker, write_properties
@@ -70,10 +70,11 @@ class Stack:
 
         Raises Failure naming the part that did not start, with the end of its log.
         """
-        with self._locked(), self._ports() as chosen:
+        with self._locked(), self._addresses() as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
             file = self._given.stack_env_file
-            envfile.write(file, {**chosen, **envfile.generate(), **envfile.read(file)})
+            generated = envfile.generate([*envfile.SECRETS, *envfile.EMBEDDED])
+            envfile.write(file, {**chosen, **generated, **envfile.read(file)})
             if workers is not None or self.settings.stack_spark_workers:
                 self._resize(self.settings.stack_spark_workers if workers is None else workers, report)
             requested = set(only) or set(self.parts)
@@ -186,8 +187,8 @@ class Stack:
             yield
 
     @contextmanager
-    def _ports(self) -> Iterator[dict[str, str]]:
-        """Settings with ports that no other stack takes meanwhile."""
+    def _addresses(self) -> Iterator[dict[str, str]]:
+        """Settings with ports that no other stack takes meanwhile, and who logs in there."""
         given = self._given
         with ports.reserved(
             given.stack_postgres_port,
@@ -201,9 +202,13 @@ class Stack:
                 "source_db_port": postgres,
                 "sink_db_port": postgres,
                 "kafka_bootstrap": f"{ports.LOOPBACK}:{kafka}",
+                "kafka_security_protocol": "SASL_PLAINTEXT",
+                "kafka_sasl_mechanism": MECHANISM,
+                "kafka_username": CLIENT,
                 "stack_controller_port": controller,
                 "stack_spark_port": spark,
                 "connect_url": f"http://{ports.LOOPBACK}:{connect}",
+                "connect_username": CLIENT,
                 "service_port": service,
             }
             yield {variable(name): str(value) for name, value in values.items()}

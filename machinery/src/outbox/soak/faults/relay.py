@@ -104,7 +104,7 @@ class ConnectorRestarted(_Restarting):
 
     def ask(self, testbed: Testbed, connector: Connector, _: random.Random) -> requests.Response:
         url = f"{testbed.settings.connect_url}/connectors/{connector.name}/restart?includeTasks=true&onlyFailed=false"
-        return requests.post(url, timeout=30)
+        return requests.post(url, auth=testbed.settings.connect_login, timeout=30)
 
 
 class ConnectorReconfigured(_Restarting):
@@ -114,10 +114,9 @@ class ConnectorReconfigured(_Restarting):
     lasts_s = A_WHILE_S
 
     def ask(self, testbed: Testbed, connector: Connector, chance: random.Random) -> requests.Response:
-        url = self._url(testbed, connector)
-        config = requests.get(url, timeout=30).json()
+        config = self._config(testbed, connector)
         config["max.batch.size"] = str(chance.choice([64, 256, 1024]))
-        return requests.put(url, json=config, timeout=30)
+        return requests.put(self._url(testbed, connector), json=config, auth=testbed.settings.connect_login, timeout=30)
 
     def heal(self, testbed: Testbed) -> None:
         """`connect apply` updates it, unless one that an operator has run meanwhile did so."""
@@ -130,9 +129,13 @@ class ConnectorReconfigured(_Restarting):
 
         wait_for("the connectors to have their own configuration", applied, timeout_s=RUNNING_TIMEOUT_S, poll_s=1)
         for connector in testbed.connectors:
-            effective = requests.get(self._url(testbed, connector), timeout=30).json().get("max.batch.size")
+            effective = self._config(testbed, connector).get("max.batch.size")
             if effective != connector.config.get("max.batch.size"):
                 raise RuntimeError(f"`connect apply` left max.batch.size of {connector.name} at {effective}")
+
+    def _config(self, testbed: Testbed, connector: Connector) -> dict[str, str]:
+        answer = requests.get(self._url(testbed, connector), auth=testbed.settings.connect_login, timeout=30)
+        return dict(answer.json())
 
     @staticmethod
     def _url(testbed: Testbed, connector: Connector) -> str:
@@ -166,19 +169,20 @@ class _TwoWorkers(Fault):
         return self._second, url
 
     @staticmethod
-    def task_of(connector: Connector, url: str) -> str:
+    def task_of(testbed: Testbed, connector: Connector, url: str) -> str:
         """The name of the worker with this URL, if it has the task of a connector; else empty."""
+        login = testbed.settings.connect_login
         with suppress(ValueError, KeyError, requests.RequestException):
-            status = requests.get(f"{url}/connectors/{connector.name}/status", timeout=5).json()
+            status = requests.get(f"{url}/connectors/{connector.name}/status", auth=login, timeout=5).json()
             tasks = [task for task in status.get("tasks", []) if task["state"] == "RUNNING"]
             if tasks and tasks[0]["worker_id"].endswith(url.removeprefix("http://")):
                 return str(tasks[0]["worker_id"])
         return ""
 
-    def wait_for_task(self, connector: Connector, url: str) -> str:
+    def wait_for_task(self, testbed: Testbed, connector: Connector, url: str) -> str:
         """Wait until the worker with this URL has the task of a connector, and return its name."""
         what = f"the worker at {url} to have the task of {connector.name}"
-        return wait_or_not_fired(what, lambda: self.task_of(connector, url), timeout_s=TASK_TIMEOUT_S)
+        return wait_or_not_fired(what, lambda: self.task_of(testbed, connector, url), timeout_s=TASK_TIMEOUT_S)
 
 
 class Zombie(_TwoWorkers):
@@ -198,12 +202,12 @@ class Zombie(_TwoWorkers):
         ]
         for _ in range(self.attempts):
             wait_relaying(testbed, connector)
-            if self.task_of(connector, workers[1][1]):
+            if self.task_of(testbed, connector, workers[1][1]):
                 workers.reverse()
             frozen, url = workers[0][0], workers[1][1]
             size = frozen.log_size()
             frozen.pause()
-            taken = self.wait_for_task(connector, url)
+            taken = self.wait_for_task(testbed, connector, url)
             frozen.resume()
             done = f"worker {taken} took the task of {connector.name} from {frozen.name}, which came back"
             if not testbed.settings.exactly_once:
@@ -221,7 +225,7 @@ class Rebalanced(_TwoWorkers):
     def fire(self, testbed: Testbed, _: random.Random) -> str:
         url = self.start_second(testbed)[1]
         testbed.worker.stop()
-        taken = [self.wait_for_task(connector, url) for connector in testbed.connectors]
+        taken = [self.wait_for_task(testbed, connector, url) for connector in testbed.connectors]
         testbed.worker.start()
         return f"worker {taken[0]} took {len(taken)} tasks"
 
