@@ -508,8 +508,18 @@ def test_postgres_started_by_root_may_only_find_its_programs(tmp_path: Path) -> 
     argv = [str(word) for word in unprivileged([sys.executable, "-c", source])]
     found, user, *status = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     assert found == "True"
-    assert int(user) == pwd.getpwnam(UNPRIVILEGED).pw_uid
+    assert int(user) == UNPRIVILEGED
     assert int(status[status.index("CapPrm:") + 1], 16) == 1 << CAP_DAC_READ_SEARCH
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as another user")
+def test_no_other_daemon_has_the_user_of_postgres(postgres: Postgres) -> None:
+    # One of them could end it, or read its memory.
+    users = {entry.pw_uid for entry in pwd.getpwall()}
+    assert users.isdisjoint({*postgres.processes()[0].uids()})
+    end_it = ["/bin/sh", "-c", f"kill -0 {postgres.pid()}"]
+    done = subprocess.run(end_it, user="nobody", capture_output=True, text=True, check=False)
+    assert "not permitted" in done.stderr
 
 
 def test_everybody_is_asked_for_a_scram_password(postgres: Postgres, postgres_stack: Stack) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -93,9 +92,8 @@ class Replica(Postgres):
     def _init(self) -> None:
         password = self._settings.stack_postgres_password.get_secret_value()
         primary = f"host={ports.LOOPBACK} port={self._primary.port} user=postgres password={password} dbname=postgres"
-        user = pwd.getpwnam(UNPRIVILEGED) if os.geteuid() == 0 else None
-        if user is not None:
-            os.chown(self.folder, user.pw_uid, user.pw_gid)
+        if os.geteuid() == 0:
+            os.chown(self.folder, UNPRIVILEGED, UNPRIVILEGED)
         words: list[str | Path] = ["-d", primary, "-D", self.data, "-R", "-C", "-S", STANDBY, "-c", "fast"]
         done = self._run(unprivileged([self.program("pg_basebackup"), *words]))
         assert done.returncode == 0, done.stderr

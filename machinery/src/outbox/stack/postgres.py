@@ -24,8 +24,11 @@ HBA_FILE = Path(__file__).with_name("pg_hba.conf")
 ROLES_FILE = Path(__file__).parent.parent / "migrations" / "roles.sql"
 INITDB_OPTIONS = ("-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions")
 DATABASES = (variable("source_db"), variable("sink_db"))  # how the settings begin that make databases and roles
-# Postgres refuses to run as root: then it runs as this user.
-UNPRIVILEGED = "nobody"
+# Postgres refuses to run as root: then it runs as this user and group, which no other program has. systemd and the
+# distributions leave their numbers unused, and they need no names: https://systemd.io/UIDS-GIDS
+UNPRIVILEGED = 61042
+# Only initdb wants a name. It runs in a folder that other processes of this user cannot enter.
+NAMED = "nobody"
 
 
 class Postgres(Process):
@@ -121,20 +124,26 @@ class Postgres(Process):
         password_file = staging / "password"
         password_file.touch(mode=0o600)
         password_file.write_text(self._settings.stack_postgres_password.get_secret_value())
-        if os.geteuid() == 0:
-            user = pwd.getpwnam(UNPRIVILEGED)
-            for path in (staging, password_file):
-                os.chown(path, user.pw_uid, user.pw_gid)
+        user = pwd.getpwnam(NAMED).pw_uid
+        _give(staging, user)
         made = staging / "data"
         initdb: list[str | Path] = [self.program("initdb"), "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
-        done = self._run(unprivileged(initdb))
+        done = self._run(unprivileged(initdb, user))
         if done.returncode != 0:
             raise Failure(f"initdb failed: {done.stderr.strip()}", code="initdb-failed")
+        _give(made, UNPRIVILEGED)
         made.rename(self.data)
         shutil.rmtree(staging)
 
 
-def unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
+def _give(folder: Path, user: int) -> None:
+    """Let a user who is not root own a folder and all that is in it."""
+    if os.geteuid() == 0:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, user, user, follow_symlinks=False)
+
+
+def unprivileged(argv: Sequence[str | Path], user: int = UNPRIVILEGED) -> Sequence[str | Path]:
     """The command itself; for root, the command run as an unprivileged user.
 
     That user keeps one capability, to read and search, because root's own folders are closed to others. Without the
@@ -148,7 +157,6 @@ def unprivileged(argv: Sequence[str | Path]) -> Sequence[str | Path]:
             "run as another user, or apt-get install util-linux",
             code="setpriv-missing",
         )
-    user = pwd.getpwnam(UNPRIVILEGED)
-    drop = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     keep = ["--securebits=+no_setuid_fixup", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     return [*drop, *keep, "--", *argv]
