@@ -12,8 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import SecretStr
 
+from outbox.base.settings import Settings, load, variable
 from outbox.base.wait import wait_for
+from outbox.stack.command import Command, service, sink
 from outbox.stack.process import EMPTY_READS, MARK, Process, environment
 from outbox.testing.failures import raises
 
@@ -92,6 +95,30 @@ def test_it_starts_in_its_folder_with_its_environment_and_its_mark(script: Make,
     assert Path(found.cwd()) == tmp_path / "script"
     assert found.environ()["GIVEN"] == "yes"
     assert found.environ()[MARK] == f"{tmp_path}:script"
+
+
+def test_a_server_gets_nothing_else_from_the_shell(script: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the developer")
+    process = script()
+    process.start()
+    found = main(process).environ()
+    assert "AWS_SECRET_ACCESS_KEY" not in found
+    assert found["PATH"] == os.environ["PATH"]
+
+
+def test_a_command_gets_the_shell_s_variables_and_its_own_secrets_only(tmp_path: Path) -> None:
+    every = {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
+    settings = load(tmp_path, environment=False, **dict.fromkeys(every, "hush"))
+
+    def given(one: Command) -> set[str]:
+        assert one.inherits("AWS_SECRET_ACCESS_KEY")
+        assert not one.inherits("OUTBOX_SERVICE_TOKEN")
+        return {name for name, value in one.env().items() if value == "hush"}
+
+    assert given(service(settings)) == {"OUTBOX_SOURCE_DB_APP_PASSWORD", "OUTBOX_SERVICE_TOKEN"}
+    assert given(sink(settings, "any")) == {"OUTBOX_SINK_DB_WRITER_PASSWORD", "OUTBOX_KAFKA_PASSWORD"}
+    of_servers = {variable(name) for name in every if name.startswith("stack_")}
+    assert given(Command("check", settings, ["check"])) == {variable(name) for name in every} - of_servers
 
 
 def test_starting_what_runs_changes_nothing(script: Make) -> None:

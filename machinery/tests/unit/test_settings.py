@@ -53,6 +53,30 @@ def test_the_environment_wins_over_dotenv_over_stack_env(project: Path, monkeypa
     assert load(project / "home", source_db_port=4444).source_db_port == 4444
 
 
+def test_the_stack_s_logins_are_for_its_own_servers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "home").mkdir()
+    chosen = {
+        "OUTBOX_KAFKA_BOOTSTRAP": "127.0.0.1:19092",
+        "OUTBOX_KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        "OUTBOX_KAFKA_USERNAME": "outbox",
+        "OUTBOX_KAFKA_PASSWORD": "hush",
+        "OUTBOX_CONNECT_URL": "http://127.0.0.1:18083",
+        "OUTBOX_CONNECT_USERNAME": "outbox",
+        "OUTBOX_CONNECT_PASSWORD": "hush",
+    }
+    (project / "home" / "stack.env").write_text("".join(f"{name}={value}\n" for name, value in chosen.items()))
+    assert load(project / "home").connect_login == ("outbox", "hush")
+    assert load(project / "home").kafka_username == "outbox"
+    (project / ".env").write_text("OUTBOX_CONNECT_URL=http://connect.example\n")
+    monkeypatch.setenv("OUTBOX_KAFKA_BOOTSTRAP", "kafka.example:9092")
+    elsewhere = load(project / "home")
+    assert elsewhere.connect_login is None
+    assert elsewhere.connect_password == elsewhere.kafka_password == SecretStr("")
+    assert (elsewhere.kafka_security_protocol, elsewhere.kafka_username) == ("PLAINTEXT", None)
+    monkeypatch.setenv("OUTBOX_CONNECT_USERNAME", "of-theirs")
+    assert load(project / "home").connect_login == ("of-theirs", "")
+
+
 def test_the_home_is_given_or_from_the_environment_or_dotenv(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".env").write_text(f"OUTBOX_HOME={project}/dotenv\n")
     assert load().home == project / "dotenv"

@@ -47,6 +47,12 @@ READ_ELSEWHERE = {
 SYSTEM_ROOTS = Path("system")  # libpq's word for the certificate authorities that the system trusts
 DRIVER_MEMORY_MIN_MIB = 512  # Spark refuses to start with less than 450, of which the JVM keeps some to itself
 
+# The embedded stack's logins are for its own servers: with another address they do not count.
+LOGINS = {
+    "kafka_bootstrap": ("kafka_security_protocol", "kafka_sasl_mechanism", "kafka_username", "kafka_password"),
+    "connect_url": ("connect_username", "connect_password"),
+}
+
 FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties")
 # .env.example has placeholders in place of their defaults.
 NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix", "topic_prefix", "connector")
@@ -407,7 +413,8 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
         wrong += _unknown(dotenv, dotenv_values(dotenv))
         found = (home or Settings(_env_file=dotenv).home).resolve()
         wrong += _unknown(found / "stack.env", dotenv_values(found / "stack.env"))
-        loaded = Settings(_env_file=(found / "stack.env", dotenv), home=found, **overrides)
+        others = _logins_of_others(dotenv_values(found / "stack.env"), {**dotenv_values(dotenv), **os.environ})
+        loaded = Settings(_env_file=(found / "stack.env", dotenv), home=found, **{**others, **overrides})
     except OSError as error:
         raise Failure(
             f"settings: {error}",
@@ -423,6 +430,17 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
     if wrong:
         raise _wrong(wrong, dotenv.name)
     return loaded
+
+
+def _logins_of_others(chosen: Mapping[str, str | None], given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Defaults in place of the logins that the embedded stack chose, for servers at other addresses."""
+    given = {name.upper(): value for name, value in given.items() if value}
+    names: list[str] = []
+    for address, login in LOGINS.items():
+        own = chosen.get(variable(address))
+        if given.get(variable(address), own) != own:
+            names += login
+    return {name: Settings.model_fields[name].default for name in names if variable(name) not in given}
 
 
 def _place(chosen: project.Project, setting: str, value: object) -> str:
