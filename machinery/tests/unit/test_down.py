@@ -82,7 +82,7 @@ def process_of_nobody(mark: str) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize(
     "mark", ["{home}/../evil:x", "{home}/../evil:postgres", "{home}/below:x", "{home}:x", "{home}:postgres"]
 )
-def test_process_of_another_user_is_none_of_ours(mark: str, tmp_path: Path) -> None:
+def test_process_of_another_user_is_not_ours(mark: str, tmp_path: Path) -> None:
     home, evil, victim = tmp_path / "home", tmp_path / "evil", tmp_path / "victim"
     home.mkdir()
     evil.mkdir()

@@ -172,8 +172,8 @@ def _on(master: str, found: Sequence[Path], further: Sequence[Path]) -> dict[str
         "spark.master": master,
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
-        # The driver listens for executors, of which there are none here, and takes objects of Java. So nobody knows the
-        # secret that it makes.
+        # The driver has no executors here, yet it listens for them, and takes objects of Java: it makes a secret that
+        # nobody knows.
         "spark.authenticate": "true",
     }
     if further:
