@@ -12,6 +12,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -355,6 +356,24 @@ def test_stack_env_is_for_its_owner_only_and_each_password_is_another(small: Sta
     generated = passwords(small.settings)
     assert len(set(generated)) == len(generated)
     assert min(map(len, generated)) >= 24
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_user_finds_nothing_in_a_home() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        home = Path(folder, "home")
+        try:
+            done = outbox("up", "postgres", home=home, **FREE_PORTS)
+            assert done.returncode == 0, done.stderr
+            finds = ["find", str(home), "-readable", "-printf", "%P may be read\\n"]
+            found = subprocess.run(finds, user="nobody", capture_output=True, text=True, check=False)
+            assert found.stdout == ""
+            home.chmod(0o755)  # a folder that somebody had made before
+            found = subprocess.run(finds, user="nobody", capture_output=True, text=True, check=False)
+            assert found.stdout == " may be read\n"
+        finally:
+            outbox("down", home=home)
 
 
 def test_no_password_is_in_a_log_or_command_line_or_output(up: Stack) -> None:
