@@ -88,7 +88,7 @@ class Engine:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr(ports, "answers", lambda _: True)
+    monkeypatch.setattr(ports, "answers", lambda *_: True)
     one = Engine(tmp_path)
     yield one
     one.end()

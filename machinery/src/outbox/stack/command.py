@@ -35,7 +35,7 @@ class Command(Process):
         return [sys.executable, "-m", "outbox", *self._arguments]
 
     def env(self) -> Mapping[str, str]:
-        own = self._settings.without_secrets(*envfile.secrets_of(self._arguments[0]))
+        own = self._settings.without_secrets(*envfile.secrets_of(*self._arguments[:1]))
         return {**own.as_env(), DOTENV: os.devnull}
 
     def inherits(self, name: str) -> bool:

@@ -74,7 +74,7 @@ def generate(names: Iterable[str] = SECRETS) -> dict[str, str]:
     return {variable(name): secrets.token_urlsafe(24) for name in names}
 
 
-def secrets_of(command: str) -> Sequence[str]:
+def secrets_of(command: str = "") -> Sequence[str]:
     """The secrets that the process of an `outbox` command gets on the embedded stack; those of servers go to none."""
     match command:
         case "serve":
