@@ -460,7 +460,7 @@ def test_no_connector_reads_a_secret(up: Stack, provider: str | None, key: str, 
     transform = {
         "type": "org.apache.kafka.connect.transforms.TimestampConverter$Value",
         "target.type": "string",
-        "format": f"${{{'own' if provider else 'env'}:{reference}}}",  # an error has a format that is none
+        "format": f"${{{'own' if provider else 'env'}:{reference}}}",  # an error shows a wrong format
     }
     if provider:
         transform |= {"config.providers": "own", "config.providers.own.class": f"{PROVIDERS}.{provider}"}

@@ -97,7 +97,7 @@ def test_what_a_browser_sends_to_other_ports_opens_nothing(client: FlaskClient) 
     client.post("/session", json={"token": TOKEN}, headers=page, base_url=HERE)
     for path in ("/", "/static/main.js", "/api/stream", "/api/events/known"):
         client.get(path, headers=page, base_url=HERE).close()
-    # The cookies of a host go to each of its ports, and whoever listens there may send them on.
+    # The cookies of a host go to each of its ports, and a program that listens there may send them on.
     assert client.get("/api/stream", base_url=HERE).status_code == HTTPStatus.UNAUTHORIZED
 
 

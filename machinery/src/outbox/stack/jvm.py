@@ -18,7 +18,7 @@ class Jvm(Process):
     heap = "384m"
     heap_at_start = "64m"
     main_class: str
-    # Any other class of Kafka's that reads files or variables could be named by whoever configures a broker or a
+    # Any other class of Kafka's that reads files or variables could be named by one who configures a broker or a
     # connector, and its answer would come back in an error (CVE-2024-31141).
     config_providers = "none"
 

