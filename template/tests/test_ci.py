@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from outbox.jvm import jars
 
 from template.tests import bake
 from template.tests.paths import ROOT
@@ -36,6 +37,12 @@ def test_a_decision_of_the_audit_has_a_reason_and_an_end() -> None:
         assert len(decision["reason"]) > 20
         end = decision.get("ignoreUntil") or decision["effectiveUntil"]
         assert isinstance(end, date)
+
+
+def test_jars_that_do_not_say_who_they_are_are_those_of_pyspark() -> None:
+    named = re.findall(r"^[\w.-]+:([\w.-]+):([\w.-]+)=", (ROOT / "pyspark-jars.lockfile").read_text(), re.MULTILINE)
+    assert len(named) > 10
+    assert {f"{name}-{version}.jar" for name, version in named} <= {jar.name for jar in jars.spark_jars()}
 
 
 def parts(ci: Path = CI) -> list[list[str]]:
