@@ -1,12 +1,14 @@
 """A sink as the guides show it: Spark with its defaults, `from_json`, the JDBC writer in `foreachBatch`, and SQL.
 
-A program of its own: RESULT BOOTSTRAP TOPIC CHECKPOINT DSN…, the DSN as NAME=VALUE of libpq, the password in
-PGPASSWORD. It runs until it is killed. It deduplicates by event id; it has no fence, no positions, and a record that is
-no event stops it or becomes a null. Its result is ``balances``, or, with the join of `sinks/turnover`, ``turnover``.
+A program of its own: RESULT TOPIC CHECKPOINT DSN…, the DSN as NAME=VALUE of libpq, the password in PGPASSWORD, and the
+options of Spark's source in KAFKA. It runs until it is killed. It deduplicates by event id; it has no fence, no
+positions, and a record that is no event stops it or becomes a null. Its result is ``balances``, or, with the join of
+`sinks/turnover`, ``turnover``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import closing
@@ -58,12 +60,12 @@ APPLY = {"balances": BALANCES, "turnover": TURNOVER}
 RATES = Path(__file__).parent.parent / "sinks" / "turnover" / "rates.csv"
 
 
-def main(result: str, bootstrap: str, topic: str, checkpoint: str, *dsn: str) -> None:
+def main(result: str, topic: str, checkpoint: str, *dsn: str) -> None:
     """Apply the topic from its beginning, and what comes."""
     parameters = dict(one.split("=", 1) for one in dsn)
     found = ",".join(map(str, [*jars("spark"), *(jar for jar in jars("plugin") if "postgresql" in jar.name)]))
     spark = SparkSession.builder.master("local[2]").config("spark.jars", found).getOrCreate()
-    options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+    options = {**json.loads(os.environ["KAFKA"]), "subscribe": topic, "startingOffsets": "earliest"}
     records = (
         spark.readStream.format("kafka")
         .options(**options, includeHeaders="true", maxOffsetsPerTrigger=MAX_OFFSETS)

@@ -15,7 +15,8 @@ from confluent_kafka import Consumer, TopicPartition
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.jars import resolve
 from outbox.kafka import topics
-from outbox.kafka.clients import client_config
+from outbox.kafka.clients import client_config, spark_options
+from outbox.stack.connect import CLIENTS
 from outbox.stack.jvm import Jvm
 
 from bench import backlog
@@ -69,8 +70,9 @@ class JdbcSink(Jvm):
             yield lambda: sum(max(0, place.offset) for place in consumer.committed(places))
 
     def _worker(self) -> Mapping[str, object]:
+        kafka = {name.removeprefix("kafka."): value for name, value in spark_options(self._settings).items()}
         return {
-            "bootstrap.servers": self._settings.kafka_bootstrap,
+            **{f"{prefix}{name}": value for prefix in CLIENTS for name, value in kafka.items()},
             "listeners": "http://127.0.0.1:0",
             "plugin.path": resolve(NAME, ivy_file=IVY_FILE),
             "plugin.discovery": "service_load",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.java import java_home
+from outbox.kafka.clients import spark_options
 from outbox.stack.process import Process
 
 from bench import backlog, by_the_book, jdbc
@@ -40,10 +42,14 @@ class ByTheBook(Process):
         settings = self._settings
         dsn = [f"{name}={value}" for name, value in settings.dsn(SinkRole.OWNER).items() if name != "password"]
         program = [sys.executable, by_the_book.__file__, self._result]
-        return [*program, settings.kafka_bootstrap, topic(settings), self._checkpoint, *dsn]
+        return [*program, topic(settings), self._checkpoint, *dsn]
 
     def env(self) -> Mapping[str, str]:
-        return {"JAVA_HOME": java_home(), "PGPASSWORD": str(self._settings.dsn(SinkRole.OWNER)["password"])}
+        return {
+            "JAVA_HOME": java_home(),
+            "PGPASSWORD": str(self._settings.dsn(SinkRole.OWNER)["password"]),
+            "KAFKA": json.dumps(spark_options(self._settings)),
+        }
 
     def prepare(self) -> None:
         shutil.rmtree(self._checkpoint, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.jvm.java import java_home
+from outbox.kafka.clients import spark_options
 from outbox.stack.command import sink
 from outbox.stack.process import Process
 
@@ -36,10 +38,10 @@ class Bare(Process):
         self._counted = self.folder / "counted"
 
     def argv(self) -> Sequence[str | Path]:
-        return [sys.executable, bare.__file__, self._settings.kafka_bootstrap, topic(self._settings), self._counted]
+        return [sys.executable, bare.__file__, topic(self._settings), self._counted]
 
     def env(self) -> Mapping[str, str]:
-        return {"JAVA_HOME": java_home()}
+        return {"JAVA_HOME": java_home(), "KAFKA": json.dumps(spark_options(self._settings))}
 
     def prepare(self) -> None:
         self._counted.unlink(missing_ok=True)

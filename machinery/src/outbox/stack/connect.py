@@ -14,6 +14,9 @@ from outbox.stack import config, envfile, ports
 from outbox.stack.jvm import Jvm
 from outbox.stack.kafka import MECHANISM, WORKER
 
+# That of worker.properties. A connector may bring others, and one that reads files says in an error what it has read.
+PROVIDER = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"
+ALLOWED = "org.apache.kafka.automatic.config.providers"
 BASIC_AUTH = "org.apache.kafka.connect.rest.basic.auth.extension"
 JAAS = f'KafkaConnect {{ {BASIC_AUTH}.PropertyFileLoginModule required file="users.properties"; }};\n'
 CLIENTS = ("", "producer.", "consumer.", "admin.")  # the worker's, and those that it does not pass its settings to
@@ -31,7 +34,6 @@ class Connect(Jvm):
     main_class = "org.apache.kafka.connect.cli.ConnectDistributed"
     heap = "512m"
     heap_at_start = "512m"  # while it grows, collecting its young part is a tenth of the relay's work
-    config_providers = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"  # of worker.properties
 
     def __init__(self, settings: Settings, name: str = "connect") -> None:
         super().__init__(name, settings.home)
@@ -43,7 +45,7 @@ class Connect(Jvm):
 
     def java(self) -> Sequence[str | Path]:
         program, *options = super().java()
-        return [program, "-Djava.security.auth.login.config=jaas.conf", *options]
+        return [program, "-Djava.security.auth.login.config=jaas.conf", f"-D{ALLOWED}={PROVIDER}", *options]
 
     def env(self) -> Mapping[str, str]:
         settings = self._settings

@@ -18,9 +18,6 @@ class Jvm(Process):
     heap = "384m"
     heap_at_start = "64m"
     main_class: str
-    # Any other class of Kafka's that reads files or variables could be named by one who configures a broker or a
-    # connector, and its answer would come back in an error (CVE-2024-31141).
-    config_providers = "none"
 
     def arguments(self) -> Sequence[str | Path]:
         """The arguments of the main class."""
@@ -37,7 +34,6 @@ class Jvm(Process):
             "-XX:+UseSerialGC",
             "-XX:+ExitOnOutOfMemoryError",
             "-Djava.awt.headless=true",
-            f"-Dorg.apache.kafka.automatic.config.providers={self.config_providers}",
         ]
         return [
             java(),
