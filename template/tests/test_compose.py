@@ -669,6 +669,21 @@ def test_a_page_says_how_to_get_the_token_of_the_service(page: str, tmp_path: Pa
     assert done.stdout == f"{token}\n"
 
 
+@pytest.mark.parametrize("name", [name for name, secrets in NEEDED.items() if "CONNECT_PASSWORD" in secrets])
+def test_who_has_the_password_of_connect_logs_in_with_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name not in SERVICES:
+        pytest.skip("this project has no docker-compose.monitoring.yml")
+    for service in ("all", *shares()):
+        (tmp_path / service).mkdir()
+    envfile.share(tmp_path)
+    for key in ("OUTBOX_CONNECT_URL", "OUTBOX_CONNECT_USERNAME"):
+        monkeypatch.setenv(key, SERVICES["apply"]["environment"][key])
+    password = envfile.read(tmp_path / "all" / "stack.env")["OUTBOX_CONNECT_PASSWORD"]
+    assert load(tmp_path / name).connect_login == ("outbox", password)
+
+
 def test_operators_are_told_which_container_has_the_token(tmp_path: Path) -> None:
     done = outbox_in("outbox", tmp_path, "token")
     assert (done.returncode, done.stdout) == (1, "")

@@ -438,7 +438,7 @@ def _logins_of_others(chosen: Mapping[str, str | None], given: Mapping[str, str 
     names: list[str] = []
     for address, login in LOGINS.items():
         own = chosen.get(variable(address))
-        if given.get(variable(address), own) != own:
+        if own and given.get(variable(address), own) != own:  # docker-compose's file has logins alone
             names += login
     return {name: Settings.model_fields[name].default for name in names if variable(name) not in given}
 
