@@ -25,7 +25,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from outbox.base import project
-from outbox.base.settings import Settings
+from outbox.base.settings import LOGINS, Settings, variable
 from outbox.base.wait import wait_for
 from outbox.dbapi import Event, append
 from outbox.kafka.clients import client_config, request_timeout_s
@@ -122,14 +122,14 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     passwords = {"OWNER": "of-owner", "PRUNER": "of-pruner", "AUDITOR": "of-auditor"}
     # The worker knows one password of Debezium's role.
     passwords["CDC"] = embedded.source_db_cdc_password.get_secret_value()
+    of_stack = embedded.as_env()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("OUTBOX_", "PYTHONPATH"))},
         **variables,
         **{f"OUTBOX_SOURCE_DB_{role}_PASSWORD": password for role, password in passwords.items()},
         "OUTBOX_SOURCE_DB_HOST": embedded.source_db_host,
         "OUTBOX_SOURCE_DB_PORT": str(embedded.source_db_port),
-        "OUTBOX_KAFKA_BOOTSTRAP": embedded.kafka_bootstrap,
-        "OUTBOX_CONNECT_URL": embedded.connect_url,
+        **{variable(name): of_stack[variable(name)] for one in LOGINS.items() for name in (one[0], *one[1])},
         "PATH": os.pathsep.join(path),
         "PGHOST": embedded.source_db_host,
         "PGPORT": str(embedded.source_db_port),

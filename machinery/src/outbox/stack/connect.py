@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from outbox.base.settings import Settings, SourceRole
+from outbox.base.settings import Settings
 from outbox.jvm.jars import resolve
 from outbox.kafka.clients import jaas
 from outbox.stack import config, envfile, ports
@@ -77,14 +77,14 @@ class Connect(Jvm):
     def prepare(self) -> None:
         settings = self._settings
         ports.require_free(urlsplit(settings.connect_url).port or 0, "connect")
-        host, role = settings.connect_source_db_host or settings.source_db_host, settings.role_name(SourceRole.CDC)
+        server = f"{settings.connect_source_db_host or settings.source_db_host}:{settings.source_db_port}"
         password = re.sub(r"([\\:])", r"\\\1", settings.source_db_cdc_password.get_secret_value())
         # All paths are relative to its working directory: neither Java's options nor its files can contain every path.
         for name, content in {
             self._config.name: config.with_properties(config.WORKER, self.properties()),
             "jaas.conf": JAAS,
             "users.properties": "{}={}\n".format(*settings.connect_login or ("", "")),
-            "pgpass": f"{host}:{settings.source_db_port}:*:{role}:{password}\n",
+            "pgpass": f"{server}:*:*:{password}\n",
         }.items():
             envfile.write_private(self.folder / name, content)
         plugins = self.folder / "plugins"  # worker.properties names it relative to the working directory

