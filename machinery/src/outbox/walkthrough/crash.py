@@ -10,7 +10,7 @@ It needs no hook in the sinks, and there is no race. Each transaction of a sink 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,9 +65,9 @@ class Window:
             self._hold(name)
         self._sinks.restart()
         burst()
-        at_last_part = [partial(self._comes_to_last_part, name, self._planned(name)) for name in self._names]
-        self._let_them_start()
-        self._wait("each sink to bring a batch", lambda: all(one() for one in at_last_part))
+        at_last_part = {name: partial(self._comes_to_last_part, name, self._planned(name)) for name in self._names}
+        self._let_them_start(at_last_part)
+        self._wait("each sink to bring a batch", lambda: all(one() for one in at_last_part.values()))
         self._sinks.pause_spark()
         for name in self._names:
             self._release(name)
@@ -89,16 +89,22 @@ class Window:
     def _release(self, name: str) -> None:
         self._holders[name].rollback()
 
-    def _let_them_start(self) -> None:
-        """Release the locks, and take each again as soon as its sink has become the driver."""
+    def _let_them_start(self, at_last_part: Mapping[str, Callable[[], bool]]) -> None:
+        """Release the locks, and take each again as soon as its sink has become the driver.
+
+        A sink needs more than one transaction to start, and another sink of its process starts behind it.
+        """
         epoch = {name: self._epoch(name) for name in self._names}
         for name in self._names:
             self._release(name)
 
         def all_held_again() -> bool:
-            for name in [name for name in epoch if self._epoch(name) > epoch[name]]:
-                self._hold(name)
-                del epoch[name]
+            for name in self._names:
+                if name not in epoch:
+                    at_last_part[name]()
+                elif self._epoch(name) > epoch[name]:
+                    self._hold(name)
+                    del epoch[name]
             return not epoch
 
         self._wait("the sinks to acquire their fences", all_held_again)
