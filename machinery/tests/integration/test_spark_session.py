@@ -54,9 +54,10 @@ def test_another_session_has_sparks_own_settings_for_queries(spark: SparkSession
     }
 
 
-def test_a_ui_that_answers_everybody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("filters", ["", "# spark.ui.filters org.apache.spark.ui.JWSFilter\n"])
+def test_a_ui_that_answers_everybody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: str) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     file = tmp_path / "spark.properties"
-    file.write_text("spark.ui.enabled true\n")
+    file.write_text(f"spark.ui.enabled true\n{filters}")
     with raises("ui-open", str(file)):
         session(load(tmp_path, environment=False, spark_properties=file))

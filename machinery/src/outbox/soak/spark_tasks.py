@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import psutil
 import requests
 
+from outbox.jvm.properties import property_value
 from outbox.stack.ports import LOOPBACK
 from outbox.stack.process import Process
-from outbox.stack.spark import property_value, ui_header
+from outbox.stack.spark import ui_header
 
 ANSWER_TIMEOUT_S = 5.0
 EXECUTOR = "CoarseGrainedExecutorBackend"

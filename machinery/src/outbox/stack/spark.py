@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hmac
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.jvm.ivy import pyspark_folder
 from outbox.jvm.java import java_home
+from outbox.jvm.properties import property_value
 from outbox.stack import config, envfile, ports
 from outbox.stack.process import Process
 
@@ -70,7 +70,7 @@ def write_properties(file: Path, workers: int) -> None:
 
 
 def ui_header(properties: str) -> dict[str, str]:
-    """What the UI of a driver, a master or a worker with these properties asks for."""
+    """The header that lets a request into the UI of a driver, a master or a worker with these properties."""
     key = base64.urlsafe_b64decode(f"{property_value(UI_SECRET, properties)}==")
     signed = ".".join(map(_encoded, (b'{"alg":"HS256"}', b"{}")))
     return {"Authorization": f"Bearer {signed}.{_encoded(hmac.digest(key, signed.encode(), 'sha256'))}"}
@@ -78,12 +78,6 @@ def ui_header(properties: str) -> dict[str, str]:
 
 def _encoded(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def property_value(name: str, properties: str) -> str | None:
-    """The value of a property in such a file."""
-    found = re.search(rf"^{re.escape(name)}\s+(\S+)$", properties, re.MULTILINE)
-    return found and found[1]
 
 
 class SparkDaemon(Process):

@@ -25,6 +25,7 @@ from outbox.base.settings import Settings
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
 from outbox.jvm.java import java_home
+from outbox.jvm.properties import property_value
 from outbox.kafka.clients import spark_options
 from outbox.sink.spec import Target
 
@@ -137,9 +138,9 @@ def _storage(settings: Settings) -> set[str]:
 def _ui(settings: Settings, properties: Path | None) -> dict[str, str]:
     """Spark's UI is off, unless the file of properties has it, with a filter. Raises Failure without a filter."""
     given = properties.read_text() if properties else ""
-    if "spark.ui.enabled" not in given:
+    if property_value("spark.ui.enabled", given) != "true":
         return {"spark.ui.enabled": "false"}
-    if "spark.ui.filters" not in given:
+    if not property_value("spark.ui.filters", given):
         raise Failure(
             f"Spark's UI would answer everybody: {properties} has spark.ui.enabled and no spark.ui.filters",
             "add the filter that docs/runbook.md names, or one of yours",
