@@ -1,4 +1,4 @@
-"""What is printed for people. Foreign text, such as a record's key, may hold sequences that control a terminal."""
+"""Text on a terminal. Foreign text, such as a record's key, may hold sequences that would control the terminal."""
 
 from __future__ import annotations
 

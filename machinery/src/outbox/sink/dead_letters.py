@@ -43,8 +43,7 @@ INSERT INTO public.dead_letters ({COLUMNS})
 {{rows}}
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
-# The letter of a valid event. An undecodable record with the same id may have a letter: then the event takes it over.
-# If that record was discarded, the letter keeps why, so that `outbox check` does not report the record again.
+# The letter of a valid event. If an undecodable record with the same id has a letter, that one becomes the event's.
 INSERT_REJECTED = f"""
 INSERT INTO public.dead_letters ({COLUMNS}, is_event, version) VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE
@@ -52,8 +51,7 @@ ON CONFLICT (sink, identity) DO UPDATE
        "offset" = excluded."offset", key = excluded.key, headers = excluded.headers, value = excluded.value,
        recorded_at = excluded.recorded_at, event_id = excluded.event_id, reason = excluded.reason,
        detail = excluded.detail, is_event = excluded.is_event, version = excluded.version,
-       status = 'open', resolution = CASE WHEN dead_letters.status = 'discarded' THEN dead_letters.resolution END,
-       last_seen_at = now()
+       status = 'open', resolution = NULL, last_seen_at = now()
 """  # noqa: S608
 # Postgres's estimates are of no use here: `batch` has no statistics, and letters come by the thousand in one
 # transaction, so those of `dead_letters` may be of long ago. These statements let it choose nothing by them. The letter
@@ -126,12 +124,12 @@ APPLIED_OF_BATCH = f"""
 FILTERED_OF_BATCH = f"""
 SELECT DISTINCT batch.event_id::text FROM {OF_BATCH} AND letter.status <> 'discarded' AND batch."{IS_FILTERED}"
 """  # noqa: S608
-# A replayed letter can still become filtered: today's transform may leave out an event that it took before. Without a
-# new resolution the old one stays: it says why a record with this id was discarded. The CASE hides the status from the
-# planner: Postgres looks the letters up by the primary key, and not in an index of open letters.
+# Closes open letters. A replayed letter gets another resolution: today's transform may leave out an event that it took
+# before. The CASE hides the status from the planner, so that Postgres looks letters up by the primary key, and not in
+# an index of open letters.
 CLOSE = """
 UPDATE public.dead_letters AS letter
-   SET status = 'replayed', resolution = coalesce(%(resolution)s, letter.resolution), last_seen_at = now()
+   SET status = 'replayed', resolution = %(resolution)s, last_seen_at = now()
  WHERE letter.sink = %(sink)s AND letter.identity = ANY(%(identities)s)
    AND CASE letter.status WHEN 'open' THEN true WHEN 'replayed' THEN %(resolution)s::text IS NOT NULL ELSE false END
 """
@@ -269,7 +267,7 @@ def _drop_copies(
 def close(cursor: extensions.cursor, sink: str, identities: Sequence[str], resolution: str | None = None) -> None:
     """Close letters in the caller's transaction. Without ``resolution`` their events are applied or in the base.
 
-    This is the only place where a letter closes.
+    No other code closes a letter.
     """
     if identities:
         cursor.execute(CLOSE, {"sink": sink, "identities": list(identities), "resolution": resolution})

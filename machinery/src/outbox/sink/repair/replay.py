@@ -34,8 +34,8 @@ CHUNK_BYTES = 16 << 20  # the records of a chunk are in memory
 FETCHED = 50  # letters that the server sends at once: one may be large
 AGAIN = "run the command again: what is done is done, and is not repeated"
 
-# Locks each letter when it is fetched. Leaves out letters that have closed meanwhile. Those of `lost` were closed when
-# they were chosen: the sink's result has lost their events.
+# Each letter is locked when it is fetched. One that another command has closed since it was chosen is left out. The
+# letters in `lost` are closed on purpose: the sink's result has lost their events.
 CLAIM = """
 SELECT identity, key, headers, value, is_event, reason, partition, "offset",
        round(extract(epoch FROM recorded_at) * 1000)::bigint
