@@ -434,7 +434,7 @@ class Attack(RuleBasedStateMachine):
             for event in self.source:
                 fate = self.sink.fates.get(event.id) or unread.get(event.id, "applied")
                 is_lacking = fate in ("set aside", "discarded", "in flight") and event.key == key
-                is_made_up = self.sink.job.strategy not in SUM and event.version <= version
+                is_made_up = self.job.strategy not in SUM and event.version <= version  # check asks the job
                 is_based = event.version <= self.sink.bases.get(key, 0)
                 if is_lacking and (event.type, event.schema) in self.job.wanted and not (is_made_up or is_based):
                     due -= event.quantity
