@@ -19,6 +19,7 @@ from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
+from outbox.soak import interrupt
 from outbox.stack.command import sink
 from outbox.stack.stack import PARTS, Stack
 from outbox.testing.fixtures.stack import private_stack
@@ -172,24 +173,26 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, **wa
         }
         lifecycle.apply(settings)
         relay.write(settings, relay.EVENTS_OF_A_TRANSACTION)  # the peer is ready once it has applied something
-        for _ in range(rounds):
-            for side, (one, of) in sides.items():
-                lifecycle.apply(settings, one)
-                of.process.start()
-                try:
-                    latency.at_rate(settings, of, per_s, WARM_UP_S)
-                    loads = {
-                        "one at a time": latency.one_by_one(settings, of, events),
-                        f"{per_s:g} per s": latency.at_rate(settings, of, per_s, seconds),
-                    }
-                finally:
-                    of.process.stop()
-                for load, latencies in loads.items():
-                    for to, values in asdict(latencies).items():
+        loads: dict[str, Callable[[latency.Sink], latency.Latencies]] = {
+            "one at a time": lambda of: latency.one_by_one(settings, of, events),
+            f"{per_s:g} per s": lambda of: latency.at_rate(settings, of, per_s, seconds),
+        }
+        for number, (side, (one, of)) in enumerate([*sides.items()] * rounds):
+            of_rounds = f"round {number // len(sides) + 1} of {rounds}"
+            _progress(f"{side}, {of_rounds}: starts, and gets events for {WARM_UP_S:g} s before it is measured")
+            lifecycle.apply(settings, one)
+            of.process.start()
+            try:
+                latency.at_rate(settings, of, per_s, WARM_UP_S)
+                for load, measured in loads.items():
+                    _progress(f"{side}, {load}")
+                    for to, values in asdict(measured(of)).items():
                         found.setdefault((f"commit to {to[:-2]}", load, side), []).extend(values)
-    for (measure, load, side), values in found.items():
-        cuts = statistics.quantiles(values, n=100)
-        _print(measure, load=load, side=side, p50_ms=cuts[49] * 1e3, p99_ms=cuts[98] * 1e3)
+                        _print_quantiles(f"commit to {to[:-2]}", load, side, values)
+            finally:
+                of.process.stop()
+    for (measure, load, side), values in found.items() if rounds > 1 else ():
+        _print_quantiles(f"{measure}, all rounds", load, side, values)
 
 
 @main.command("idle")
@@ -405,11 +408,12 @@ def bytes_per_event() -> None:
 
 @contextmanager
 def _stack(parts: Sequence[str] = PARTS, /, **settings: object) -> Iterator[Settings]:
-    if HOME.exists():
+    interrupt.once()  # whatever signal ends us, the stack ends too
+    if HOME.exists():  # of one that was killed
         Stack(load(HOME, environment=False)).reset()
     stack = private_stack(HOME, **settings)
     try:
-        stack.up(parts, report=click.echo)
+        stack.up(parts, report=_progress)
         migrate(stack.settings)
         yield stack.settings
     finally:
@@ -446,6 +450,16 @@ def _ratio(measure: str, what: str, ours: Sequence[object], theirs: Sequence[obj
     value = operator.attrgetter(what)
     ratios = [value(one) / value(other) for one, other in zip(ours, theirs, strict=True)]
     _print(measure, **of, what=what, median=statistics.median(ratios), low=min(ratios), high=max(ratios))
+
+
+def _print_quantiles(measure: str, load: str, side: str, values: Sequence[float]) -> None:
+    cuts = statistics.quantiles(values, n=100)
+    _print(measure, load=load, side=side, p50_ms=cuts[49] * 1e3, p99_ms=cuts[98] * 1e3)
+
+
+def _progress(what: str) -> None:
+    """What takes a while now. Results alone are printed to the standard output."""
+    click.echo(f"  {what}", err=True)
 
 
 def _print(measure: str, **values: object) -> None:
