@@ -43,7 +43,7 @@ INSERT INTO public.dead_letters ({COLUMNS})
 {{rows}}
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """
-# The letter of a valid event. If an undecodable record with the same id has a letter, that one becomes the event's.
+# Writes the letter of a valid event. It replaces the letter of an undecodable record with the same id, if there is one.
 INSERT_REJECTED = f"""
 INSERT INTO public.dead_letters ({COLUMNS}, is_event, version) VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE
@@ -267,7 +267,7 @@ def _drop_copies(
 def close(cursor: extensions.cursor, sink: str, identities: Sequence[str], resolution: str | None = None) -> None:
     """Close letters in the caller's transaction. Without ``resolution`` their events are applied or in the base.
 
-    No other code closes a letter.
+    All code that closes letters calls this function.
     """
     if identities:
         cursor.execute(CLOSE, {"sink": sink, "identities": list(identities), "resolution": resolution})

@@ -101,7 +101,7 @@ class Window:
         def all_held_again() -> bool:
             for name in self._names:
                 if name not in epoch:
-                    at_last_part[name]()
+                    at_last_part[name]()  # which lets the sink go on with its start
                 elif self._epoch(name) > epoch[name]:
                     self._hold(name)
                     del epoch[name]
