@@ -187,12 +187,14 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, **wa
                 for load, measured in loads.items():
                     _progress(f"{side}, {load}")
                     for to, values in asdict(measured(of)).items():
-                        found.setdefault((f"commit to {to[:-2]}", load, side), []).extend(values)
-                        _print_quantiles(f"commit to {to[:-2]}", load, side, values)
+                        measure = f"commit to {to.removesuffix('_s')}"
+                        found.setdefault((measure, load, side), []).extend(values)
+                        _print_quantiles(measure, load, side, values)
             finally:
                 of.process.stop()
-    for (measure, load, side), values in found.items() if rounds > 1 else ():
-        _print_quantiles(f"{measure}, all rounds", load, side, values)
+    if rounds > 1:
+        for (measure, load, side), values in found.items():
+            _print_quantiles(f"{measure}, all rounds", load, side, values)
 
 
 @main.command("idle")
