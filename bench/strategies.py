@@ -1,6 +1,6 @@
 """Measure the apply alone, on batches made in memory: each strategy, and `dedup` while its history grows.
 
-`NAIVE` is the baseline: it takes every event as new, so it pays only for staging, projections and positions.
+`NAIVE` is the baseline: it takes every event as new, so it pays only for the COPY, projections and positions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import pyarrow as pa
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery, strategy
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, Decoded
+from outbox.sink.chunking import Chunking
 from outbox.sink.records import fetcher
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
 from outbox.sink.writer import SinkWriter
 
-from bench.event import topic, uuid7
+from bench.event import uuid7
 
 ACCOUNTS = 1_000
 DAY_MS = 24 * 60 * 60 * 1000
@@ -47,7 +48,8 @@ def rates(settings: Settings, batches: int, batch_events: int, keys: int) -> dic
     with ExitStack() as resources:
         known = {one.name: one for one in strategy.load(strategy.BUILT_IN).values()}
         sinks = [resources.enter_context(_open(settings, _by(settings, one))) for one in [NAIVE, *known.values()]]
-        for batch in _batches(settings, batches, batch_events, days=1, keys=keys):
+        spec = _by(settings, NAIVE)
+        for batch in _batches(spec, batches, batch_events, days=1, keys=keys):
             for sink in sinks:
                 spent_s[sink.name] = spent_s.get(sink.name, 0) + _timed(sink, batch)
     return {name: batches * batch_events / seconds for name, seconds in spent_s.items()}
@@ -55,8 +57,9 @@ def rates(settings: Settings, batches: int, batch_events: int, keys: int) -> dic
 
 def growth(settings: Settings, batches: int, batch_events: int, days: int) -> Sequence[float]:
     """Events per second of `dedup`, batch by batch, while the number of remembered events grows."""
-    with _open(settings, _by(settings, strategy.find("dedup"))) as sink:
-        return [batch_events / _timed(sink, batch) for batch in _batches(settings, batches, batch_events, days)]
+    spec = _by(settings, strategy.find("dedup"))
+    with _open(settings, spec) as sink:
+        return [batch_events / _timed(sink, batch) for batch in _batches(spec, batches, batch_events, days)]
 
 
 def _by(settings: Settings, chosen: Strategy) -> SinkSpec:
@@ -77,8 +80,10 @@ def _timed(sink: SinkWriter, batch: Batch) -> float:
     return time.monotonic() - began
 
 
-def _batches(settings: Settings, batches: int, batch_events: int, days: int, keys: int = ACCOUNTS) -> Iterator[Batch]:
-    """Batches of new events, with ids of the last days."""
+def _batches(spec: SinkSpec, batches: int, batch_events: int, days: int, keys: int = ACCOUNTS) -> Iterator[Batch]:
+    """Batches of new events for a sink and others of the same events, with ids of the last days."""
+    [topic] = spec.topics
+    chunking = replace(Chunking.of(spec, topic), with_days=True)
     accounts = [str(uuid.uuid4()) for _ in range(keys)]
     versions = dict.fromkeys(accounts, 0)
     step_ms = days * DAY_MS / (batches * batch_events)
@@ -107,4 +112,5 @@ def _batches(settings: Settings, batches: int, batch_events: int, days: int, key
                 "occurred_at": pa.array([datetime.now(UTC)] * batch_events, pa.timestamp("us", tz="UTC")),
             }
         )
-        yield Batch(topic(settings), "bench", {0: start}, {0: start + batch_events}, {EVENT: rows})
+        chunk = chunking.of_decoded(Decoded({EVENT: rows}, [], []))
+        yield Batch(topic, "bench", {0: start}, {0: start + batch_events}, chunk)

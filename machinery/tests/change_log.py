@@ -11,7 +11,8 @@ from typing import Any
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.sink import discovery
-from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.batch import Batch, DeadRecord, Decoded
+from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
@@ -143,7 +144,8 @@ def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] 
     """A batch of one partition."""
     end = start + len(changes) + len(dead)
     rows = DECODER.rows((decoded(change), 0, offset) for offset, change in enumerate(changes, start))
-    return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, rows, dead)
+    chunk = Chunking.of(SPEC, TOPIC).of_decoded(Decoded(rows, dead, []))
+    return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, chunk)
 
 
 @contextmanager

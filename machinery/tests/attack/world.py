@@ -39,9 +39,8 @@ from outbox.maintenance import event_topics, expiry, retention
 from outbox.relay import connectors
 from outbox.sink import dead_letters, decoder, discovery, fence, records
 from outbox.sink.batch import Batch, Returned
-from outbox.sink.postgres.staging import Staging
+from outbox.sink.chunking import Chunking
 from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.records import Place
 from outbox.sink.repair import rebuild, replay, rewind
 from outbox.sink.repair.rewind import Moves
@@ -225,9 +224,6 @@ class World:
         """Let the code under test find our topic, our job and our connections."""
         patch.setattr(psycopg2, "connect", self._connect)
         patch.setattr(fence, "GRACE_S", 0.01)
-        for staging in (Staging, TransformStaging):  # tables for executors, which do not take part
-            patch.setattr(staging, "create", lambda *_: None)
-            patch.setattr(staging, "drop", lambda *_: True)
         patch.setattr(catalog, "of", lambda _: self.catalog)
         patch.setattr(discovery, "jobs", lambda _: [self.spec.job])
         patch.setattr(event_topics, "all_names", lambda _: [TOPIC])
@@ -404,10 +400,10 @@ class World:
     def _apply(self, writer: SinkWriter, spec: SinkSpec, start: int, end: int) -> Counts:
         chosen = self.topic.records[start:end]
         read = replace(as_read(*chosen, partition=0), offsets=range(start, end))
-        decoded = spec.decoders[TOPIC].decode(read)
-        batch = Batch(TOPIC, self.topic.id, {0: start}, {0: end}, **decoded._asdict())
-        if self._has_transform:
-            batch = replace(batch, returned=self._transform(TOPIC, spec.layout.table(batch.rows)))
+        chunk = Chunking.of(spec, TOPIC).chunk(read)
+        batch = Batch(TOPIC, self.topic.id, {0: start}, {0: end}, chunk)
+        if self._has_transform and chunk.events is not None:
+            batch = replace(batch, returned=self._transform(TOPIC, chunk.events))
         return writer.apply(batch)
 
     def _transform(self, _: str, rows: pa.Table) -> Returned:
@@ -418,7 +414,7 @@ class World:
         )
         gone = pa.array([*self.filtered, *self.failing], pa.string())
         kept = rows.filter(pc.invert(pc.is_in(rows["event_id"], gone)))
-        return Returned(kept, row_count=kept.num_rows, failed=failed)
+        return Returned(kept, failed)
 
     def second_driver(self) -> None:
         """Start another driver beside the one that runs."""

@@ -16,7 +16,6 @@ from psycopg2 import extensions, sql
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.postgres import binary
-from outbox.sink.postgres.staging import copy_table
 
 Row = dict[binary.Type, Any]
 
@@ -54,7 +53,7 @@ def copied(connection: extensions.connection, rows: Sequence[Row]) -> list[tuple
     table = pa.concat_tables([binary.table([row], all_types) for row in values])
     with connection, connection.cursor() as cursor:
         cursor.execute("TRUNCATE copied")
-        copy_table(cursor, sql.Identifier("copied"), table, all_types)
+        binary.encode(table, all_types).copy(cursor, sql.Identifier("copied"))
         cursor.execute(f"SELECT {', '.join(f'{column}::text' for column in types)} FROM copied ORDER BY number")
         return cursor.fetchall()
 
@@ -95,6 +94,6 @@ def test_no_rows_are_a_copy_of_none(connection: extensions.connection) -> None:
     empty = pa.table({"number": pa.array([], pa.int32()), "text_column": pa.array([], pa.string())})
     with connection, connection.cursor() as cursor:
         cursor.execute("TRUNCATE copied")
-        copy_table(cursor, sql.Identifier("copied"), empty, types)
+        binary.encode(empty, types).copy(cursor, sql.Identifier("copied"))
         cursor.execute("SELECT count(*) FROM copied")
         assert cursor.fetchone() == (0,)

@@ -25,6 +25,7 @@ from outbox.relay import slot
 from outbox.relay.connectors import load
 from outbox.sink import discovery
 from outbox.sink.batch import DeadRecord
+from outbox.sink.chunking import Chunking
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
@@ -60,18 +61,15 @@ def database(databases: Settings) -> Database:
     return Database(databases, NAME)
 
 
-def test_a_large_batch_is_staged(databases: Settings, database: Database) -> None:
+def test_what_tasks_read_is_applied(databases: Settings, database: Database) -> None:
     """Ids of changes are hashes: one in ten is no time that a calendar has."""
     items = Items()
     for _ in range(200):
         items.add()
     read = [Record(key, [], value, NOW_MS) for key, value in (change.record() for change in items.log)]
     with open_sink(databases) as sink:
-        assert sink.staging is not None
-        task = sink.staging.copier(databases.dsn(SinkRole.WRITER), TOPIC)
-        done = task(1, [as_read(*read, partition=0)])
-        assert sink.apply(replace(batch(items.log), rows=batch([]).rows, staged=done)).applied == len(read)
-        sink.close()
+        chunk, _ = Chunking.of(SPEC, TOPIC).first([as_read(*read, partition=0)], max_bytes=1 << 30)
+        assert sink.apply(replace(batch(items.log), chunk=chunk)).applied == len(read)
     assert database.totals() == items.totals()
 
 

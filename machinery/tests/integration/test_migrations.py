@@ -42,7 +42,6 @@ def empty(databases: Settings, postgres: Postgres) -> Settings:
     for name, role in owners.items():
         owner = databases.role_name(role)
         postgres.psql("DROP PUBLICATION IF EXISTS outbox", dbname=name)
-        postgres.psql("DROP SCHEMA IF EXISTS staging CASCADE", dbname=name)
         postgres.psql(f"DROP SCHEMA public CASCADE; CREATE SCHEMA public AUTHORIZATION {owner}", dbname=name)
         postgres.psql("GRANT USAGE ON SCHEMA public TO PUBLIC", dbname=name)
     return databases

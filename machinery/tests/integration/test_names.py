@@ -20,8 +20,6 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.sink.batch import Batch, Returned, Traced
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.returned import columns_of
-from outbox.sink.postgres.staging import Staging
-from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
@@ -32,7 +30,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.declared import NUMBER, Events
 from tests.support.declared_sinks import batch_of, record, sink
-from tests.support.made_events import STRATEGIES, TRACE, as_read, fetch
+from tests.support.made_events import STRATEGIES, TRACE, fetch
 from tests.support.sink_driver import Database, projections_in
 from tests.support.sql_names import KINDS, words
 
@@ -104,33 +102,21 @@ class Names:
         places = enumerate(records, self.end)
         traced = [Traced(TRACE, id_of(one), 0, offset, is_dead=one.value == b"{") for offset, one in places]
         self.end += len(records)
-        return replace(found, traced=traced)
+        return replace(found, chunk=replace(found.chunk, traced=traced))
 
     def passed(self, batch: Batch, *, filtered: Sequence[Record] = (), failed: Sequence[Record] = ()) -> Batch:
         """The batch with what a transform returns that changes nothing, but for those that it filters or fails for."""
         if not self.has_transform:
             return batch
-        rows = self.spec.layout.table(batch.rows)
+        rows = batch.chunk.events
+        assert rows is not None
         ids = rows["event_id"].to_pylist()
         at_fault = {id_of(one) for one in failed}
         left_out = at_fault | {id_of(one) for one in filtered}
         kept = rows.filter(pa.array([one not in left_out for one in ids], pa.bool_()))
         places = zip(ids, rows["offset"].to_pylist(), strict=True)
         failures = {(0, offset): "it fails" for event_id, offset in places if event_id in at_fault}
-        return replace(batch, returned=Returned(kept, row_count=kept.num_rows, failed=failures))
-
-    def staged(self, writer: PostgresWriter, attempt: int, *records: Record) -> Batch:
-        """The next batch as executors stage it."""
-        batch, dsn = self.batch(*records), self.settings.dsn(SinkRole.WRITER)
-        read = replace(as_read(*records, partition=0), offsets=range(batch.start[0], batch.end[0]))
-        assert isinstance(writer.staging, Staging)
-        if not isinstance(writer.staging, TransformStaging):
-            return replace(batch, rows={}, dead=(), staged=writer.staging.copier(dsn, TOPIC)(attempt, [read]))
-        decoded = list(writer.staging.passing_copier(dsn, TOPIC, attempt)(0, [read]))
-        tables = [self.spec.layout.table(one.rows) for one in decoded]
-        returned, count = writer.staging.returned_copier(dsn)(tables)
-        staged = writer.staging.passed(dsn, attempt, 1)
-        return replace(batch, rows={}, dead=(), staged=staged, returned=Returned(None, [returned], count))
+        return replace(batch, returned=Returned(kept, failures))
 
     @contextmanager
     def running(self) -> Iterator[PostgresWriter]:
@@ -175,7 +161,7 @@ class Names:
         if not self.has_transform:
             return PostgresApplier(spec)
         columns = columns_of(spec.layout.schema, spec.layout)
-        return TransformingApplier(spec, columns, lambda _, rows: Returned(rows, row_count=rows.num_rows))
+        return TransformingApplier(spec, columns, lambda _, rows: Returned(rows))
 
 
 def id_of(one: Record) -> str:
@@ -195,7 +181,7 @@ def tables(databases: Settings) -> Settings:
 def test_properties_may_have_the_names_that_occur_in_our_sql(
     tables: Settings, tmp_path: Path, by: str, turn: int
 ) -> None:
-    """Events are applied, refused, parked, filtered, staged, discarded, replayed and delivered again."""
+    """Events are applied, refused, parked, filtered, discarded, replayed and delivered again."""
     names = Names(tables, tmp_path, by, turn)
     first = [names.event(1, 1), names.event(1, 2), names.event(2, 1), names.event(3, 1), names.event(4, 1)]
     second = [names.event(1, 3), names.event(2, 2)]
@@ -212,13 +198,13 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
             assert (counts, outcomes[3:]) == (Counts(5, 2, rejected=2, filtered=1), ["filtered", "set aside"])
         else:
             assert (counts, outcomes[3:]) == (Counts(5, 4, rejected=1), ["applied", "applied"])
-        assert writer.apply(names.staged(writer, 1, *second)) == Counts(2, 1, rejected=1)
-        assert writer.apply(names.staged(writer, 2, *third)) == Counts(2, 1, rejected=1, dead=1)
+        assert writer.apply(names.passed(names.batch(*second))) == Counts(2, 1, rejected=1)
+        assert writer.apply(names.passed(names.batch(*third))) == Counts(2, 1, rejected=1, dead=1)
         names.refuse()
         names.discard(bad)
         assert names.replay() == Replayed(applied=4 if names.has_transform else 3)
         if by != "naive":
-            assert writer.apply(replace(batch, traced=())).applied == 0
+            assert writer.apply(batch).applied == 0
     left_out = {id_of(bad), *([id_of(first[3])] if names.has_transform else [])}
     sent = {id_of(one): names.payload_of(one) for one in [*first, *second, *third] if id_of(one) not in left_out}
     assert names.query("SELECT event FROM seen ORDER BY line") == sent
@@ -241,7 +227,7 @@ def test_a_projection_reads_the_tables_of_the_adopter(tables: Settings, tmp_path
             identifier, role = sql.Identifier(name), sql.Identifier(tables.role_name(SinkRole.WRITER))
             cursor.execute(sql.SQL("CREATE TABLE public.{} AS SELECT {} AS mark").format(identifier, sql.Literal(name)))
             cursor.execute(sql.SQL("GRANT SELECT ON public.{} TO {}").format(identifier, role))
-    assert {"batch", "originals", "kept"} <= {*names}
+    assert {"batch", "dead"} <= {*names}
     marks = " UNION ALL ".join(f'SELECT mine.mark FROM "{name}" AS mine' for name in names)
     for turn in (0, 1):
         (folder := tmp_path / str(turn)).mkdir()

@@ -15,7 +15,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import Rejection
-from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.batch import Batch, DeadRecord, Decoded
 from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
@@ -25,7 +25,7 @@ from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder, sink
-from tests.support.made_events import NOW_MS, ON_TOPICS, fetch, uuid7
+from tests.support.made_events import NOW_MS, ON_TOPICS, chunk_of, fetch, uuid7
 
 RANDOM = Random(51)  # noqa: S311
 SCHEMA: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     assert isinstance(rejection, Rejection)
     dead = DeadRecord(0, 2, newer, decoding.event_id(newer), rejection)
     rows = decoding.rows([(good, 0, 0), (refused, 0, 1)])
-    batch = Batch(TOPIC, "t", {0: 0}, {0: 3}, rows, [dead])
+    batch = Batch(TOPIC, "t", {0: 0}, {0: 3}, chunk_of(Decoded(rows, [dead], []), spec, TOPIC))
 
     counts = writer.apply(batch)
     assert (counts.applied, counts.rejected, counts.dead) == (1, 1, 1)
@@ -128,7 +128,7 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     events.write("order/upcast.py", "def placed_v1(payload):\n    return payload\n")
     known = {spec.name: sink(events.load(), "order", projections=spec.job.projections)}
     with writing, writing.cursor() as cursor:
-        cursor.execute("DROP TABLE outbox_batch, new_events, rejections CASCADE")  # the running sink's own
+        cursor.execute("DROP TABLE outbox_batch, new_events, rejections, outbox_dead CASCADE")  # the running sink's own
         chosen = Selection(sink=spec.name).choose(cursor)
     assert replay(writing, known, chosen, applier_of=PostgresApplier) == {spec.name: Replayed(applied=2)}
     assert [row[:2] for row in stored(writing)] == [
@@ -155,7 +155,7 @@ def test_nul_in_a_name_that_breaks_the_contract_is_a_dead_letter(
     rejection = decoding.record(bad)
     assert isinstance(rejection, Rejection)
     dead = [DeadRecord(0, 0, bad, decoding.event_id(bad), rejection)]
-    batch = Batch(TOPIC, "t", {0: 0}, {0: 1}, {}, dead)
+    batch = Batch(TOPIC, "t", {0: 0}, {0: 1}, chunk_of(Decoded({}, dead, []), spec, TOPIC))
     assert PostgresWriter(writing, spec, fetch).apply(batch).dead == 1
     with writing, writing.cursor() as cursor:
         cursor.execute("SELECT detail FROM dead_letters")

@@ -20,14 +20,14 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import PayloadSchema
 from outbox.events.values import convert, decode, encode
 from outbox.sink import strategy
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, Decoded
 from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
 from outbox.sink.writer import Counts
 from tests.support.declared import Events
 from tests.support.declared_sinks import sink
-from tests.support.made_events import NOW_MS, Event, batch, fetch, nth_key, uuid7
+from tests.support.made_events import NOW_MS, Event, batch, chunk_of, fetch, nth_key, rows, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, projections_in, sink_on
 
@@ -67,10 +67,11 @@ def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
         sink = sink_on(connection, young)
         assert sink.apply(batch(EVENTS)) == Counts(rows=6, applied=6)
         old = batch(EVENTS[:1], start=6)
-        [(name, table)] = old.rows.items()
+        [(name, table)] = rows(EVENTS[:1], 6).items()
         two_hours_ago = pc.subtract(table["occurred_at"], pa.scalar(timedelta(hours=2)))
         place = table.column_names.index("occurred_at")
-        old = replace(old, rows={name: table.set_column(place, "occurred_at", two_hours_ago)})
+        older = Decoded({name: table.set_column(place, "occurred_at", two_hours_ago)}, [], [])
+        old = replace(old, chunk=chunk_of(older))
         assert sink.apply(old) == Counts(rows=1, duplicates=1)
 
 
@@ -91,8 +92,8 @@ def test_nested_decimals_become_exact_rows(databases: Settings, tmp_path: Path) 
     event = decoder.record(Record(nth_key(0).encode(), headers, payload, NOW_MS))
     assert isinstance(event, DecodedEvent)
     with closing(connect(databases, SinkRole.WRITER)) as connection:
-        rows = decoder.rows([(event, 0, 0)])
-        PostgresWriter(connection, spec, fetch).apply(Batch("shop.order", "t", {0: 0}, {0: 1}, rows, []))
+        chunk = chunk_of(Decoded(decoder.rows([(event, 0, 0)]), [], []), spec, "shop.order")
+        PostgresWriter(connection, spec, fetch).apply(Batch("shop.order", "t", {0: 0}, {0: 1}, chunk))
     found = Database(databases).query("SELECT product, price::text FROM order_prices ORDER BY product")
     assert found == [("CUP-7", "12345678901234.5678"), ("TEA-1", "0.10")]
 

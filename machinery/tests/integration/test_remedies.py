@@ -101,7 +101,6 @@ def test_a_remedy_repairs_what_the_doctor_has_found(
         "REVOKE SELECT ON dead_letters, sinks FROM {auditor}",
         "REVOKE SELECT (sink, event_id) ON landed_events FROM {pruner}",
         "REVOKE ALL ON FUNCTION ensure_processed_events FROM {writer}",
-        "REVOKE ALL ON SCHEMA staging FROM {writer}",
     ],
 )
 def test_a_remedy_repairs_the_grants_of_the_sink_database(slotted: Settings, postgres: Postgres, damage: str) -> None:

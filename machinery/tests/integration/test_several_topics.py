@@ -18,7 +18,8 @@ from outbox.events.catalog import Catalog
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.asked import NAMES_MAX
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, Chunk
+from outbox.sink.chunking import Chunking
 from outbox.sink.generations import Beginning
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
@@ -171,24 +172,22 @@ class TestDeadLetters:
         ]
 
 
-class TestStaging:
-    """Executors stage a large batch of one topic, and the driver applies it."""
+class TestTasks:
+    """Tasks read a large batch of one topic, and the driver applies it."""
 
-    def stage(self, seen: Seen, writer: PostgresWriter, topic: str, *records: Record, attempt: int) -> Batch:
-        assert writer.staging is not None
-        copier = writer.staging.copier(seen.settings.dsn(SinkRole.WRITER), topic)
-        staged = copier(attempt, [as_read(*records, partition=0)])
-        return Batch(topic, TOPIC_ID, {0: 0}, {0: len(records)}, staged=staged, traced=staged.traced)
+    def read(self, seen: Seen, topic: str, *records: Record) -> Batch:
+        task = Chunking.of(seen.spec, topic)
+        found = [task.first([as_read(one, partition=0)], max_bytes=1)[0] for one in records]
+        return Batch(topic, TOPIC_ID, {0: 0}, {0: len(records)}, Chunk.together(found))
 
     def test_events_of_several_types_are_applied_as_their_driver_would(self, seen: Seen) -> None:
         seen.deploy("order.placed", "invoice")
         mixed = [order(1), record("cancelled", {"id": KEY, "number": 2}), order(3), order(4)._replace(value=b"{")]
         with seen.running() as writer:
-            first = self.stage(seen, writer, ORDER, *mixed, attempt=1)
+            first = self.read(seen, ORDER, *mixed)
             assert writer.apply(first) == Counts(rows=2, applied=2, dead=1, skipped=1)
-            second = self.stage(seen, writer, INVOICE, invoice(1), attempt=2)
+            second = self.read(seen, INVOICE, invoice(1))
             assert writer.apply(second) == Counts(rows=1, applied=1)
-            writer.clear()
         assert seen.events("topic", "event_type", "id:text", "id:uuid", "number") == [
             (ORDER, "order.placed", KEY, None, 1),
             (ORDER, "order.placed", KEY, None, 3),

@@ -16,7 +16,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import dead_letters, fence, generations
-from outbox.sink.batch import Batch
+from outbox.sink.batch import Batch, Decoded
 from outbox.sink.generations import Beginning
 from outbox.sink.postgres import writer
 from outbox.sink.postgres.writer import PostgresWriter
@@ -32,6 +32,7 @@ from tests.support.made_events import (
     TOPIC_ID,
     Event,
     batch,
+    chunk_of,
     dead_record,
     nth_key,
     rows,
@@ -425,8 +426,8 @@ def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Datab
 def test_rows_come_from_several_partitions(databases: Settings, database: Database) -> None:
     some = events(4)
     parts = rows(some[:2], partition=0), rows(some[2:], partition=1)
-    staged = {name: pa.concat_tables([part[name] for part in parts]) for name in parts[0]}
-    both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, staged)
+    found = {name: pa.concat_tables([part[name] for part in parts]) for name in parts[0]}
+    both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, chunk_of(Decoded(found, [], [])))
     with open_sink(databases) as sink:
         sink.apply(both)
     assert database.totals() == sums(some)

@@ -75,18 +75,20 @@ def test_what_cannot_be_decoded_or_is_refused_is_set_aside(databases: Settings) 
 
 def test_what_a_transform_leaves_out_is_filtered(databases: Settings) -> None:
     plain, some = spec_with(), traced([*EVENTS[:2], EVENTS[0]])
-    rows = plain.layout.table(some.rows)
+    rows = some.chunk.events
+    assert rows is not None
     kept = rows.filter([offset != 1 for offset in rows["offset"].to_pylist()])
     with closing(connect(databases, SinkRole.WRITER)) as connection, capture_logs() as lines:
         sink = PostgresWriter(connection, replace(plain, job=replace(plain.job, transform="not:loaded")), fetch)
         sink.prepare(plain.layout.schema)
-        sink.apply(replace(some, returned=Returned(kept, row_count=2)))
+        sink.apply(replace(some, returned=Returned(kept)))
     assert [(line["offset"], line["outcome"]) for line in lines] == [(0, "applied"), (1, "filtered"), (2, "duplicate")]
 
 
 def test_an_untraced_event_is_not_told(databases: Settings) -> None:
     some = traced(EVENTS)
-    assert told(databases, "dedup", replace(some, traced=some.traced[1:2])) == [(EVENTS[1].event_id, 1, "applied")]
+    one = replace(some, chunk=replace(some.chunk, traced=some.chunk.traced[1:2]))
+    assert told(databases, "dedup", one) == [(EVENTS[1].event_id, 1, "applied")]
     assert told(databases, "dedup", batch(EVENTS, start=4)) == []
 
 

@@ -15,10 +15,9 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.room import COLUMNS_MAX, ROW_MAX_BYTES
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.spec import SinkSpec
 from tests.support.declared import NUMBER, Events, payload
 from tests.support.declared_sinks import batch_of, record, sink
-from tests.support.made_events import as_read, fetch
+from tests.support.made_events import fetch
 
 TOPIC = "shop.order"
 PROJECTION = """
@@ -90,15 +89,6 @@ def test_an_event_of_the_most_columns_is_applied_and_refused(
     writer = PostgresWriter(writing, spec, fetch)
     counts = writer.apply(batch_of(spec, TOPIC, *records))
     assert (counts.applied, counts.rejected, counts.dead) == (1, 1, 0)
-    staged = [record("placed", {"id": key, "number": number, **values}) for number in (3, 4)]
-    assert copied(writer, databases, spec, staged) == 2
     with writing, writing.cursor() as cursor:
         cursor.execute("SELECT number FROM seen")
         assert cursor.fetchall() == [(1,)]
-
-
-def copied(writer: PostgresWriter, databases: Settings, spec: SinkSpec, records: list[Any]) -> int:
-    """How many rows a task has copied into the staging tables."""
-    assert writer.staging is not None
-    copier = writer.staging.copier(databases.dsn(SinkRole.WRITER), TOPIC)
-    return copier(1, [as_read(*records, partition=0)]).rows

@@ -13,20 +13,19 @@ from random import Random
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import SparkSession
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.kafka import records, topics
+from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import dead_letters, discovery, fence
-from outbox.sink.batch import Batch, event_ids
-from outbox.sink.postgres import binary
-from outbox.sink.postgres.staging import DEAD
-from outbox.sink.records import Records
+from outbox.sink import discovery, fence
+from outbox.sink.batch import Batch
+from outbox.sink.chunking import Chunking
 from outbox.sink.spark import reader
 from outbox.sink.spark.part import Part
-from tests.support.made_events import DAY_MS, DECODER, NOW_MS, uuid7
+from tests.support.made_events import DAY_MS, MAIN, NOW_MS, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm
 from tests.support.topic_reader import topic_of
@@ -60,11 +59,11 @@ def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings) -
     small = topic.model_copy(update={"sink_driver_memory": "600m"})
     done = catch_up_alone(small)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [line["dead"] for line in logged(done, "applied") if line["dead"]] == [INVALID_RECORDS], "one batch"
+    dead = [int(str(line["dead"])) for line in logged(done, "applied") if line["batch"] == 0]
+    assert sum(dead) == INVALID_RECORDS, "one batch"
     ((letters, size),) = Database(topic).query("SELECT count(*), sum(octet_length(value)) FROM dead_letters")
     assert (letters, int(str(size)) > INVALID_RECORDS * INVALID_BYTES) == (INVALID_RECORDS, True)
     assert Database(topic).applied() == 10
-    assert Database(topic).staging_tables() == [], "nothing stays behind"
 
 
 def most_mib() -> float:
@@ -74,13 +73,17 @@ def most_mib() -> float:
 
 
 def peak_mib(settings: Settings, found: Queue[tuple[int, float]]) -> None:
-    """How many records of the topic a task stages, and by how much its memory grows."""
-    before_mib, count = most_mib(), 0
-    for messages in records.batches(settings, topic_of(settings), topics.watermarks(settings, topic_of(settings))):
-        dead = DECODER.decode(Records.of(messages)).dead
-        letters = [(dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one)) for one in dead]
-        binary.encode(binary.table(letters, DEAD), DEAD)
-        count += len(letters)
+    """How many records of the topic a task returns, in all that it gets, and by how much its memory grows."""
+    before_mib, count, name = most_mib(), 0, topic_of(settings)
+    marks = topics.watermarks(settings, name)
+    part = Part(name, {at: first for at, (first, _) in marks.items()}, {at: end for at, (_, end) in marks.items()})
+    task = reader.ReadTask.of(settings, Chunking.of(MAIN, name), name, reader.PART_MAX_BYTES)
+    while part.count:
+        read = task(part)
+        assert isinstance(read, reader.Read)
+        assert read.size_bytes < 2 * reader.PART_MAX_BYTES
+        count += read.chunk.dead_count
+        part = part.behind({**part.start, **(part.end if read.reached is None else read.reached)})
     found.put((count, most_mib() - before_mib))
 
 
@@ -102,28 +105,28 @@ def test_a_task_holds_few_of_the_largest_records_at_once(
     assert grown_mib < MEMORY_MAX_MIB
 
 
-def test_a_driver_that_decodes_itself_reads_as_much_as_fits(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "DRIVER_MAX_BYTES", 100_000)
-    monkeypatch.setattr(records, "BATCH_BYTES", 20_000)
+def test_a_part_has_as_much_as_fits(topic: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of which a part has no room for more than a few, and then small ones."""
+    monkeypatch.setattr(reader, "PART_MAX_BYTES", 100_000)
+    produce(topic, 2 * reader.DRIVER_MAX_RECORDS, b"x" * 5_000)
     publisher = Publisher(topic)
-    some = publisher.events(2 * reader.DRIVER_MAX_RECORDS)
+    some = publisher.events(12 * reader.DRIVER_MAX_RECORDS)
     publisher.send(some)
-    produce(topic, 2 * reader.DRIVER_MAX_RECORDS, b"x" * 1_000)
     name = topic_of(topic)
     end = topics.last_stable_offsets(topic, name)
     rest = Part(name, dict.fromkeys(end, 0), end)
     found: list[Batch] = []
-    with closing(reader.Reader(topic, discovery.sinks(topic)["dedup"], {name: "x"}, staging=None)) as reading:
+    with closing(reader.Reader(topic, discovery.sinks(topic)["dedup"], {name: "x"})) as reading:
         while rest.count:
-            found.append(reading.read(None, rest))  # type: ignore[arg-type]  # no task runs
+            found.append(reading.read(spark.sparkContext, rest))
             rest = rest.behind(found[-1].end)
-    sizes = [sum(len(one.record.value or b"") for one in batch.dead) for batch in found]
-    assert 0 < max(sizes) <= 120_000
-    assert sum(sizes) == 2 * reader.DRIVER_MAX_RECORDS * 1_000
     assert all(one.end == following.start for one, following in pairwise(found))
-    assert sorted(event_id for batch in found for event_id in event_ids(batch.rows).to_pylist()) == sorted(
-        event.event_id for event in some
-    )
+    counts = [batch.chunk.count + batch.chunk.dead_count for batch in found]
+    assert counts[0] < 2 * reader.DRIVER_MAX_RECORDS, "the first part did not fit"
+    assert counts[-1] > counts[0], "they grow again"
+    assert sum(batch.chunk.dead_count for batch in found) == 2 * reader.DRIVER_MAX_RECORDS
+    assert sum(batch.chunk.count for batch in found) == len(some)
+    assert len(found) < 40, "they are not read one by one"
 
 
 def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Settings) -> None:

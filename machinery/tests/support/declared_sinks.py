@@ -15,7 +15,7 @@ from outbox.sink.decoder import EventDecoder
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.records import Record
 from outbox.sink.spec import SinkJob, SinkSpec
-from tests.support.made_events import NOW_MS, ON_TOPICS, TOPIC_ID, as_read, uuid7
+from tests.support.made_events import NOW_MS, ON_TOPICS, TOPIC_ID, as_read, chunk_of, uuid7
 
 RANDOM = Random(22)  # noqa: S311
 
@@ -65,4 +65,4 @@ def batch_of(spec: SinkSpec, topic: str, *records: Record, start: int = 0) -> Ba
     end = start + len(records)
     read = replace(as_read(*records, partition=0), offsets=range(start, end))
     ON_TOPICS.update({(topic, (0, offset)): record for offset, record in enumerate(records, start)})
-    return Batch(topic, TOPIC_ID, {0: start}, {0: end}, **spec.decoders[topic].decode(read)._asdict())
+    return Batch(topic, TOPIC_ID, {0: start}, {0: end}, chunk_of(spec.decoders[topic].decode(read), spec, topic))

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from itertools import count
@@ -23,9 +22,8 @@ from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
-from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
@@ -185,17 +183,6 @@ def dropped_records() -> None:
     before_read(drop)
 
 
-def no_staging_table() -> None:
-    """The staging tables are gone when executors want to write to them, and the sink does not make others."""
-
-    def drop(settings: Settings, _: Part) -> None:
-        with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute('DROP TABLE staging."dedup/1/1/rows"')
-
-    patch(retries, FAILURES_MAX=1)
-    before_read(drop)
-
-
 def endless_apply() -> None:
     """The process is asked to stop while the database does not end an apply."""
 
@@ -212,19 +199,23 @@ def endless_apply() -> None:
 def failure_beside_endless_read() -> None:
     """The first part of a batch is refused while the second one is read, which ends with the process only."""
     patch(reader, PART_MAX_RECORDS=PART_RECORDS)
-    read, parts = reader.Reader.read, count(1)
+    read, close, parts, is_closed = reader.Reader.read, reader.Reader.close, count(1), threading.Event()
 
     def read_one(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
         if next(parts) == 1:
             return read(self, context, part)
-        wait_for("the end", lambda: self._is_closed, timeout_s=TIMEOUT_S)
+        is_closed.wait(TIMEOUT_S)
         raise Closed
+
+    def close_and_tell(self: reader.Reader) -> None:
+        close(self)
+        is_closed.set()
 
     def apply(self: PostgresWriter, batch: Batch) -> Counts:
         raise Failure(REFUSED)
 
     patch(stream, APPLY_TIMEOUT_S=2.0)
-    patch(reader.Reader, read=read_one)
+    patch(reader.Reader, read=read_one, close=close_and_tell)
     patch(PostgresWriter, apply=apply)
 
 

@@ -13,8 +13,10 @@ from random import Random
 from outbox.base.settings import load
 from outbox.events.schema import Rejection
 from outbox.sink import discovery, records
-from outbox.sink.batch import Batch, DeadRecord, Rows, Traced
+from outbox.sink.batch import Batch, Chunk, DeadRecord, Decoded, Rows, Traced
+from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import DecodedEvent
+from outbox.sink.spec import SinkSpec
 from tests.shape import SHAPE
 
 ALL = discovery.sinks(load(environment=False))
@@ -125,8 +127,15 @@ def batch(
 ) -> Batch:
     """A batch of one partition; it ends behind its last event, unless another end is given."""
     until = start + len(events) + len(dead) if end is None else end
-    found = rows(events, start, partition, offsets)
-    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, found, dead)
+    chunk = chunk_of(Decoded(rows(events, start, partition, offsets), dead, []))
+    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, chunk)
+
+
+def chunk_of(decoded: Decoded, spec: SinkSpec = MAIN, topic: str = TOPIC) -> Chunk:
+    """The chunk of records that are decoded, for a sink of any target: with the events as a table too."""
+    chunking = Chunking.of(spec, topic)
+    events = replace(chunking, as_frame=True).of_decoded(decoded).events
+    return replace(replace(chunking, as_frame=False).of_decoded(decoded), events=events)
 
 
 def dead_record(
@@ -147,7 +156,8 @@ def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] =
     """A batch each of whose records is in the trace."""
     good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
     bad = [Traced(TRACE, None, 0, one.offset, is_dead=True) for one in dead]
-    return replace(batch(events, start, dead=dead), traced=good + bad)
+    made = batch(events, start, dead=dead)
+    return replace(made, chunk=chunk_of(Decoded(rows(events, start), dead, good + bad)))
 
 
 def as_read(*read: records.Record, partition: int = 3) -> records.Records:

@@ -98,11 +98,6 @@ class Database:
         """How many events are remembered."""
         return int(str(self.query("SELECT count(*) FROM processed_events WHERE sink = %s", self.sink)[0][0]))
 
-    def staging_tables(self) -> list[str]:
-        """The staging tables of all sinks."""
-        found = self.query("SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace")
-        return [str(name) for (name,) in found]
-
     def applied(self) -> int:
         """How many events were applied."""
         return sum(int(str(count)) for (count,) in self.query("SELECT applied FROM sinks WHERE name = %s", self.sink))

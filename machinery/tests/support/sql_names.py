@@ -39,5 +39,5 @@ def statements() -> Iterator[str]:
 def words() -> Sequence[str]:
     """All names in the SQL of the sinks that a property can have, in any case once."""
     found = {word.lower() for text in statements() for word in re.findall(r"[A-Za-z_]\w*", text)}
-    assert {"batch", "conv", "incoming", "identity", "topic", "taken", "blocker", "kept", "select"} <= found
+    assert {"batch", "conv", "incoming", "identity", "topic", "taken", "blocker", "letter", "select"} <= found
     return sorted(word for word in found - RESERVED - SYSTEM if not word.startswith(RESERVED_PREFIX))

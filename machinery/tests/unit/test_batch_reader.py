@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from outbox.base.settings import load
-from outbox.sink.postgres.staging import Staging
+from outbox.sink.chunking import Chunking
 from outbox.sink.spark.part import Part
-from outbox.sink.spark.reader import StagingTask
+from outbox.sink.spark.reader import ReadTask
 from tests.support.made_events import MAIN, TOPIC
 
 RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.integers(0, 10**6)), max_size=5)
@@ -51,7 +51,7 @@ def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
     settings = load(tmp_path, environment=False)
     names = [name for name, value in settings if isinstance(value, SecretStr)]
     known = settings.model_copy(update={name: SecretStr(f"secret of {name}") for name in names})
-    task = StagingTask.of(known, TOPIC, Staging(MAIN, 1, with_days=True))
+    task = ReadTask.of(known, Chunking.of(MAIN, TOPIC), TOPIC, max_bytes=1)
     sent = pickle.dumps(task)
     told = {name for name in names if f"secret of {name}".encode() in sent}
-    assert told == {"kafka_password", "sink_db_writer_password"}
+    assert told == {"kafka_password"}

@@ -21,14 +21,13 @@ MACHINERY = frozenset(
         "skipped_events",
     )
 )
-# Executors stage rows in a schema of their own.
 TABLES = """
 SELECT pg_class.oid::regclass::text
   FROM pg_class
   JOIN pg_namespace ON pg_namespace.oid = relnamespace
   JOIN pg_attribute ON attrelid = pg_class.oid
  WHERE relkind IN ('r', 'p') AND NOT relispartition AND attname = 'sink' AND NOT attisdropped
-   AND nspname NOT IN ('information_schema', 'staging') AND nspname NOT LIKE 'pg\\_%'
+   AND nspname <> 'information_schema' AND nspname NOT LIKE 'pg\\_%'
  ORDER BY 1
 """
 

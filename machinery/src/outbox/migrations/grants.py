@@ -53,14 +53,12 @@ SINKS: Grants = {
     "TABLE public.processed_partitions": {SinkRole.WRITER: READ, SinkRole.PRUNER: READ, SinkRole.AUDITOR: READ},
     "FUNCTION public.ensure_processed_events(date[])": {SinkRole.WRITER: ("EXECUTE",)},
     "FUNCTION public.drop_processed_events(date)": {SinkRole.PRUNER: ("EXECUTE",)},
-    "SCHEMA staging": {SinkRole.WRITER: ("USAGE", "CREATE")},
 }
 
 # Null for an object that does not exist yet: the migration that makes it grants it.
 KINDS = {
     "TABLE": "SELECT has_table_privilege(%s, to_regclass(%s)::oid, %s)",
     "FUNCTION": "SELECT has_function_privilege(%s, to_regprocedure(%s)::oid, %s)",
-    "SCHEMA": "SELECT has_schema_privilege(%s, to_regnamespace(%s)::oid, %s)",
 }
 HAS_COLUMNS = """
 SELECT bool_and(has_column_privilege(%s, to_regclass(%s)::oid, name, %s)) FROM unnest(%s) AS name

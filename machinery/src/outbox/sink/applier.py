@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from psycopg2 import extensions
 
-from outbox.sink.batch import Rows
+from outbox.sink.batch import Batch
 from outbox.sink.records import Fetch
 from outbox.sink.strategy import Strategy
 
@@ -25,7 +25,7 @@ class Applied(NamedTuple):
 
 
 class Applier(Protocol):
-    """Applies events that are in the temporary table ``batch`` of a connection."""
+    """Applies events, with the temporary tables of a connection."""
 
     name: str
     strategy: Strategy
@@ -36,9 +36,6 @@ class Applier(Protocol):
     def end(self, cursor: extensions.cursor) -> None:
         """Drop the temporary tables, so that the session may be prepared for another sink."""
 
-    def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
-        """Copy rows into ``batch``, by the names of their columns."""
-
     def lost(self, event_ids: Collection[str]) -> Collection[str]:
         """Those of these events, whose dead letters are closed, that the result does not have any more. A result that
         is committed with its dead letters loses none.
@@ -46,13 +43,11 @@ class Applier(Protocol):
         del event_ids
         return ()
 
-    def replay(
-        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
-    ) -> Applied:
-        """Apply the events in ``batch``, whose dead letters are open, in the caller's transaction with the sink's lock.
+    def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
+        """Apply the events of a batch, whose dead letters are open, in the caller's transaction with the sink's lock.
 
-        A target outside of the database ends that transaction first, and another one is open when this returns: the
-        caller's commit ends it. The sink's lock is held all the time.
+        A transform, and a target outside of the database, run between two transactions: the caller's ends before, and
+        another one is open when this returns, which the caller's commit ends. The sink's lock is held all the time.
 
         Each event ends as applied or as a duplicate, and its dead letter is closed; or as rejected, and its dead letter
         stays open. ``older_than_horizon`` also applies events that the strategy has forgotten: the caller is sure that

@@ -1,4 +1,7 @@
-"""What one micro-batch brings to a sink, or one part of a large micro-batch: for a writer that is a batch too."""
+"""What one micro-batch brings to a sink, or one part of a large micro-batch: for a writer that is a batch too.
+
+Records become events and dead records (`Decoded`), and these a `Chunk` of what the sink's transaction takes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from outbox.events.schema import Rejection
+from outbox.sink.postgres.binary import Encoded
 from outbox.sink.records import Record
 
 Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
@@ -61,84 +65,82 @@ class Decoded(NamedTuple):
         )
 
 
-class Returned(NamedTuple):
-    """What a transform has returned of some events: rows with their places and its columns, or, where tasks have staged
-    them, their attempts and how many rows. ``failed``: by partition and offset of an event, how the transform failed.
+@dataclass(frozen=True)
+class Chunk:
+    """Records of a topic as a sink applies them.
+
+    ``rows`` are its ``count`` events for the table ``batch``, as bytes of COPY; ``dead`` are its ``dead_count`` records
+    that are no events, for the table of those (`outbox.sink.dead_letters`). ``days`` are those of the ids, if the
+    strategy needs partitions for them. ``traced`` are the first of the ``traced_count`` records, of either kind, whose
+    outcome is logged. ``skipped`` counts the events that the sink has not asked for, by name.
+
+    A sink whose events Spark gets, for a transform or a lakehouse, has ``events`` in place of ``rows``: a table with
+    the columns of the sink's layout.
     """
 
-    rows: pa.Table | None = None
-    attempts: Sequence[int] = ()
-    row_count: int = 0
-    failed: Mapping[tuple[int, int], str] = {}
+    rows: Sequence[Encoded] = ()
+    count: int = 0
+    dead: Sequence[Encoded] = ()
+    dead_count: int = 0
+    days: Collection[date] = frozenset()
+    traced: Sequence[Traced] = ()
+    traced_count: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    events: pa.Table | None = None
 
-
-class Staged(NamedTuple):
-    """What successful tasks have staged: their attempts, how many rows and dead records, the days of the ids; and how
-    many events they have skipped.
-    """
-
-    attempts: Sequence[int]
-    rows: int
-    dead: int
-    days: Collection[date]
-    traced: Sequence[Traced]
-    skipped: Mapping[str, int] = {}
+    @property
+    def skipped_count(self) -> int:
+        """How many events the sink has not asked for."""
+        return sum(self.skipped.values())
 
     @classmethod
-    def together(cls, tasks: Sequence[Staged]) -> Staged:
-        """What these have staged together."""
+    def together(cls, parts: Sequence[Chunk]) -> Chunk:
+        """The records of these, which is at least one, as one."""
+        if len(parts) == 1:
+            return parts[0]
+        events = [part.events for part in parts if part.events is not None]
         return cls(
-            attempts=[attempt for task in tasks for attempt in task.attempts],
-            rows=sum(task.rows for task in tasks),
-            dead=sum(task.dead for task in tasks),
-            days={day for task in tasks for day in task.days},
-            traced=[one for task in tasks for one in task.traced],
-            skipped=_sum(task.skipped for task in tasks),
+            rows=Encoded.together(one for part in parts for one in part.rows),
+            count=sum(part.count for part in parts),
+            dead=Encoded.together(one for part in parts for one in part.dead),
+            dead_count=sum(part.dead_count for part in parts),
+            days={day for part in parts for day in part.days},
+            traced=[one for part in parts for one in part.traced],
+            traced_count=sum(part.traced_count for part in parts),
+            skipped=_sum(part.skipped for part in parts),
+            events=pa.concat_tables(events) if events else None,
         )
+
+
+class Returned(NamedTuple):
+    """What a transform has returned of some events: rows with their places and its columns. ``failed``: by partition
+    and offset of an event, how the transform failed.
+    """
+
+    rows: pa.Table
+    failed: Mapping[tuple[int, int], str] = {}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The events of one range of offsets of a topic.
+    """The records of one range of offsets of a topic.
 
     ``start`` and ``end`` are by partition the first offset and the one after the last. They come from the reader, not
-    from the rows: transaction markers and aborted records take offsets too. ``rows`` has the columns of each event, in
-    any order; ``returned`` is what the sink's transform made of them, if it has one; ``dead`` are the records that are
-    no events; ``traced`` are the records, of either kind, whose outcome is
-    logged; ``skipped`` counts the events that the sink has not asked for, by name. A batch that is ``staged`` has its
-    rows and dead records in the sink's staging tables instead.
+    from the records: transaction markers and aborted records take offsets too. ``returned`` is what the sink's
+    transform made of the events, if it has one.
     """
 
     topic: str
     topic_id: str
     start: Mapping[int, int]
     end: Mapping[int, int]
-    rows: Rows = field(default_factory=dict)
-    dead: Sequence[DeadRecord] = ()
-    traced: Sequence[Traced] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    staged: Staged | None = None
+    chunk: Chunk = field(default_factory=Chunk)
     returned: Returned | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether it covers no offsets at all, so that applying it would change nothing, not even a position."""
         return all(self.start.get(partition, 0) == end for partition, end in self.end.items())
-
-    @property
-    def skipped_events(self) -> Mapping[str, int]:
-        """The events that the sink has not asked for: by name, how many."""
-        return self.staged.skipped if self.staged else self.skipped
-
-    @property
-    def skipped_count(self) -> int:
-        """How many events the sink has not asked for."""
-        return sum(self.skipped_events.values())
-
-    @property
-    def count(self) -> int:
-        """How many events it has, staged or not."""
-        return self.staged.rows if self.staged else sum(table.num_rows for table in self.rows.values())
 
 
 def event_ids(rows: Rows) -> pa.ChunkedArray:

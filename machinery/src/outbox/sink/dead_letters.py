@@ -13,20 +13,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from psycopg2 import extensions
+from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
 from outbox.events.schema import Rejection
 from outbox.kafka.headers import Header
-from outbox.sink.batch import DeadRecord
+from outbox.sink.batch import Chunk, DeadRecord
 from outbox.sink.layout import IS_FILTERED
+from outbox.sink.postgres import binary
 from outbox.sink.records import Fetch, Place, Record
 
 T = TypeVar("T")
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
 OLDER_THAN_HORIZON = "older than the deduplication horizon"
@@ -38,11 +42,30 @@ STATEMENT_MAX_BYTES = 4 << 20  # of keys, headers and values; a single larger re
 COLUMNS = """
 sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id, reason, detail
 """
+# The dead records of a batch. The table is a session's.
+DEAD: Mapping[str, binary.Type] = {
+    "identity": "text",
+    "partition": "integer",
+    "offset": "bigint",
+    "key": "bytea",
+    "headers": "jsonb",
+    "value": "bytea",
+    "recorded_at": "timestamptz",
+    "event_id": "uuid",
+    "reason": "text",
+    "detail": "text",
+}
+DEAD_TABLE = sql.Identifier("pg_temp", "outbox_dead")
+TABLE = sql.SQL("CREATE TEMPORARY TABLE outbox_dead ({}) ON COMMIT DELETE ROWS").format(binary.definitions(DEAD))
+# Ordered, so that two writers of the same letters do not deadlock.
 INSERT = f"""
 INSERT INTO public.dead_letters ({COLUMNS})
-{{rows}}
+SELECT DISTINCT ON (dead.identity) %(sink)s, dead.identity, %(topic_id)s, %(topic)s, dead.partition, dead."offset",
+       dead.key, dead.headers, dead.value, dead.recorded_at, dead.event_id, dead.reason, dead.detail
+  FROM pg_temp.outbox_dead AS dead
+ ORDER BY dead.identity, dead.partition, dead."offset"
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
-"""
+"""  # noqa: S608
 # Writes the letter of a valid event. It replaces the letter of an undecodable record with the same id, if there is one.
 INSERT_REJECTED = f"""
 INSERT INTO public.dead_letters ({COLUMNS}, is_event, version) VALUES %s
@@ -174,19 +197,15 @@ def digest(record: Record) -> str:
     return found.hexdigest()
 
 
-def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, dead: Sequence[DeadRecord]) -> int:
-    """Write dead letters of undecodable records in the caller's transaction and return how many there were.
+def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, chunk: Chunk) -> None:
+    """Write the dead letters of a chunk's undecodable records in the caller's transaction.
 
-    An existing letter stays as it is, with its status, but for last_seen_at. Statements are bounded in bytes.
+    An existing letter stays as it is, with its status, but for last_seen_at.
     """
-    first: dict[str, DeadRecord] = {}
-    for one in dead:
-        first.setdefault(identity(one.record, one.event_id), one)
-    # Ordered, so that two writers of the same letters do not deadlock.
-    for chunk in _chunks(sorted(first.items(), key=lambda entry: entry[0]), lambda entry: entry[1].record):
-        rows = [(sink, name, topic_id, topic, *columns(one)) for name, one in chunk]
-        execute_values(cursor, INSERT.format(rows="VALUES %s"), rows, page_size=len(rows))
-    return len(dead)
+    if chunk.dead_count:
+        for some in chunk.dead:
+            some.copy(cursor, DEAD_TABLE)
+        cursor.execute(INSERT, {"sink": sink, "topic": topic, "topic_id": topic_id})
 
 
 def insert_rejected(
@@ -341,7 +360,7 @@ def columns(dead: DeadRecord) -> tuple[object, ...]:
         dead.partition,
         dead.offset,
         record.key,
-        json.dumps([_header(name, content) for name, content in record.headers]),
+        json.dumps([_header(name, content) for name, content in record.headers], ensure_ascii=False),
         record.value,
         datetime.fromtimestamp(min(max(record.recorded_ms, 0), LAST_MS) / 1000, UTC),
         dead.event_id,
@@ -355,7 +374,7 @@ def content(stored: memoryview | None) -> bytes | None:
 
 
 def _header(name: str, content: bytes | None) -> dict[str, str | None]:
-    """A header as JSON. jsonb holds text without NUL only, so anything else is written in base64."""
+    """A header as JSON. In base64 is what jsonb does not hold, and what JSON needs six times the room for."""
     return {**_json("key", name.encode()), **_json("value", content)}
 
 
@@ -364,7 +383,7 @@ def _json(field: str, content: bytes | None) -> dict[str, str | None]:
         text = None if content is None else content.decode()
     except UnicodeDecodeError:
         text = "\0"
-    if text is not None and "\0" in text:
+    if text is not None and CONTROL.search(text):
         return {f"{field}_base64": base64.b64encode(content or b"").decode()}
     return {field: text}
 

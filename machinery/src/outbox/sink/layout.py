@@ -1,4 +1,4 @@
-"""How the events of a sink lie in its temporary tables: ``outbox_batch``, ``new_events``, and the staging tables.
+"""How the events of a sink lie in its temporary tables: ``outbox_batch`` and ``new_events``.
 
 The tables have the columns of all event types of the sink. Columns of one name and one SQL type are one column; where
 types differ, the column's name is followed by its type, as in ``price:numeric``. A sink of several event types has one
@@ -31,7 +31,6 @@ EVENT_TYPE = "event_type"
 TYPE, KEY, VERSION, IS_FILTERED, FAILURE = (
     f"outbox_{word}" for word in ("type", "key", "version", "is_filtered", "failure")
 )
-ATTEMPT = "outbox_attempt"  # of the task that has staged a row
 NAME_MAX_BYTES = 63  # of an identifier of Postgres; a longer one is cut off
 PLACE = ("event_id", "partition", "offset")
 

@@ -67,14 +67,14 @@ def filtered(cursor: extensions.cursor, traced: Sequence[Traced]) -> dict[tuple[
     return dict.fromkeys(cursor, "filtered")
 
 
-def log_outcomes(sink: str, found: Sequence[tuple[Traced, Outcome]]) -> None:
-    """Log them, once that transaction is committed; more than LIMIT only as a number."""
+def log_outcomes(sink: str, found: Sequence[tuple[Traced, Outcome]], count: int) -> None:
+    """Log them, once that transaction is committed; of ``count``, what is more than LIMIT only as a number."""
     for traced, outcome in found[:LIMIT]:
         place = {"partition": traced.partition, "offset": traced.offset}
         names = {"trace_id": traced.trace_id, "event_id": traced.event_id}
         _log.info(f"event {outcome}", sink=sink, outcome=outcome, **names, **place)
-    if len(found) > LIMIT:
-        _log.info("more traced events than are logged", sink=sink, left_out=len(found) - LIMIT)
+    if count > LIMIT:
+        _log.info("more traced events than are logged", sink=sink, left_out=count - LIMIT)
 
 
 def _places(traced: Sequence[Traced]) -> tuple[list[int], list[int]]:

@@ -6,20 +6,17 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 from psycopg2 import extensions
 
-from outbox.base import log
 from outbox.base.database import database_errors
 from outbox.sink import asked, fence, generations, positions
 from outbox.sink.asked import Asked
-from outbox.sink.batch import Batch, Staged
+from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning
-from outbox.sink.records import Records
 
 COUNT = """
 UPDATE public.sinks
@@ -27,11 +24,6 @@ UPDATE public.sinks
        filtered = filtered + %(filtered)s
  WHERE name = %(sink)s
 """
-
-
-Copier = Callable[[int, Iterable[Records]], Staged]
-
-_log = log.get(__name__)
 
 
 class Counts(NamedTuple):
@@ -48,30 +40,10 @@ class Counts(NamedTuple):
     filtered: int = 0
 
 
-class Staging(Protocol):
-    """Where executors put a large batch, for the writer to apply."""
-
-    def copier(self, dsn: Mapping[str, str | int], topic: str) -> Copier:
-        """The function that tasks run on records of a topic; executors receive it by pickling."""
-
-    def create(self, connection: extensions.connection) -> None:
-        """Make the tables that it needs in the sink database. Call it behind the fence."""
-
-    def drop(self, connection: extensions.connection) -> bool:
-        """Drop the tables of this driver and of earlier ones; returns whether all are gone."""
-
-    def clear(self, connection: extensions.connection) -> bool:
-        """Empty the tables, between two batches; returns whether no others are left."""
-
-
 class SinkWriter(ABC):
-    """Applies batches on a connection that holds the sink's fence for as long as it lives. With ``staging`` it also
-    takes batches that executors have staged.
-    """
+    """Applies batches on a connection that holds the sink's fence for as long as it lives."""
 
-    staging: Staging | None = None
     _is_stored = False  # what the job asks for; a writer whose transaction fails is of no more use
-    _is_staged = False  # whether the staging tables hold anything of ours
 
     def __init__(self, connection: extensions.connection, job: Asked) -> None:
         """Acquire the fence. Raises Failure if the sink has a driver already, or if its job asks for something else
@@ -93,10 +65,6 @@ class SinkWriter(ABC):
     @abstractmethod
     def prepare(self, returned: pa.Schema) -> None:
         """Let the sink take these columns, which its transform returns. A sink with one needs that, once."""
-
-    @property
-    def _epoch(self) -> int:
-        return self._term.epoch
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. Raises Failure if they belong to an earlier topic of that name."""
@@ -137,30 +105,6 @@ class SinkWriter(ABC):
         Either way the writer is of no more use: let the sink be started again.
         """
 
-    def clear(self) -> None:
-        """Remove what was staged of batches that are applied. No task may be staging meanwhile."""
-        if self.staging is not None and self._is_staged:
-            with self._errors("has applied the batch, but does not let its staging tables be emptied"):
-                self._clean_up(self.staging.clear)
-            self._is_staged = False
-
-    def close(self) -> None:
-        """Remove what the writer keeps in the database for itself. The connection is the caller's."""
-        if self.staging is not None and not self._connection.closed:
-            with self._errors("does not let the staging tables be dropped"):
-                self._clean_up(self.staging.drop)
-
-    def _stage_in(self, staging: Staging) -> None:
-        """Let executors stage large batches there. What earlier drivers have left is removed."""
-        self._clean_up(staging.drop)
-        staging.create(self._connection)
-        self.staging = staging
-
-    def _clean_up(self, clean_up: Callable[[extensions.connection], bool]) -> None:
-        """Empty or drop staging tables. Those that another session uses stay for the next clean-up."""
-        if not clean_up(self._connection):
-            _log.warning("another session uses staging tables: they are cleaned up later", sink=self.name)
-
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
 
@@ -171,7 +115,7 @@ class SinkWriter(ABC):
         """
         positions.write(cursor, self.name, batch.topic, batch.topic_id, batch.end)
         recorded = self._skipped.setdefault(batch.topic, set())
-        new = asked.new_names(recorded, batch.skipped_events, self._declared[batch.topic])
+        new = asked.new_names(recorded, batch.chunk.skipped, self._declared[batch.topic])
         asked.record(cursor, self.name, batch.topic, new)
         recorded.update(new)
 

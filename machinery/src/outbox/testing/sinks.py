@@ -16,7 +16,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.batch import Batch
-from outbox.sink.decoder import RecordDecoder
+from outbox.sink.chunking import Chunking
 from outbox.sink.records import Place, Record, Records
 from outbox.sink.repair.rebuild import from_source
 from outbox.sink.writer import Counts, SinkWriter
@@ -44,7 +44,7 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
             start = writer.positions(topic, TOPIC_ID).get(0, 0)
             read = [_as_kafka_has_it(one) for one in records if one["topic"] == topic]
             on_topic[topic] = {(0, offset): record for offset, record in enumerate(read, start)}
-            counts.append(_apply(writer, chosen.decoders[topic], topic, on_topic[topic]))
+            counts.append(_apply(writer, Chunking.of(chosen, topic), topic, on_topic[topic]))
     return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
 
 
@@ -76,11 +76,10 @@ def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
     return found
 
 
-def _apply(writer: SinkWriter, decoder: RecordDecoder, topic: str, records: Mapping[Place, Record]) -> Counts:
+def _apply(writer: SinkWriter, chunking: Chunking, topic: str, records: Mapping[Place, Record]) -> Counts:
     start = writer.positions(topic, TOPIC_ID).get(0, 0)
-    found = decoder.decode(at_places(list(records.values()), list(records)))
-    end = start + len(records)
-    return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: end}, found.rows, found.dead, skipped=found.skipped))
+    chunk = chunking.chunk(at_places(list(records.values()), list(records)))
+    return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: start + len(records)}, chunk))
 
 
 def at_places(records: Sequence[Record], places: Sequence[tuple[int, int]]) -> Records:

@@ -101,9 +101,6 @@ CREATE INDEX dead_letters_resolved ON dead_letters (sink, last_seen_at) WHERE st
 -- By a hash, because a foreign record may have a key that is too long for an index. The status is in the expression and
 -- no condition of the index: a query with that condition could use the other index of open letters, and read them all.
 CREATE INDEX dead_letters_of_key ON dead_letters ((CASE WHEN status = 'open' THEN sha256(key) END));
-
--- Where executors copy the rows of large batches (outbox/sink/postgres/staging.py): unlogged tables of running sinks.
-CREATE SCHEMA staging;
 """
 
 STRATEGIES = """

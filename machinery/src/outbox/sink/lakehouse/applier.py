@@ -1,30 +1,34 @@
-"""Apply the events of dead letters to a Delta table; and, for a sink with a transform, what never reaches the table.
+"""What Postgres does beside the MERGE of a Delta table: dead letters resolve events, close, and are written.
 
-The MERGE runs between two transactions, like that of the writer. If the process ends behind it, the dead letters stay
-open, and the next replay finds their events in the table. A MERGE cannot be rolled back, so ``dry_run`` only counts
-what it would insert.
+Its table ``batch`` has no columns of the events: these are in the rows that are merged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import pyarrow as pa
-from psycopg2 import extensions
+from psycopg2 import extensions, sql
 
 from outbox.sink import dead_letters, fence
-from outbox.sink.applier import Applied
-from outbox.sink.batch import Returned
+from outbox.sink.applier import Applied, Applier
+from outbox.sink.batch import Batch, Returned
 from outbox.sink.lakehouse.spark_table import Table
-from outbox.sink.layout import FAILURE, IS_FILTERED
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.rows import BATCH, fetched
-from outbox.sink.postgres.transforming import TRANSFORM_FAILED, TransformingApplier
+from outbox.sink.layout import FAILURE, IS_FILTERED, PLACE, VERSION
+from outbox.sink.postgres import binary
+from outbox.sink.postgres.applier import BATCH
+from outbox.sink.postgres.returned import Known, join
+from outbox.sink.postgres.transforming import TRANSFORM_FAILED
 from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
 
-# Of an event that tasks have staged. The version is wanted for a dead letter only, and no projection needs it here.
-KNOWN_OF_STAGED = {"type": "''", "key": "NULL", "version": "NULL"}
+COLUMNS: dict[str, binary.Type] = {**binary.PLACE, VERSION: "bigint", IS_FILTERED: "boolean", FAILURE: "text"}
+TABLES = sql.SQL(
+    "CREATE TEMPORARY TABLE outbox_batch ({}) ON COMMIT DELETE ROWS; "
+    "CREATE TEMPORARY TABLE rejections (event_id uuid, reason text, detail text) ON COMMIT DELETE ROWS"
+).format(binary.definitions(COLUMNS))
+NAMES = "pg_temp.outbox_batch, pg_temp.rejections, pg_temp.outbox_dead"
 REJECT = f"""
 INSERT INTO pg_temp.rejections (event_id, reason, detail)
 SELECT batch.event_id, %(reason)s, batch."{FAILURE}"
@@ -37,85 +41,88 @@ DELETE FROM pg_temp.outbox_batch AS batch USING pg_temp.rejections AS rejected W
 DROP_FILTERED = f'DELETE FROM pg_temp.outbox_batch AS batch WHERE batch."{IS_FILTERED}"'  # noqa: S608
 
 
-class LakehouseApplier(PostgresApplier):
-    """Applies the events of dead letters to a Delta table."""
-
-    def __init__(self, spec: SinkSpec, table: Table, *, dry_run: bool) -> None:
-        super().__init__(spec)
-        self._table, self._dry_run = table, dry_run
-
-    def lost(self, event_ids: Collection[str]) -> Collection[str]:
-        return self._table.missing(event_ids)
-
-    def replay(
-        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
-    ) -> Applied:
-        del topic, topic_id, fetch, older_than_horizon  # the table forgets nothing, so it has no horizon
-        rows = fetched(cursor, BATCH, self._layout.columns)
-        return Applied(_merge(cursor, self.name, self._table, rows, dry_run=self._dry_run), 0)
-
-
-class TransformingLakehouseApplier(TransformingApplier):
-    """The same for a sink with a transform. The writer of the table joins and sets aside with it.
-
-    ``batch`` has what is known of each event, and none of the columns that the transform returns: these are in the rows
-    that are merged.
-    """
+class LakehouseApplier(Applier):
+    """Does what the writer of a Delta table does in Postgres, and applies the events of dead letters to the table."""
 
     def __init__(
         self,
         spec: SinkSpec,
+        table: Table,
         transform: Callable[[str, pa.Table], Returned] | None = None,
-        table: Table | None = None,
         *,
         dry_run: bool = False,
     ) -> None:
-        """``transform`` and ``table`` are for a replay."""
-        super().__init__(spec, (), transform, dry_run=dry_run)
-        self._known_of_staged = dict.fromkeys(spec.decoders, KNOWN_OF_STAGED)
-        self._table = table
+        """``transform`` is for a replay, of a sink that has one. A MERGE cannot be rolled back, so ``dry_run`` only
+        counts what it would insert.
+        """
+        self.name, self.strategy = spec.name, spec.strategy
+        self._table, self._transform, self._dry_run = table, transform, dry_run
+        self._known = {topic: Known.of(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
 
-    def lost(self, event_ids: Collection[str]) -> Collection[str]:
-        assert self._table is not None, "for a replay"  # noqa: S101
-        return self._table.missing(event_ids)
+    def prepare(self, cursor: extensions.cursor) -> None:
+        cursor.execute(TABLES)
+        cursor.execute(dead_letters.TABLE)
+
+    def end(self, cursor: extensions.cursor) -> None:
+        cursor.execute(f"DROP TABLE {NAMES}")
+
+    def take(self, cursor: extensions.cursor, batch: Batch) -> None:
+        """Let the table ``batch`` have the events. It is truncated, because a table that never is holds vacuum back.
+
+        Raises Failure if the transform has broken a rule.
+        """
+        assert batch.chunk.events is not None, "what Spark gets"  # noqa: S101
+        cursor.execute(f"TRUNCATE {NAMES}")
+        rows = batch.chunk.events.select(PLACE)
+        if batch.returned is not None:
+            joined = join(self.name, batch.chunk.events, batch.returned, (), self._known[batch.topic])
+            rows = joined.select([*COLUMNS])
+        binary.encode(rows, COLUMNS).copy(cursor, BATCH)
 
     def set_aside(
-        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, known: Collection[str] = ()
+        self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, known: Collection[str] = ()
     ) -> tuple[int, int]:
-        """Take out of ``batch`` what the table must not get: the events for which the transform fails, each with a dead
-        letter, and those that it leaves out. Returns how many of both.
+        """Take out of the table ``batch`` what the Delta table must not get: the events for which the transform fails,
+        each with a dead letter, and those that it leaves out. Returns how many of both.
 
         An event that the table has, which is ``known``, is not set aside.
         """
-        rejected = filtered = 0
-        if self._has_failed:
+        if batch.returned is None:
+            return 0, 0
+        rejected = 0
+        if batch.returned.failed:
             cursor.execute(REJECT, {"reason": TRANSFORM_FAILED, "known": list(known)})
-            rejected = self._set_aside(cursor, topic, topic_id, fetch)
+            rejected = dead_letters.insert_rejected(
+                cursor, self.name, batch.topic, batch.topic_id, version=f'batch."{VERSION}"', fetch=fetch
+            )
             cursor.execute(DROP_REJECTED)
-        if self._has_filtered:
-            dead_letters.mark_filtered(cursor, self.name, self._count)
+        filtered = batch.chunk.count - batch.returned.rows.num_rows - len(batch.returned.failed)
+        if filtered:
+            dead_letters.mark_filtered(cursor, self.name, batch.chunk.count)
             cursor.execute(DROP_FILTERED)
-            filtered = cursor.rowcount
+            filtered = cursor.rowcount  # without those that letters resolve
         return rejected, filtered
 
-    def replay(
-        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
-    ) -> Applied:
-        del older_than_horizon
-        assert self._table is not None, "for a replay"  # noqa: S101
-        returned = self._transformed(cursor, topic)
-        if returned is None:
-            return Applied(0, 0)
-        rejected, filtered = self.set_aside(cursor, topic, topic_id, fetch)
-        return Applied(_merge(cursor, self.name, self._table, returned, dry_run=self._dry_run), rejected, filtered)
+    def lost(self, event_ids: Collection[str]) -> Collection[str]:
+        return self._table.missing(event_ids)
 
-
-def _merge(cursor: extensions.cursor, sink: str, table: Table, rows: pa.Table, *, dry_run: bool) -> int:
-    """Merge the events of dead letters, and close these; returns how many events the table did not have."""
-    if not rows.num_rows:
-        return 0
-    event_ids = rows["event_id"].to_pylist()
-    with fence.between_transactions(cursor, sink, keep=not dry_run):
-        applied = len(table.missing(event_ids)) if dry_run else table.merge(rows)
-    dead_letters.close(cursor, sink, event_ids)
-    return applied
+    def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
+        """The MERGE runs between two transactions, as that of the writer. If the process ends behind it, the dead
+        letters stay open, and the next replay finds their events in the table.
+        """
+        del older_than_horizon  # the table forgets nothing, so it has no horizon
+        rows, rejected, filtered = batch.chunk.events, 0, 0
+        assert rows is not None, "what Spark gets"  # noqa: S101
+        if self._transform is not None:
+            with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
+                returned = self._transform(batch.topic, rows)
+            batch, rows = replace(batch, returned=returned), returned.rows
+            self.take(cursor, batch)
+            rejected, filtered = self.set_aside(cursor, batch, fetch)
+        if not rows.num_rows:
+            return Applied(0, rejected, filtered)
+        with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
+            event_ids = rows["event_id"].to_pylist()
+            applied = len(self._table.missing(event_ids)) if self._dry_run else self._table.merge(rows)
+        dead_letters.close(cursor, self.name, event_ids)
+        return Applied(applied, rejected, filtered)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.sink.decoder import made_at_ms
+from outbox.sink import partitions
 from outbox.sink.spark.session import FEW_ROWS, reason
 
 LOCK_TIMEOUT_S = 60
@@ -34,20 +34,10 @@ SESSION = {
     "parquet.block.size.row.check.min": "1",
     "parquet.page.size.row.check.min": "1",
 }
-# For a MERGE of files, or of more rows than FEW_ROWS_MAX from the memory of the driver.
+# For a MERGE of more rows than FEW_ROWS_MAX.
 MANY_ROWS = {"spark.sql.codegen.wholeStage": "true", "spark.sql.adaptive.enabled": "true"}
 FEW_ROWS_MAX = 10_000
 COMMIT_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-
-
-class Files(NamedTuple):
-    """Rows in files, and what bounds a search for their events: the days of their ids, the first id and the last."""
-
-    uris: Sequence[str]
-    schema: pa.Schema
-    days: Collection[date]
-    first_id: str
-    last_id: str
 
 
 class Table:
@@ -104,26 +94,18 @@ class Table:
             if all(name.startswith(".") for name in names):  # a commit that was not renamed into place
                 files.delete(log, True)
 
-    def merge(
-        self, rows: pa.Table | Files, metadata: Mapping[str, Any] | None = None, without: Collection[str] = ()
-    ) -> int:
+    def merge(self, rows: pa.Table, metadata: Mapping[str, Any] | None = None, without: Collection[str] = ()) -> int:
         """Merge events, ``without`` those of these ids, in one commit that carries ``metadata``. Returns how many were
         new.
 
         Raises Failure if that fails; then nothing is merged, unless the JVM is gone.
         """
         with self.errors("does not take events"):
-            is_small = isinstance(rows, pa.Table) and rows.num_rows <= FEW_ROWS_MAX
+            is_small = rows.num_rows <= FEW_ROWS_MAX
             self._tune(is_small=is_small)
             if metadata is not None:
                 self._spark.conf.set(COMMIT_METADATA, json.dumps({"sink": self._sink, **metadata}))
-            if isinstance(rows, Files):
-                bounds = _sql(rows.days, rows.first_id, rows.last_id)
-                schema = self._spark.createDataFrame(rows.schema.empty_table()).schema
-                incoming = self._spark.read.schema(schema).parquet(*rows.uris)
-            else:
-                bounds = _bounds(rows["event_id"].to_pylist())
-                incoming = self._spark.createDataFrame(rows)
+            incoming = self._spark.createDataFrame(rows)
             if is_small:
                 incoming = incoming.coalesce(1)
             if without:
@@ -131,7 +113,8 @@ class Table:
                 incoming = incoming.join(resolved, "event_id", "left_anti")
             incoming.createOrReplaceTempView("batch")
             with self._alone():
-                [counted] = self._spark.sql(self._merge % bounds).collect()
+                [counted] = self._spark.sql(self._merge % _bounds(rows["event_id"])).collect()
+            self._spark.catalog.dropTempView("batch")  # it keeps the rows in memory
             return int(counted["num_inserted_rows"])
 
     def missing(self, event_ids: Collection[str]) -> set[str]:
@@ -139,13 +122,14 @@ class Table:
         if not event_ids:
             return set()
         with self.errors("does not return its events"):
-            wanted = self._spark.createDataFrame(pa.table({"event_id": [*event_ids]}))
+            wanted = pa.table({"event_id": [*event_ids]})
             table = self._spark.read.format("delta").load(self._uri)
             within = "event_id BETWEEN %(first_id)s AND %(last_id)s"
             if "outbox_day" in table.columns:
                 within += " AND outbox_day IN (%(days)s)"
-            known = table.where(within % _bounds(event_ids))
-            return {event_id for (event_id,) in wanted.join(known, "event_id", "left_anti").collect()}
+            known = table.where(within % _bounds(wanted["event_id"]))
+            lacking = self._spark.createDataFrame(wanted).join(known, "event_id", "left_anti")
+            return {event_id for (event_id,) in lacking.collect()}
 
     def _tune(self, *, is_small: bool) -> None:
         """Set the session for a MERGE of few rows or of many."""
@@ -191,22 +175,13 @@ class Table:
             ) from error
 
 
-def _day(event_id: str) -> date:
-    """The day in UTC of the time in a UUIDv7."""
-    return datetime.fromtimestamp(made_at_ms(event_id) / 1000, UTC).date()
-
-
-def _bounds(event_ids: Collection[str]) -> dict[str, str]:
-    """What bounds a search for events, as SQL."""
-    return _sql({*map(_day, event_ids)}, min(event_ids, default=""), max(event_ids, default=""))
-
-
-def _sql(days: Collection[date], first_id: str, last_id: str) -> dict[str, str]:
-    """The days of ids, the first id and the last, as SQL."""
+def _bounds(event_ids: pa.ChunkedArray) -> dict[str, str]:
+    """The days of ids, the first id and the last, as SQL: what bounds a search for events."""
+    ends = pc.min_max(event_ids).as_py()
     return {
-        "days": ", ".join(f"DATE '{day.isoformat()}'" for day in sorted(days)) or "NULL",
-        "first_id": _literal(first_id),
-        "last_id": _literal(last_id),
+        "days": ", ".join(f"DATE '{day.isoformat()}'" for day in sorted(partitions.days(event_ids))) or "NULL",
+        "first_id": _literal(ends["min"] or ""),
+        "last_id": _literal(ends["max"] or ""),
     }
 
 

@@ -46,16 +46,14 @@ class LakehouseTarget(Target):
         self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool
     ) -> Applier:
         """Raises Failure if the table is gone, or differs from what its SQL declares."""
-        from outbox.sink.lakehouse.applier import LakehouseApplier, TransformingLakehouseApplier
+        from outbox.sink.lakehouse.applier import LakehouseApplier
         from outbox.sink.lakehouse.spark_table import Table
         from outbox.sink.spark.session import session
 
         uri = table.location(settings, spec.name)
         found = Table(session(settings, [self]), spec.name, spec.strategy.select, self._schema.read_text(), uri)
         found.require()
-        if transform is None:
-            return LakehouseApplier(spec, found, dry_run=dry_run)
-        return TransformingLakehouseApplier(spec, transform.apply, found, dry_run=dry_run)
+        return LakehouseApplier(spec, found, None if transform is None else transform.apply, dry_run=dry_run)
 
     def require_rebuildable(self, spec: SinkSpec) -> None:
         raise Failure(

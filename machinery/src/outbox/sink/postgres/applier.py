@@ -17,10 +17,9 @@ from psycopg2 import extensions, sql
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters
 from outbox.sink.applier import PARKED, Applied, Applier
-from outbox.sink.batch import Rows
+from outbox.sink.batch import Batch
 from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import Layout, TransformedLayout, view_name
-from outbox.sink.postgres.staging import copy_rows
 from outbox.sink.projection import Projection, load
 from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
@@ -134,13 +133,12 @@ SELECT count(*),
 DROP_REJECTED = """
 DELETE FROM pg_temp.new_events AS new USING pg_temp.rejections AS rejected WHERE new.event_id = rejected.event_id
 """
+BATCH = sql.Identifier("pg_temp", "outbox_batch")
 NAMED = re.compile(r"\{(key|version)\}")  # what SQL may name of an event
 
 
 class PostgresApplier(Applier):
-    """Applies the events in ``batch``, on the connection that ``prepare`` was called for."""
-
-    events_in = "outbox_batch"  # the temporary table of events as they were decoded
+    """Applies batches, on the connection that ``prepare`` was called for."""
 
     def __init__(self, spec: SinkSpec) -> None:
         """Raises Failure if the job has no projection for what its strategy takes, or one that needs a version that its
@@ -158,8 +156,9 @@ class PostgresApplier(Applier):
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
                 code="projection-needs-version",
             )
-        self._attempts: Sequence[int] = ()  # that have staged the events
-        self._names = {topic: names(decoder, spec.layout) for topic, decoder in spec.decoders.items()}
+        self._names: Mapping[str, Mapping[str, str]] = {
+            topic: names(decoder, spec.layout) for topic, decoder in spec.decoders.items()
+        }
 
     def prepare(self, cursor: extensions.cursor) -> None:
         columns = sql.SQL(", ").join(
@@ -169,6 +168,7 @@ class PostgresApplier(Applier):
             for column in self._shape.columns
         )
         cursor.execute(sql.SQL(TABLES).format(columns=columns))
+        cursor.execute(dead_letters.TABLE)
         for topic, decoder in self._decoders.items():
             for event in decoder.types:
                 create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view_name(event)))
@@ -176,7 +176,9 @@ class PostgresApplier(Applier):
 
     def end(self, cursor: extensions.cursor) -> None:
         # With the views.
-        cursor.execute("DROP TABLE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections CASCADE")
+        cursor.execute(
+            "DROP TABLE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections, pg_temp.outbox_dead CASCADE"
+        )
 
     def renew(self, cursor: extensions.cursor) -> None:
         """Empty the temporary tables so that they begin anew for vacuum, in the caller's transaction.
@@ -184,10 +186,12 @@ class PostgresApplier(Applier):
         Only their session can advance their horizon, and a DELETE ROWS at the end of a transaction does not. They would
         hold the database's back for as long as the session lives.
         """
-        cursor.execute("TRUNCATE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections")
+        cursor.execute("TRUNCATE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections, pg_temp.outbox_dead")
 
-    def copy(self, cursor: extensions.cursor, rows: Rows) -> None:
-        copy_rows(cursor, sql.Identifier("pg_temp", self.events_in), rows, self._layout)
+    def take(self, cursor: extensions.cursor, batch: Batch) -> None:
+        """Copy the events of a batch into the table ``batch``."""
+        for rows in batch.chunk.rows:
+            rows.copy(cursor, BATCH)
 
     def apply(self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch) -> Applied:
         """Apply what is in ``batch``, in the caller's transaction, with the sink's lock held.
@@ -198,10 +202,14 @@ class PostgresApplier(Applier):
         admitted = dead_letters.AT_ITS_PLACE if self.strategy.knows == "positions" else None
         return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted, fetch)
 
-    def replay(
-        self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch, *, older_than_horizon: bool
-    ) -> Applied:
-        parameters = {"sink": self.name, "topic": topic, "topic_id": topic_id, "older": dead_letters.OLDER_THAN_HORIZON}
+    def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
+        self.take(cursor, batch)
+        parameters = {
+            "sink": self.name,
+            "topic": batch.topic,
+            "topic_id": batch.topic_id,
+            "older": dead_letters.OLDER_THAN_HORIZON,
+        }
         admitted = "letter.is_event AND letter.reason <> %(older)s"
         if older_than_horizon or self.strategy.knows == "positions":
             admitted = "true"
@@ -218,7 +226,7 @@ class PostgresApplier(Applier):
         ((count, _),) = cursor.fetchall()
         if not count:
             return Applied(0, 0)
-        parameters = {**parameters, "count": count, "attempts": self._attempts}
+        parameters = {**parameters, "count": count}
         self._execute(cursor, self.strategy.select, parameters)
         if admitted is not None:
             self._execute(cursor, ADMIT.replace("{condition}", admitted), parameters)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import binascii
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import chain
@@ -17,8 +18,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg2 import extensions, sql
 
-from outbox.events.schema import SqlType
+from outbox.events.schema import Column, SqlType
 from outbox.sink import values
 
 Type = SqlType | Literal["integer", "bytea", "label"]  # label: a text that is the same in all rows
@@ -42,11 +44,55 @@ NUMERIC = np.dtype(
 )
 
 
-class Encoded(NamedTuple):
-    """The rows, with the columns in this order."""
+PLACE: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 
-    columns: Sequence[str]
-    content: bytes
+
+class Encoded(NamedTuple):
+    """Rows for one COPY, in pieces. Each row has the columns in this order."""
+
+    columns: tuple[str, ...]
+    pieces: Sequence[bytes]
+
+    @classmethod
+    def together(cls, parts: Iterable[Encoded]) -> Sequence[Encoded]:
+        """The rows of these in as few COPYs as possible."""
+        found = defaultdict[tuple[str, ...], list[bytes]](list)
+        for columns, pieces in parts:
+            found[columns] += pieces
+        return [cls(*entry) for entry in found.items()]
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the rows take."""
+        return sum(map(len, self.pieces))
+
+    def copy(self, cursor: extensions.cursor, into: sql.Composable) -> None:
+        """COPY the rows into a table, in the caller's transaction."""
+        names = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT binary)").format(into, names)
+        pieces: Any = _Pieces(iter([HEADER, *self.pieces, TRAILER]))
+        cursor.copy_expert(statement, pieces)
+
+
+class _Pieces:
+    """As much of a file as `copy_expert` uses. It takes what it gets, however much it asks for."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    def read(self, _size: int = -1) -> bytes:
+        return next(self._pieces, b"")
+
+
+def types_of(columns: Iterable[Column]) -> Mapping[str, Type]:
+    """The types of the place of an event, and of these columns."""
+    return {**PLACE, **{column.name: column.type for column in columns}}
+
+
+def definitions(types: Mapping[str, Type]) -> sql.Composable:
+    """The columns of a table that checks nothing."""
+    columns = (sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in types.items())
+    return sql.SQL(", ").join(columns)
 
 
 def table(rows: Sequence[Sequence[object]], types: Mapping[str, Type]) -> pa.Table:
@@ -75,8 +121,7 @@ def encode(rows: pa.Table, types: Mapping[str, Type]) -> Encoded:
         piece = []
     if piece:
         pieces.append(_joined(piece))
-    content = b"".join([HEADER, *chain.from_iterable(zip(*pieces, strict=True)), TRAILER])
-    return Encoded([*fixed, *varying], content)
+    return Encoded((*fixed, *varying), [b"".join(chain.from_iterable(zip(*pieces, strict=True)))])
 
 
 def _joined(arrays: Sequence[np.ndarray[Any, Any]]) -> list[bytes]:
@@ -164,7 +209,10 @@ def _numeric(text: str) -> bytes:
         number, digit = divmod(number, 10**DIGIT)
         digits.insert(0, digit)
     weight = len(digits) - 1 - behind_point
-    return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, NEGATIVE * sign, scale, *digits)
+    try:
+        return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, NEGATIVE * sign, scale, *digits)
+    except struct.error:
+        raise ValueError("a number has more digits than Postgres has room for") from None
 
 
 FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any] | None]] = {

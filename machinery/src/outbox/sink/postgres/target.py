@@ -7,7 +7,7 @@ from psycopg2 import extensions
 
 from outbox.base.settings import Settings
 from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.returned import as_columns, columns_of, require_storable
+from outbox.sink.postgres.returned import columns_of, storable
 from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Fetch
@@ -44,7 +44,4 @@ class PostgresTarget(Target):
         return TransformingApplier(spec, returned, transform.apply, dry_run=dry_run)
 
     def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:
-        columns = columns_of(rows.schema, spec.layout)
-        found = as_columns(rows, columns)
-        require_storable(found, columns)
-        return found
+        return storable(rows, columns_of(rows.schema, spec.layout))

@@ -17,11 +17,9 @@ import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.sink import dead_letters, partitions, positions, traces
-from outbox.sink.batch import Batch, event_ids
+from outbox.sink.batch import Batch
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.returned import columns_of
-from outbox.sink.postgres.staging import Staging
-from outbox.sink.postgres.transform_staging import TransformStaging
 from outbox.sink.postgres.transforming import TransformingApplier
 from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
@@ -42,26 +40,17 @@ class PostgresWriter(SinkWriter):
         self._spec, self._fetch = spec, fetch
         self._ensured = set[date]()
         if spec.job.transform is None:
-            staging = Staging(spec, self._epoch, with_days=self._remembers_ids)
-            self._prepare(PostgresApplier(spec), staging)
+            self._prepare(PostgresApplier(spec))
 
     def prepare(self, returned: pa.Schema) -> None:
-        spec, columns = self._spec, columns_of(returned, self._spec.layout)
-        staging = TransformStaging(spec, self._epoch, columns, with_days=self._remembers_ids)
-        self._prepare(TransformingApplier(spec, columns), staging)
+        self._prepare(TransformingApplier(self._spec, columns_of(returned, self._spec.layout)))
 
-    def _prepare(self, applier: PostgresApplier, staging: Staging) -> None:
-        """Make the tables of executors, and of the session."""
-        self._applier, self._staging = applier, staging
-        with self._errors("does not let the sink start"):
-            self._stage_in(staging)
-            with self._connection, self._connection.cursor() as cursor:
-                applier.prepare(cursor)
+    def _prepare(self, applier: PostgresApplier) -> None:
+        """Make the tables of the session."""
+        self._applier = applier
+        with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
+            applier.prepare(cursor)
         self._renewed_at = time.monotonic()
-
-    @property
-    def _remembers_ids(self) -> bool:
-        return self._spec.strategy.remembers_ids
 
     def apply(self, batch: Batch) -> Counts:
         if batch.is_empty:
@@ -72,18 +61,15 @@ class PostgresWriter(SinkWriter):
             with self._connection, self._connection.cursor() as cursor:
                 counts = self._apply(cursor, batch)
                 has_transform = self._spec.job.transform is not None
-                outcomes = traces.outcomes(cursor, batch.traced, has_transform=has_transform)
-        traces.log_outcomes(self.name, outcomes)
-        self._is_staged |= batch.staged is not None
+                outcomes = traces.outcomes(cursor, batch.chunk.traced, has_transform=has_transform)
+        traces.log_outcomes(self.name, outcomes, batch.chunk.traced_count)
         return counts
 
     def _ensure_partitions(self, batch: Batch) -> None:
         """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""
-        if self._remembers_ids:
-            days = batch.staged.days if batch.staged else partitions.days(event_ids(batch.rows))
-            missing = {*days} - self._ensured
-            partitions.ensure(self._connection, missing)
-            self._ensured |= missing  # a partition that is dropped later is below the horizon, where nothing is applied
+        missing = {*batch.chunk.days} - self._ensured
+        partitions.ensure(self._connection, missing)
+        self._ensured |= missing  # a partition that is dropped later is below the horizon, where nothing is applied
 
     def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
         self._enter(cursor)
@@ -93,28 +79,16 @@ class PostgresWriter(SinkWriter):
         stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
         positions.require_no_gap(self.name, batch.topic, stored, batch.start)
         # First, because an ordered projection looks here for what an event must wait for.
-        dead = self._insert_dead(cursor, batch)
-        rows, applied, rejected, filtered = batch.count, 0, 0, 0
+        dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
+        rows, applied, rejected, filtered = batch.chunk.count, 0, 0, 0
         if rows:
-            self._take(cursor, batch)
+            self._applier.take(cursor, batch)
             dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=rows, fetch=self._fetch)
             applied, rejected, filtered = self._applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
         duplicates = rows - applied - rejected - filtered
         self._pass(cursor, batch)
-        counts = Counts(rows, applied, duplicates, rejected, dead, batch.skipped_count, filtered)
+        counts = Counts(
+            rows, applied, duplicates, rejected, batch.chunk.dead_count, batch.chunk.skipped_count, filtered
+        )
         count(cursor, self.name, counts)
         return counts
-
-    def _take(self, cursor: extensions.cursor, batch: Batch) -> None:
-        """Let ``batch`` have the rows."""
-        if isinstance(self._applier, TransformingApplier):
-            self._applier.take(cursor, batch, self._staging.tables)
-        elif batch.staged:
-            self._staging.take_rows(cursor, batch.staged)
-        else:
-            self._applier.copy(cursor, batch.rows)
-
-    def _insert_dead(self, cursor: extensions.cursor, batch: Batch) -> int:
-        if batch.staged is None:
-            return dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.dead)
-        return self._staging.take_dead(cursor, batch.topic, batch.topic_id, batch.staged)

@@ -23,6 +23,8 @@ from outbox.base.database import database_errors
 from outbox.events.schema import Rejection
 from outbox.sink import dead_letters, fence, partitions
 from outbox.sink.applier import PARKED, Applier
+from outbox.sink.batch import Batch, Decoded
+from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.records import Place, Record
 from outbox.sink.repair.selection import SIZE_BYTES, Chosen
@@ -118,14 +120,14 @@ def replay(
                 if decoder is not None and applier.strategy.remembers_ids:  # before: a partition costs locks
                     partitions.ensure(connection, _days(connection, decoder, chunk))
                 with connection:
-                    one = _Replay(connection, applier, decoder)
+                    one = _Replay(connection, applier, spec, chunk[0].topic)
                     done[sink] = done[sink].plus(one.run(chunk, older_than_horizon))
                     dealt_with[chunk[0].topic].add(connection, chunk)
                     if dry_run:
                         connection.rollback()
             for topic, of_topic in dealt_with.items() if not (dry_run or older_than_horizon) else ():
-                one = _Replay(connection, applier, spec.decoders.get(topic))
-                done[sink] = done[sink].plus(one.follow(topic, of_topic))
+                one = _Replay(connection, applier, spec, topic)
+                done[sink] = done[sink].plus(one.follow(of_topic))
             with connection, connection.cursor() as cursor:
                 applier.end(cursor)
     return done
@@ -170,21 +172,22 @@ class _DealtWith:
 
 
 class _Replay:
-    """The replay of one chunk, in the caller's transaction."""
+    """The replay of letters of one topic, which the sink maybe does not read any more."""
 
-    def __init__(self, connection: extensions.connection, applier: Applier, decoder: RecordDecoder | None) -> None:
-        """``decoder`` is that of the topic; None if the sink does not read the topic any more."""
-        self._connection, self._applier, self._decoder = connection, applier, decoder
+    def __init__(self, connection: extensions.connection, applier: Applier, spec: SinkSpec, topic: str) -> None:
+        self._connection, self._applier, self._spec, self._topic = connection, applier, spec, topic
+        self._decoder = spec.decoders.get(topic)
 
-    def run(self, chunk: Sequence[Chosen], older_than_horizon: bool) -> Replayed:
-        sink, topic, topic_id = self._applier.name, chunk[0].topic, chunk[0].topic_id
+    def run(self, chosen: Sequence[Chosen], older_than_horizon: bool) -> Replayed:
+        """Replay these, in the caller's transaction."""
+        sink = self._applier.name
         with self._connection.cursor() as cursor:
             fence.lock(cursor, sink)
             events: list[tuple[DecodedEvent, int, int]] = []
             records: dict[Place, Record] = {}
             rejections: dict[str, Rejection] = {}
             reason = dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None
-            for letter in _open(self._connection, chunk, reason):
+            for letter in _open(self._connection, chosen, reason):
                 found = _event(letter, self._decoder)
                 if isinstance(found, DecodedEvent):
                     events.append((found, letter.partition, letter.offset))
@@ -194,11 +197,10 @@ class _Replay:
             dead_letters.update_reasons(cursor, sink, rejections)
             if self._decoder is None or not events:
                 return Replayed(rejected=len(rejections))
-            self._applier.copy(cursor, self._decoder.rows(events))
+            chunk = Chunking.of(self._spec, self._topic).of_decoded(Decoded(self._decoder.rows(events), [], []))
             applied, rejected, filtered = self._applier.replay(
                 cursor,
-                topic,
-                topic_id,
+                Batch(self._topic, chosen[0].topic_id, {}, {}, chunk),
                 lambda _, places: [(place, records[place]) for place in places],
                 older_than_horizon=older_than_horizon,
             )
@@ -206,7 +208,7 @@ class _Replay:
             count(cursor, sink, Counts(applied=applied, duplicates=duplicates, filtered=filtered))
             return Replayed(applied, duplicates, rejected + len(rejections), filtered)
 
-    def follow(self, topic: str, dealt_with: _DealtWith) -> Replayed:
+    def follow(self, dealt_with: _DealtWith) -> Replayed:
         """Replay what was parked behind letters since they were chosen, in transactions of its own.
 
         In the last one, with the sink's lock, there is nothing left that the sink could park the next event behind.
@@ -217,7 +219,7 @@ class _Replay:
                 fence.lock(cursor, self._applier.name)
                 parameters = {
                     "sink": self._applier.name,
-                    "topic": topic,
+                    "topic": self._topic,
                     "parked": PARKED,
                     "keys": list(dealt_with.keys),
                     "done": list(dealt_with.identities),

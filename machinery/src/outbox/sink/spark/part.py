@@ -37,16 +37,12 @@ class Part:
         """
         parts, rest = list[Part](), self
         for left in range(count, 0, -1):
-            first = rest._first(math.ceil(rest.count / left))
+            first = rest.first(math.ceil(rest.count / left))
             parts.append(first)
             rest = rest.behind(first.end)
         return parts
 
-    def behind(self, reached: Mapping[int, int]) -> Part:
-        """What is left of it when it was read up to these offsets."""
-        return Part(self.topic, reached, self.end)
-
-    def _first(self, count: int) -> Part:
+    def first(self, count: int) -> Part:
         """Its first so many offsets. What the shares of partitions lack after rounding, one each of some makes up."""
         cut, lacking = dict(self.start), count
         rounded = list[int]()  # the partitions whose share is more than what they have got
@@ -59,3 +55,7 @@ class Part:
         for partition in rounded[:lacking]:
             cut[partition] += 1
         return Part(self.topic, self.start, cut)
+
+    def behind(self, reached: Mapping[int, int]) -> Part:
+        """What is left of it when it was read up to these offsets."""
+        return Part(self.topic, reached, self.end)

@@ -229,7 +229,7 @@ class Stream:
         if self._spec.job.transform is not None:
             transform = Transform(self._spark, self._spec)
             self._writer.prepare(transform.returned)
-        self._reader = Reader(self._settings, self._spec, self._topic_ids, self._writer.staging, transform)
+        self._reader = Reader(self._settings, self._spec, self._topic_ids, transform)
         self._resources.enter_context(closing(self._reader))
         # One thread for all batches, because PySpark keeps a thread of the JVM for each that has called it.
         self._applier = ThreadPoolExecutor(1, f"apply {self._spec.name}")
@@ -306,8 +306,6 @@ class Stream:
                 query.stop()
             else:  # a stop would interrupt what its thread still has to clean up
                 query.awaitTermination(COMMIT_TIMEOUT_S)
-        if self._failure is None:
-            self._writer.close()
         self._log.info("stopped", next_offsets=self._reached)
 
     def _handle(self, _: DataFrame, batch_id: int) -> None:
@@ -349,7 +347,6 @@ class Stream:
                     applied.result()  # if the apply has failed too, that is what to report
             self._describe(f"batch {batch_id}, apply part {number} of {number}")
             self._apply_part(batch_id, batch, read_s)
-            self._writer.clear()
             self._last_batch, self._next = batch_id, end
 
     def _describe(self, work: str) -> None:

@@ -17,22 +17,17 @@ A breach of the first two stops the sink, with nothing applied. `outbox.spark.ch
 An event for which the transform fails is found by halves and set aside as `transform failed`. Where more than
 `FAILED_MAX` of a hundred fail, the transform is at fault, and the sink stops.
 
-Records do not pass through the JVM. Tasks read and decode them, and stage what they have read; then only columns pass,
-and other tasks stage the rows that come back (`outbox.sink.postgres.transform_staging`). Between the two there may be a
-shuffle, so nobody knows which attempts of the reading tasks the rows are from. All attempts of a share read the same,
-so the first one that completed counts.
+Records do not pass through the JVM as Spark's rows. Tasks read and decode them (`outbox.sink.spark.reader`), and the
+driver gives Spark the events of a part, and takes back what the transform returns of them.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
@@ -44,22 +39,16 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import usable
 from outbox.events.schema import shortened
-from outbox.kafka.records import batches
 from outbox.sink.applier import Applier
 from outbox.sink.batch import Returned
-from outbox.sink.layout import PLACE, Layout
-from outbox.sink.postgres.transform_staging import PassingCopier, ReturnedCopier
-from outbox.sink.records import Records
+from outbox.sink.layout import PLACE
 from outbox.sink.spark import frame
-from outbox.sink.spark.part import Part
 from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
 from outbox.sink.spec import SinkSpec, Transformed
 
 # For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
 SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
 FAILED_MAX = 10  # of the events that the driver transforms at once
-SUMMARY = "attempt bigint, rows bigint"
-TASK_FAILURE = re.compile(r"TaskFailed: (\{.*\})")
 # Of an executor or of the whole job, and no fault of an event.
 LOST = ("ExecutorLostFailure", "FetchFailed", "cancelled", "SparkContext was shut down", "OutOfMemoryError")
 
@@ -70,17 +59,12 @@ class TransformFailed(Exception):
     """The transform, or what Spark evaluates of it, raises an error for one of some events."""
 
 
-class TaskFailed(Exception):
-    """A task of ours cannot read or stage. Spark passes on its text only, which is the Failure as JSON."""
-
-
 class Transform:
     """The transform of a sink."""
 
     def __init__(self, spark: SparkSession, spec: SinkSpec) -> None:
         """Raises Failure if it cannot be imported, or does not return what a sink can take."""
         self._spec, self._sink, self._name = spec, spec.name, str(spec.job.transform)
-        self.context = spark.sparkContext
         self._function = self._load()
         self._schema = frame.schema(spec.layout)
         self._large = spark.newSession()  # with Spark's own settings, as the adopter knows them
@@ -107,7 +91,7 @@ class Transform:
         while waiting:
             some = waiting.pop()
             try:
-                found.append(self._rows(some))
+                found.append(self._rows(some, self._small))
             except TransformFailed as error:
                 half = some.num_rows // 2
                 if half:
@@ -117,32 +101,20 @@ class Transform:
                 if len(failed) > FAILED_MAX or self._fails_for(events.slice(0, 0)):
                     raise self._failed(events, str(error)) from error
         rows = pa.concat_tables([self._storable(self.returned.empty_table()), *found])
-        return Returned(rows, row_count=rows.num_rows, failed=failed)
+        return Returned(rows, failed)
 
     def apply_to_many(self, events: pa.Table) -> Returned:
-        """The same of as many events as the driver holds. Raises TransformFailed if it fails for one of them."""
-        rows = self._rows(events)
-        return Returned(rows, row_count=rows.num_rows)
+        """The same of as many events as a part has. Raises TransformFailed if it fails for one of them."""
+        return Returned(self._rows(events, self._large))
 
-    def _rows(self, events: pa.Table) -> pa.Table:
-        returned = self._returned(self._small.createDataFrame(events, self._schema))
+    def _rows(self, events: pa.Table, session: SparkSession) -> pa.Table:
+        returned = self._returned(session.createDataFrame(events, self._schema))
         with self._errors():
             rows = returned.toArrow()
         try:
             return self._storable(rows.cast(self.returned))
         except ValueError as error:  # pa.ArrowInvalid is one
             raise TransformFailed(shortened(str(error))) from error
-
-    def stage(self, shares: Sequence[Part], read: ReadTask, stage: StageTask) -> Returned:
-        """Let tasks read these shares, and stage what it returns of them.
-
-        Raises TransformFailed if it fails for an event of theirs; Failure if a task cannot read or stage.
-        """
-        numbers = self._large.range(0, len(shares), 1, len(shares))
-        returned = self._returned(numbers.mapInArrow(read, self._schema))
-        with self._errors():
-            summaries = returned.mapInArrow(stage, SUMMARY).collect()
-        return Returned(attempts=[one["attempt"] for one in summaries], row_count=sum(one["rows"] for one in summaries))
 
     def _storable(self, rows: pa.Table) -> pa.Table:
         return self._spec.target.storable(self._spec, rows)
@@ -197,7 +169,7 @@ class Transform:
     def _fails_for(self, events: pa.Table) -> bool:
         """Whether it fails for these. If it does for none, no event is to blame: a file that it reads may be gone."""
         try:
-            self._rows(events)
+            self._rows(events, self._small)
         except TransformFailed:
             return True
         return False
@@ -209,8 +181,6 @@ class Transform:
             yield
         except (PySparkException, *JVM_GONE) as error:
             text = _text(error)
-            if (found := TASK_FAILURE.search(text)) is not None:
-                raise Failure(**json.loads(found[1])) from error
             if not isinstance(error, PySparkException) or any(word in text for word in LOST):
                 raise Failure(
                     f"sink {self._sink}: Spark cannot transform a batch: {spark_reason(error)}",
@@ -235,42 +205,6 @@ class Transform:
         return Failure(f"sink {self._sink}: its transform {self._name}: {problem}", remedy, code="transform-unusable")
 
 
-@dataclass(frozen=True)
-class ReadTask:
-    """What an executor runs for each number of a share: it reads and decodes it, stages it, and passes it on."""
-
-    settings: Settings
-    topic: str
-    layout: Layout
-    copier: PassingCopier
-    shares: Sequence[Part]
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The events of these shares."""
-        for batch in numbers:
-            for number in batch["id"].to_pylist():
-                with task_failures():
-                    yield from self._read(number)
-
-    def _read(self, number: int) -> Iterator[pa.RecordBatch]:
-        read = map(Records.of, batches(self.settings, self.topic, self.shares[number].within, require_all=True))
-        for decoded in self.copier(number, read):
-            yield from frame.as_events(self.layout.table(decoded.rows), self.topic).combine_chunks().to_batches()
-
-
-@dataclass(frozen=True)
-class StageTask:
-    """What an executor runs on the rows that the transform returns: it stages them."""
-
-    copier: ReturnedCopier
-
-    def __call__(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row for each task: its attempt, and how many rows it has staged."""
-        with task_failures(ValueError, NotImplementedError):  # of a value that no column takes
-            attempt, count = self.copier(pa.table(batch) for batch in rows)
-        yield pa.record_batch({"attempt": pa.array([attempt], pa.int64()), "rows": pa.array([count], pa.int64())})
-
-
 def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
     """What applies the events of dead letters to a sink with a transform.
 
@@ -279,24 +213,6 @@ def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
     target = spec.target
     transform = Transform(session(settings, [target]), spec)
     return target.applier(settings, spec, transform.transformed, dry_run=dry_run)
-
-
-@contextmanager
-def task_failures(*of_transform: type[Exception]) -> Iterator[None]:
-    """Errors of these types in the block count as the transform's. All others are our own: the driver reports them as
-    they are.
-    """
-    try:
-        yield
-    except of_transform:
-        raise
-    except Exception as error:
-        failure = {
-            "message": getattr(error, "message", f"a task cannot read or stage: {shortened(str(error))}"),
-            "remedy": getattr(error, "remedy", "start the sink again"),
-            "code": getattr(error, "code", "spark-failed"),
-        }
-        raise TaskFailed(json.dumps(failure)) from error
 
 
 def quoted(name: str) -> str:

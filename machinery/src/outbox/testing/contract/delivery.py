@@ -14,6 +14,7 @@ from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
 from outbox.sink.applier import Applier
 from outbox.sink.batch import Batch, DeadRecord
+from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import Skipped
 from outbox.sink.records import Place, Record
 from outbox.sink.repair import rebuild, replay
@@ -66,8 +67,6 @@ class Delivery:
 
     def close(self) -> None:
         """End the driver."""
-        if self._writer is not None:
-            self._writer.close()
         self._writer = None
         self._open.close()
 
@@ -119,12 +118,11 @@ class Delivery:
         places = [(one.partition, one.offset) for one in readable]
         decoded = decoder.decode(at_places([one.sent.record for one in readable], places))
         dead = [*decoded.dead, *(_dead(one) for one in placed if one.sent.event_id in aside)]
-        batch = Batch(topic, TOPIC_ID, start, end, decoded.rows, dead, skipped=decoded.skipped)
-        if self._transform is not None:
-            returned = self._transform.apply(topic, self.spec.layout.table(decoded.rows))
-            batch = replace(batch, returned=returned)
+        chunk = Chunking.of(self.spec, topic).of_decoded(decoded._replace(dead=dead))
+        batch = Batch(topic, TOPIC_ID, start, end, chunk)
+        if self._transform is not None and chunk.events is not None:
+            batch = replace(batch, returned=self._transform.apply(topic, chunk.events))
         self.writer.apply(batch)
-        self.writer.clear()
 
     def _fetch(self, topic: str, places: Collection[Place]) -> list[tuple[Place, Record]]:
         return [(place, self._records[topic][place]) for place in places]
