@@ -18,7 +18,6 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery, strategy
 from outbox.sink.batch import Batch, Decoded
-from outbox.sink.chunking import Chunking
 from outbox.sink.records import fetcher
 from outbox.sink.spec import SinkSpec
 from outbox.sink.strategy import Strategy
@@ -83,7 +82,7 @@ def _timed(sink: SinkWriter, batch: Batch) -> float:
 def _batches(spec: SinkSpec, batches: int, batch_events: int, days: int, keys: int = ACCOUNTS) -> Iterator[Batch]:
     """Batches of new events for a sink and others of the same events, with ids of the last days."""
     [topic] = spec.topics
-    chunking = replace(Chunking.of(spec, topic), with_days=True)
+    chunking = replace(spec.chunking(topic), with_days=True)
     accounts = [str(uuid.uuid4()) for _ in range(keys)]
     versions = dict.fromkeys(accounts, 0)
     step_ms = days * DAY_MS / (batches * batch_events)

@@ -12,7 +12,6 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.sink import discovery
 from outbox.sink.batch import Batch, DeadRecord, Decoded
-from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import DecodedEvent
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.strategy import Strategy
@@ -144,7 +143,7 @@ def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] 
     """A batch of one partition."""
     end = start + len(changes) + len(dead)
     rows = DECODER.rows((decoded(change), 0, offset) for offset, change in enumerate(changes, start))
-    chunk = Chunking.of(SPEC, TOPIC).of_decoded(Decoded(rows, dead, []))
+    chunk = SPEC.chunking(TOPIC).of_decoded(Decoded(rows, dead, []))
     return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, chunk)
 
 

@@ -28,12 +28,6 @@ def ids(settings: Settings) -> list[str]:
     return sorted(DeltaTable(folder(settings)).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist())
 
 
-def staged_files(settings: Settings) -> list[str]:
-    """The files that tasks have left, by epoch and attempt."""
-    staging = Path(f"{folder(settings)}.staging")
-    return sorted(str(file.relative_to(staging)) for file in staging.rglob("*.parquet"))
-
-
 def write_source(settings: Settings, some: Sequence[Event]) -> None:
     """Make the source one that has written these events."""
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:

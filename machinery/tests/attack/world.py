@@ -37,9 +37,8 @@ from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.maintenance import event_topics, expiry, retention
 from outbox.relay import connectors
-from outbox.sink import dead_letters, decoder, discovery, fence, records
+from outbox.sink import dead_records, decoder, discovery, fence, records
 from outbox.sink.batch import Batch, Returned
-from outbox.sink.chunking import Chunking
 from outbox.sink.postgres.target import PostgresTarget
 from outbox.sink.records import Place
 from outbox.sink.repair import rebuild, replay, rewind
@@ -329,7 +328,7 @@ class World:
         self.topic.records.append(made)
         self.topic.arrived.append(self._agings)
         if record.flaw == "missing id":
-            return record._replace(identity=dead_letters.identity(made, None))
+            return record._replace(identity=dead_records.identity(made, None))
         return record
 
     # The driver ---------------------------------------------------------------------------------------------------
@@ -400,7 +399,7 @@ class World:
     def _apply(self, writer: SinkWriter, spec: SinkSpec, start: int, end: int) -> Counts:
         chosen = self.topic.records[start:end]
         read = replace(as_read(*chosen, partition=0), offsets=range(start, end))
-        chunk = Chunking.of(spec, TOPIC).chunk(read)
+        chunk = spec.chunking(TOPIC).chunk(read)
         batch = Batch(TOPIC, self.topic.id, {0: start}, {0: end}, chunk)
         if self._has_transform and chunk.events is not None:
             batch = replace(batch, returned=self._transform(TOPIC, chunk.events))

@@ -25,7 +25,6 @@ from outbox.relay import slot
 from outbox.relay.connectors import load
 from outbox.sink import discovery
 from outbox.sink.batch import DeadRecord
-from outbox.sink.chunking import Chunking
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
@@ -68,7 +67,7 @@ def test_what_tasks_read_is_applied(databases: Settings, database: Database) -> 
         items.add()
     read = [Record(key, [], value, NOW_MS) for key, value in (change.record() for change in items.log)]
     with open_sink(databases) as sink:
-        chunk, _ = Chunking.of(SPEC, TOPIC).first([as_read(*read, partition=0)], max_bytes=1 << 30)
+        chunk, _ = SPEC.chunking(TOPIC).first([as_read(*read, partition=0)], max_bytes=1 << 30)
         assert sink.apply(replace(batch(items.log), chunk=chunk)).applied == len(read)
     assert database.totals() == items.totals()
 

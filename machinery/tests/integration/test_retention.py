@@ -18,6 +18,7 @@ from outbox.base.wait import wait_for
 from outbox.maintenance import evidence, expiry, retention, turn
 from outbox.maintenance.evidence import Evidence
 from outbox.sink import fence, partitions
+from outbox.sink.ids import day_of
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.topic_reader import topic_of
@@ -130,7 +131,7 @@ class TestHorizon:
         assert [part.name for part in dropped] == ["processed_events_20190201_20190228", partition(7), partition(6)]
         assert all(part.bytes > 0 for part in dropped)
         assert kept_rows.names(databases) == [partition(5), partition(1), partition(0)]
-        assert partitions.day_of(kept_rows.horizon(databases)) == ago(5)
+        assert day_of(kept_rows.horizon(databases)) == ago(5)
         assert retention.below(databases, ago(5)) == ()
 
     def test_a_month_that_reaches_beyond_it_stays(self, databases: Settings) -> None:
@@ -152,9 +153,9 @@ class TestHorizon:
     def test_it_is_never_lowered(self, databases: Settings) -> None:
         for day in (6, 9, 6):
             retention.drop(databases, ago(day))
-            assert partitions.day_of(kept_rows.horizon(databases)) == ago(6)
+            assert day_of(kept_rows.horizon(databases)) == ago(6)
         retention.drop(databases, ago(4))
-        assert partitions.day_of(kept_rows.horizon(databases)) == ago(4)
+        assert day_of(kept_rows.horizon(databases)) == ago(4)
 
     @pytest.mark.parametrize("day", [0, -1])
     def test_today_and_yesterday_are_kept_whatever_is_asked_for(self, databases: Settings, day: int) -> None:
@@ -212,7 +213,7 @@ class TestBesideASink:
             assert kept_rows.horizon(databases) == ZERO
         for thread in (drop, create):
             thread.join()
-        assert partitions.day_of(kept_rows.horizon(databases)) == ago(5)
+        assert day_of(kept_rows.horizon(databases)) == ago(5)
 
     @pytest.mark.parametrize(
         ("does", "holder"),
@@ -343,7 +344,7 @@ class TestExpire:
         monkeypatch.setattr(evidence, "glance", lambda *_: Evidence("test", evidence.first_uuid(ago(due - 1))))
         retention.expire(databases)
         assert wanted == [ago(due)]
-        assert partitions.day_of(kept_rows.horizon(databases)) == ago(due - 1)
+        assert day_of(kept_rows.horizon(databases)) == ago(due - 1)
 
 
 class TestLandedEvents:

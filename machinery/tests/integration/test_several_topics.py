@@ -19,7 +19,6 @@ from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.asked import NAMES_MAX
 from outbox.sink.batch import Batch, Chunk
-from outbox.sink.chunking import Chunking
 from outbox.sink.generations import Beginning
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
@@ -176,7 +175,7 @@ class TestTasks:
     """Tasks read a large batch of one topic, and the driver applies it."""
 
     def read(self, seen: Seen, topic: str, *records: Record) -> Batch:
-        task = Chunking.of(seen.spec, topic)
+        task = seen.spec.chunking(topic)
         found = [task.first([as_read(one, partition=0)], max_bytes=1)[0] for one in records]
         return Batch(topic, TOPIC_ID, {0: 0}, {0: len(records)}, Chunk.together(found))
 

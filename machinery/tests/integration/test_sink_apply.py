@@ -15,7 +15,7 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import dead_letters, fence, generations
+from outbox.sink import dead_records, fence, generations
 from outbox.sink.batch import Batch, Decoded
 from outbox.sink.generations import Beginning
 from outbox.sink.postgres import writer
@@ -302,7 +302,7 @@ class TestDeadLetters:
         bad = dead_record(2)
         with open_sink(databases) as sink:
             assert sink.apply(batch(some, dead=[bad])) == Counts(2, 2, dead=1)
-        assert database.dead_letters() == {dead_letters.identity(bad.record, None): "not JSON"}
+        assert database.dead_letters() == {dead_records.identity(bad.record, None): "not JSON"}
         assert database.positions() == {0: 3}
         (row,) = database.query('SELECT "offset", key, headers, value, event_id, status FROM dead_letters')
         offset, key, headers, value, event_id, status = row

@@ -12,9 +12,8 @@ from structlog.testing import capture_logs
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.batch import Batch, Returned
+from outbox.sink.batch import TRACED_MAX, Batch, Returned
 from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.traces import LIMIT
 from outbox.testing.failures import raises
 from tests.support.made_events import (
     STRATEGIES,
@@ -111,8 +110,8 @@ def test_a_commit_that_fails_tells_nothing(databases: Settings) -> None:
 
 
 def test_of_a_flood_the_first_are_logged_and_how_many_more_there_are(databases: Settings) -> None:
-    some = [Event(uuid7(RANDOM), nth_key(number), 1, 1) for number in range(LIMIT + 6)]
+    some = [Event(uuid7(RANDOM), nth_key(number), 1, 1) for number in range(TRACED_MAX + 6)]
     with open_sink(databases) as sink, capture_logs() as lines:
         sink.apply(traced(some))
-    assert [line["offset"] for line in lines[:-1]] == list(range(LIMIT))
+    assert [line["offset"] for line in lines[:-1]] == list(range(TRACED_MAX))
     assert (lines[-1]["sink"], lines[-1]["left_out"]) == ("dedup", 6)

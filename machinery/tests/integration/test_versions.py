@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
-from outbox.sink.applier import PARKED
 from outbox.sink.postgres.applier import PostgresApplier
 from outbox.sink.postgres.writer import PostgresWriter
 from outbox.sink.records import Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
-from outbox.sink.writer import Counts
+from outbox.sink.writer import PARKED, Counts
 from tests.seen import ORDERED, PROJECTION, Seen, create_tables
 from tests.support.declared import NUMBER, Events
 from tests.support.declared_sinks import record

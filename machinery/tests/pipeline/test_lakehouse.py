@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import json
+import pickle
 import shutil
 import threading
 import uuid
@@ -21,6 +22,7 @@ import psutil
 import psycopg2
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
@@ -31,9 +33,12 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
+from outbox.kafka import topics
+from outbox.kafka.clients import client_config
 from outbox.sink import discovery, fence
-from outbox.sink.batch import Batch, DeadRecord, Returned
+from outbox.sink.batch import Batch, Chunk, DeadRecord, Decoded, Returned
 from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
+from outbox.sink.ids import day_of
 from outbox.sink.lakehouse import spark_table, table
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.lakehouse.writer import LakehouseWriter
@@ -41,12 +46,14 @@ from outbox.sink.records import Record, Records
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.spark.part import Part
+from outbox.sink.spark.reader import PART_MAX_BYTES, Read, Reader
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
-from outbox.sink.writer import Copier, Counts, SinkWriter
+from outbox.sink.writer import Counts, SinkWriter
 from outbox.testing.command import outbox
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
-from tests.lake import NAME, folder, ids, staged_files, write_source
+from tests.lake import NAME, folder, ids, write_source
 from tests.support import declared_sinks
 from tests.support.declared import NUMBER, Events
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
@@ -58,6 +65,7 @@ from tests.support.made_events import (
     Event,
     as_read,
     batch,
+    chunk_of,
     fetch,
     nth_key,
     sums,
@@ -69,6 +77,7 @@ from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, logged, running
 from tests.support.sql_names import KINDS, words
 from tests.support.suite import DOMAIN
+from tests.support.topic_reader import topic_of
 
 pytestmark = leaves_sockets
 DECLARED = discovery.sinks(load(environment=False))[NAME]
@@ -77,8 +86,9 @@ SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "stock.sql"
 RANDOM = Random(31)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
 TIMEOUT_S = 180
-# More than the heap of the driver, which also runs the tasks; and what is decoded at once is a quarter of that heap.
-LARGE_RECORDS, LARGE_BYTES, PART = 900, 900_000, 180
+# Several times the heap of the driver.
+LARGE_RECORDS, LARGE_BYTES = 2_000, 900_000
+PRODUCED_AT_ONCE = 50  # of them, which wait for the broker in memory
 
 
 def events(count: int, at_ms: int = NOW_MS, keys: int = 3) -> list[Event]:
@@ -148,95 +158,62 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
     assert ids(lake) == sorted(event.event_id for event in [*new, *old])
     assert {key: int(total) for key, total, _ in read_table(lake).totals} == sums([*new, *old])
     assert {path.name for path in folder(lake).glob("outbox_day=*")} == {
-        f"outbox_day={spark_table._day(event.event_id)}" for event in (new[0], old[0])
+        f"outbox_day={day_of(uuid.UUID(event.event_id))}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
     assert read_table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
 
 
-def copier(settings: Settings, sink: SinkWriter, topic: str = TOPIC) -> Copier:
-    """What the sink's tasks run."""
-    assert sink.staging is not None
-    return sink.staging.copier(settings.dsn(SinkRole.WRITER), topic)
+def by_tasks(batch: Batch, *shares: Records) -> Batch:
+    """The batch with what tasks return, each of which has read a share of its records."""
+    chunking = DECLARED.chunking(TOPIC)
+    returned = [pickle.dumps(Read.of(*chunking.first([share], PART_MAX_BYTES))) for share in shares]
+    return replace(batch, chunk=Chunk.together([pickle.loads(one).chunk for one in returned]))  # noqa: S301
 
 
-def read(some: Sequence[Event], *bad: Record, start: int = 0) -> Sequence[Records]:
+def read(some: Sequence[Event], *bad: Record, start: int = 0) -> Records:
     """Events, and records that are no events, as a task reads them from an offset on."""
     found = as_read(*(event.record for event in some), *bad, partition=0)
-    return [replace(found, offsets=range(start, start + len(found)))]
+    return replace(found, offsets=range(start, start + len(found)))
 
 
-def staged(
-    settings: Settings, sink: SinkWriter, some: Sequence[Event], *bad: Record, attempt: int = 1, start: int = 0
-) -> Batch:
-    """A batch that one task has staged."""
-    done = copier(settings, sink)(attempt, read(some, *bad, start=start))
-    made = batch(some, start, start + len(some) + len(bad))
-    return replace(made, rows={}, staged=done, traced=done.traced)
-
-
-def test_only_rows_that_successful_tasks_have_staged_are_merged(lake: Settings) -> None:
+def test_what_several_tasks_have_read_is_merged_each_event_once(lake: Settings) -> None:
     some, other = events(6), events(4)
     with driving(lake) as sink:
-        copier(lake, sink)(1, read([*some[:3], *other]))  # its executor was lost before it could tell
-        made = staged(lake, sink, [*some, some[0]], attempt=2)
-        assert staged_files(lake) == ["1/1.parquet", "1/2.parquet"]
-        assert sink.apply(made) == Counts(rows=7, applied=6, duplicates=1)
+        first = by_tasks(batch([*some, some[0]]), read(some[:3]), read([*some[3:], some[0]], start=3))
+        assert sink.apply(first) == Counts(rows=7, applied=6, duplicates=1)
         assert ids(lake) == sorted(event.event_id for event in some)
-        sink.clear()
-        assert staged_files(lake) == []
-        assert database(lake).query('SELECT count(*) FROM staging."lakehouse/1/1/rows"') == [(0,)]
-        assert sink.apply(staged(lake, sink, [*other, *some], attempt=3, start=7)) == Counts(10, 4, 6)
+        second = by_tasks(batch([*other, *some], start=7), read(other, start=7), read(some, start=11))
+        assert sink.apply(second) == Counts(10, 4, 6)
         assert sink.apply(batch(events(2), start=17)).applied == 2, "a small batch takes the driver's way"
         assert read_table(lake).positions == {TOPIC: {0: 19}} == {TOPIC: database(lake).positions()}
-        sink.close()
     assert len(ids(lake)) == 12
-    assert database(lake).staging_tables() == []
-    assert not Path(f"{folder(lake)}.staging").exists()
 
 
-def test_a_staged_batch_writes_letters_and_closes_them(lake: Settings) -> None:
+def test_a_batch_that_tasks_have_read_writes_letters_and_closes_them(lake: Settings) -> None:
     well, given_up, others = *events(2), events(3)
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
         with closing(connect(lake, SinkRole.WRITER)) as connection:
             replay.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
-        made = staged(lake, sink, [well, given_up, *others], record(b"bad"), start=2)
+        some = [well, given_up, *others]
+        made = by_tasks(batch(some, 2, 8), read(some[:2], start=2), read(some[2:], record(b"bad"), start=4))
         assert sink.apply(made) == Counts(rows=5, applied=4, duplicates=1, dead=1)
-        only_bad = staged(lake, sink, [], record(b"worse"), attempt=2, start=8)
-        assert sink.apply(only_bad) == Counts(dead=1)
-        assert sink.apply(staged(lake, sink, [given_up], attempt=3, start=9)) == Counts(rows=1, duplicates=1)
-        sink.close()
+        assert sink.apply(by_tasks(batch([], 8, 9), read([], record(b"worse"), start=8))) == Counts(dead=1)
+        again = by_tasks(batch([given_up], start=9), read([given_up], start=9))
+        assert sink.apply(again) == Counts(rows=1, duplicates=1)
     assert ids(lake) == sorted(event.event_id for event in [well, *others])
     statuses = database(lake).query("SELECT status, count(*) FROM dead_letters GROUP BY status ORDER BY status")
     assert statuses == [("discarded", 1), ("open", 1), ("replayed", 1)]
 
 
-def test_what_an_earlier_driver_has_staged_is_removed(lake: Settings) -> None:
-    with driving(lake) as sink:
-        late = copier(lake, sink)
-        late(1, read(events(3)))
-    assert staged_files(lake) == ["1/1.parquet"]
-    with driving(lake) as sink:
-        assert staged_files(lake) == []
-        with pytest.raises((FileNotFoundError, psycopg2.errors.UndefinedTable)):
-            late(2, read(events(3)))
-        some = events(3)
-        assert sink.apply(staged(lake, sink, some, attempt=1)).applied == 3
-        sink.close()
-    assert ids(lake) == sorted(event.event_id for event in some)
-    assert staged_files(lake) == []
-
-
-def test_traced_events_that_tasks_have_staged_are_told(lake: Settings) -> None:
+def test_traced_events_that_tasks_have_read_are_told(lake: Settings) -> None:
     header = ("traceparent", f"00-{TRACE}-0123456789abcdef-01".encode())
     some = [one._replace(headers=[*one.headers, header]) for one in (event.record for event in events(2))]
     bad = record(b"bad")
     records = as_read(*some, bad._replace(headers=[*bad.headers, header]), some[0], partition=0)
     with driving(lake) as sink, capture_logs() as lines:
-        done = copier(lake, sink)(1, [records])
-        sink.apply(replace(batch([], 0, 4), staged=done, traced=done.traced))
-        sink.close()
+        sink.apply(by_tasks(batch([], 0, 4), *records.parts(2)))
     assert [(line["offset"], line["outcome"]) for line in lines] == [
         (0, "applied"),
         (1, "applied"),
@@ -255,7 +232,10 @@ class Notes(RecordDecoder):
         return DecodedEvent(str(self.event_id(record)), (1, (record.value or b"").decode()), "note")
 
 
-def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path: Path) -> None:
+def test_records_of_several_times_the_heap_are_merged(
+    topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, name = topic.model_copy(update={"sink_lakehouse": f"file://{tmp_path}/lake"}), topic_of(topic)
     schema = tmp_path / "notes.sql"
     schema.write_text(
         "CREATE TABLE IF NOT EXISTS events (event_id STRING, outbox_day DATE, partition INT, offset BIGINT,"
@@ -263,22 +243,35 @@ def test_a_staged_batch_larger_than_the_heap_is_merged(lake: Settings, tmp_path:
         " USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s"
     )
     target = LakehouseTarget(schema, TOTALS)
-    job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={TOPIC: Notes()})
+    job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={name: Notes()})
     notes = discovery.resolve(lake, job)
+    heap = int(lakehouse_spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
+    assert 2 * heap < LARGE_RECORDS * LARGE_BYTES
 
-    long = RANDOM.randbytes(LARGE_BYTES // 2).hex()
+    long = (RANDOM.randbytes(8 << 10).hex() * 60)[:LARGE_BYTES]  # so that the broker's disk gets little of it
+    producer = Producer(
+        {**client_config(topic), "compression.type": "lz4", "queue.buffering.max.messages": PRODUCED_AT_ONCE}
+    )
+    for event in events(LARGE_RECORDS):
+        while len(producer) == PRODUCED_AT_ONCE:
+            producer.poll(0.1)
+        one = event.record
+        value = f"{event.event_id} {long}".encode()
+        producer.produce(name, value, one.key, partition=0, headers=list(one.headers))
+    assert producer.flush(TIMEOUT_S) == 0
 
-    def parts() -> Iterator[Records]:
-        for _ in range(LARGE_RECORDS // PART):
-            records = [one.record._replace(value=f"{one.event_id} {long}".encode()) for one in events(PART)]
-            yield as_read(*records, partition=0)
-
+    topic_id, sizes = topics.describe(lake, name).id, list[int]()
     with closing(connect(lake, SinkRole.WRITER)) as connection:
         sink = target.writer(lake, connection, notes, fetch)
-        sink.positions(TOPIC, TOPIC_ID)
-        done = copier(lake, sink)(1, parts())
-        assert sink.apply(replace(batch([], 0, LARGE_RECORDS), staged=done)) == Counts(LARGE_RECORDS, LARGE_RECORDS)
-        sink.close()
+        sink.positions(name, topic_id)
+        with closing(Reader(lake, notes, {name: topic_id})) as reader:
+            part = Part(name, {0: 0}, {0: LARGE_RECORDS})
+            while part.count:
+                made = reader.read(lakehouse_spark.sparkContext, part)
+                sizes.append(made.chunk.count)
+                assert sink.apply(made) == Counts(made.chunk.count, made.chunk.count)
+                part = part.behind(made.end)
+    assert sum(sizes) == LARGE_RECORDS
 
 
 def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
@@ -306,7 +299,7 @@ def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
 def test_properties_may_have_the_names_that_occur_in_our_sql(
     lake: Settings, tmp_path: Path, has_transform: bool
 ) -> None:
-    """Events are merged by the driver and from files, set aside, replayed, and delivered again."""
+    """Events are merged, set aside, replayed, and delivered again."""
     kinds = {name: KINDS[place % 3] for place, name in enumerate(words())} | {"key": KINDS[0], "version": NUMBER}
     schema = {"type": "object", "required": [*kinds], "properties": kinds}
     toml = 'key = "key"\nversion = "version"\n'
@@ -326,12 +319,12 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
         return declared_sinks.record("placed", payload, key=str(payload["key"]))
 
     def passed(made: Batch, *, failed: Mapping[tuple[int, int], str] = MappingProxyType({})) -> Batch:
-        rows = spec.layout.table(made.rows)
+        rows = made.chunk.events
+        assert rows is not None
         rows = rows.filter(pa.array([(0, offset) not in failed for offset in rows["offset"].to_pylist()], pa.bool_()))
-        returned = Returned(rows, row_count=rows.num_rows, failed=failed)
-        return replace(made, returned=returned) if has_transform else made
+        return replace(made, returned=Returned(rows, failed)) if has_transform else made
 
-    some = [event(number) for number in range(5)]
+    some = [event(number) for number in range(3)]
     topic = spec.topics[0]
     with driving(lake, spec) as sink:
         if has_transform:
@@ -340,16 +333,12 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
             assert sink.apply(failing) == Counts(1, rejected=1)
         else:
             bad = DeadRecord(0, 0, some[0], (dict(some[0].headers)["id"] or b"").decode(), Rejection("test", ""))
-            assert sink.apply(Batch(topic, TOPIC_ID, {0: 0}, {0: 1}, {}, [bad])).dead == 1
-        made = passed(declared_sinks.batch_of(spec, topic, *some[1:3], start=1))
+            chunk = chunk_of(Decoded({}, [bad], []), spec, topic)
+            assert sink.apply(Batch(topic, TOPIC_ID, {0: 0}, {0: 1}, chunk)).dead == 1
+        made = passed(declared_sinks.batch_of(spec, topic, *some[1:], start=1))
         assert sink.apply(made) == Counts(2, 2)
-        if not has_transform:
-            read = replace(as_read(*some[3:], partition=0), offsets=range(3, 5))
-            done = copier(lake, sink, topic)(1, [read])
-            assert sink.apply(Batch(topic, TOPIC_ID, {0: 3}, {0: 5}, {}, (), staged=done)) == Counts(2, 2)
         assert sink.apply(made).duplicates == 2
-        sink.close()
-    transform = Transformed(spec.layout.schema, lambda _, rows: Returned(rows, row_count=rows.num_rows))
+    transform = Transformed(spec.layout.schema, lambda _, rows: Returned(rows))
     with closing(connect(lake, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             chosen = Selection(sink=NAME).choose(cursor)
@@ -361,7 +350,7 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
         )
     assert replayed == {NAME: Replayed(applied=1)}
     stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
-    found = sorted((json.loads(one.value or b"") for one in (some[:3] if has_transform else some)), key=str)
+    found = sorted((json.loads(one.value or b"") for one in some), key=str)
     assert sorted(({name: row[name] for name in kinds} for row in stored), key=str) == found
 
 
@@ -399,7 +388,7 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
     today, before = events(3), events(3, at_ms=NOW_MS - 3 * DAY_MS)
     with driving(lake) as sink:
         sink.apply(batch([*before, *today]))
-        for file in folder(lake).glob(f"outbox_day={spark_table._day(before[0].event_id)}/*.parquet"):
+        for file in folder(lake).glob(f"outbox_day={day_of(uuid.UUID(before[0].event_id))}/*.parquet"):
             file.unlink()
         assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
         with raises("table-failed"):

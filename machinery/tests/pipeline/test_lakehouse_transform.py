@@ -20,7 +20,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.sink import discovery
 from outbox.sink.batch import Returned
-from outbox.sink.lakehouse import table, writer
+from outbox.sink.lakehouse import table
 from outbox.sink.lakehouse.target import LakehouseTarget
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
@@ -29,7 +29,7 @@ from outbox.sink.writer import Counts
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 from tests import transforms
-from tests.lake import NAME, folder, ids, staged_files, write_source
+from tests.lake import NAME, folder, ids, write_source
 from tests.orders import placed
 from tests.support import transformed
 from tests.support.made_events import TOPIC, TOPIC_ID, Event, fetch, nth_key, traced, uuid7
@@ -156,10 +156,6 @@ def with_left_out(publisher: Publisher, count: int) -> tuple[list[Event], Event,
     return events, bad, [events[1], events[6]]
 
 
-def nothing_is_left_of_staging(sink: Sink) -> bool:
-    return staged_files(sink.settings) == [] == sink.database.staging_tables()
-
-
 # Without tasks there is no shuffle.
 @pytest.mark.parametrize(
     ("transform", "count"), [("in_kilograms", FEW), ("in_kilograms", MANY), ("in_kilograms_shuffled", MANY)]
@@ -185,7 +181,6 @@ def test_the_table_has_what_the_transform_returns_of_each_event_once(
     assert weights.run(from_start=True) == Counts(count + 10, duplicates=len(kept) + again, dead=1, filtered=left_out)
     assert weights.rows() == rows
     assert weights.database.query("SELECT applied, filtered FROM sinks") == [(len(kept), 2 * left_out)]
-    assert nothing_is_left_of_staging(weights)
 
 
 def test_a_batch_that_is_left_out_whole_moves_the_table_on(sink: Sink, publisher: Publisher) -> None:
@@ -212,7 +207,7 @@ def test_the_events_of_two_topics_pass_it(sink: Sink, publisher: Publisher, tmp_
     assert sorted(ordered) == [("order.placed", key, 1) for key in orders]
 
 
-@pytest.mark.parametrize("count", [FEW, 2 * MANY], ids=["few", "many"])  # a half of these is staged again
+@pytest.mark.parametrize("count", [FEW, 2 * MANY], ids=["few", "many"])  # a half of these is read again
 def test_an_event_for_which_it_fails_is_set_aside_and_replayed(weights: Sink, publisher: Publisher, count: int) -> None:
     events, bad = with_failing(publisher, count)
     publisher.send(events)
@@ -338,19 +333,6 @@ def test_a_restored_table_gets_all_events_that_are_not_left_out(
     assert sink.check(monkeypatch).sink(NAME).parked == 0
 
 
-def test_the_driver_transforms_where_tasks_cannot_write_files(
-    sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "is_reachable", lambda _: False)
-    events, bad, left_out = with_left_out(publisher, MANY)
-    publisher.send(events)
-    assert sink.run() == Counts(MANY, applied=MANY - 3, rejected=1, filtered=2)
-    assert sink.rows().keys() == {one.event_id for one in events} - {one.event_id for one in (bad, *left_out)}
-    sink.transform = "doubled"
-    with raises("transform-breaks-rule", NAME):
-        sink.run(from_start=True)
-
-
 def test_traced_events_are_told_with_what_became_of_them(
     databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -358,15 +340,15 @@ def test_traced_events_are_told_with_what_became_of_them(
     declared = discovery.resolve(settings, replace(JOB, transform="not:loaded"))
     events = [Event(uuid7(RANDOM), nth_key(1), 100 + number, 1 + number) for number in range(4)]
     made = traced([*events, events[0]])
-    rows = declared.layout.table(made.rows)
+    rows = made.chunk.events
+    assert rows is not None
     kept = rows.filter([offset in (0, 3, 4) for offset in rows["offset"].to_pylist()])
-    returned = Returned(kept, row_count=3, failed={(0, 2): "it fails"})
+    returned = Returned(kept, {(0, 2): "it fails"})
     with closing(connect(settings, SinkRole.WRITER)) as connection, capture_logs() as lines:
         sink_writer = declared.target.writer(settings, connection, declared, fetch)
         sink_writer.prepare(declared.layout.schema)
         sink_writer.positions(TOPIC, TOPIC_ID)
         assert sink_writer.apply(replace(made, returned=returned)) == Counts(5, 2, duplicates=1, rejected=1, filtered=1)
-        sink_writer.close()
     assert [(line["offset"], line["outcome"]) for line in lines] == [
         (0, "applied"),
         (1, "filtered"),
@@ -390,7 +372,6 @@ def test_kill_behind_a_merge_loses_and_repeats_nothing(
     assert done.returncode == 0, done.stderr
     assert ids(sink.settings) == sorted({one.event_id for one in events} - {one.event_id for one in (bad, *left_out)})
     assert sink.database.statuses() == {bad.event_id: "open"}
-    assert nothing_is_left_of_staging(sink)
     report = sink.check(monkeypatch)
     assert report.settled
     assert [(finding.code, finding.count) for finding in report.findings] == [("sink-parked", 1)]

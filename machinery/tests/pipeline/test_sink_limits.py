@@ -22,7 +22,6 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import discovery, fence
 from outbox.sink.batch import Batch
-from outbox.sink.chunking import Chunking
 from outbox.sink.spark import reader
 from outbox.sink.spark.part import Part
 from tests.support.made_events import DAY_MS, MAIN, NOW_MS, uuid7
@@ -77,7 +76,7 @@ def peak_mib(settings: Settings, found: Queue[tuple[int, float]]) -> None:
     before_mib, count, name = most_mib(), 0, topic_of(settings)
     marks = topics.watermarks(settings, name)
     part = Part(name, {at: first for at, (first, _) in marks.items()}, {at: end for at, (_, end) in marks.items()})
-    task = reader.ReadTask.of(settings, Chunking.of(MAIN, name), name, reader.PART_MAX_BYTES)
+    task = reader.ReadTask.of(settings, MAIN.chunking(name), name, reader.PART_MAX_BYTES)
     while part.count:
         read = task(part)
         assert isinstance(read, reader.Read)

@@ -20,7 +20,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import dead_letters, discovery
+from outbox.sink import dead_records, discovery
 from outbox.sink.lag import LagLookup
 from outbox.sink.repair import rewind
 from outbox.sink.spark.reader import DRIVER_MAX_RECORDS
@@ -200,7 +200,7 @@ def test_a_bad_record_is_kept_whole_with_its_coordinates(topic: Settings, databa
         kept_key, kept_value, kept_headers, kept_reason, recorded_at = cast("Any", row[4:])
         assert (kept_key if kept_key is None else bytes(kept_key)) == key
         assert bytes(kept_value) == value
-        assert dead_letters.headers(kept_headers) == headers
+        assert dead_records.headers(kept_headers) == headers
         assert kept_reason == reason
         assert began_at < recorded_at < datetime.now(UTC) + timedelta(minutes=1)
 

@@ -14,7 +14,6 @@ from outbox.base.settings import load
 from outbox.events.schema import Rejection
 from outbox.sink import discovery, records
 from outbox.sink.batch import Batch, Chunk, DeadRecord, Decoded, Rows, Traced
-from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import DecodedEvent
 from outbox.sink.spec import SinkSpec
 from tests.shape import SHAPE
@@ -133,7 +132,7 @@ def batch(
 
 def chunk_of(decoded: Decoded, spec: SinkSpec = MAIN, topic: str = TOPIC) -> Chunk:
     """The chunk of records that are decoded, for a sink of any target: with the events as a table too."""
-    chunking = Chunking.of(spec, topic)
+    chunking = spec.chunking(topic)
     events = replace(chunking, as_frame=True).of_decoded(decoded).events
     return replace(replace(chunking, as_frame=False).of_decoded(decoded), events=events)
 

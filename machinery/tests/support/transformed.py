@@ -41,7 +41,7 @@ def run(
         writer.prepare(transform.returned)
         started()
         ids = {topic: topics.describe(settings, topic).id for topic in spec.topics}
-        reader = opened.enter_context(closing(Reader(settings, spec, ids, writer.staging, transform)))
+        reader = opened.enter_context(closing(Reader(settings, spec, ids, transform)))
         total = Counts()
         for topic in spec.topics:
             end, stored = topics.last_stable_offsets(settings, topic), writer.positions(topic, ids[topic])
@@ -49,9 +49,7 @@ def run(
             while part.count:
                 batch = reader.read(spark.sparkContext, part)
                 total = Counts(*map(sum, zip(total, writer.apply(batch), strict=True)))
-                writer.clear()
                 part = part.behind(batch.end)
-        writer.close()
         return total
 
 

@@ -26,7 +26,7 @@ from outbox.audit.topic_part import TopicOffset, identity_bytes
 from outbox.audit.totals import Totals
 from outbox.audit.versions import Versions
 from outbox.commands.check import as_text, describe
-from outbox.sink.dead_letters import identity
+from outbox.sink.dead_records import identity
 from outbox.sink.records import Record
 from tests.support.audit_chain import (
     MINUTE_MS,

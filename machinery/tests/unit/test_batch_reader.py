@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from outbox.base.settings import load
-from outbox.sink.chunking import Chunking
 from outbox.sink.spark.part import Part
 from outbox.sink.spark.reader import ReadTask
 from tests.support.made_events import MAIN, TOPIC
@@ -51,7 +50,7 @@ def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
     settings = load(tmp_path, environment=False)
     names = [name for name, value in settings if isinstance(value, SecretStr)]
     known = settings.model_copy(update={name: SecretStr(f"secret of {name}") for name in names})
-    task = ReadTask.of(known, Chunking.of(MAIN, TOPIC), TOPIC, max_bytes=1)
+    task = ReadTask.of(known, MAIN.chunking(TOPIC), TOPIC, max_bytes=1)
     sent = pickle.dumps(task)
     told = {name for name in names if f"secret of {name}".encode() in sent}
     assert told == {"kafka_password"}

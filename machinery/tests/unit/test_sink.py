@@ -14,7 +14,7 @@ from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.commands.sink import sink
-from outbox.sink import dead_letters, discovery, positions, strategy
+from outbox.sink import dead_records, discovery, positions, strategy
 from outbox.sink.records import Record
 from outbox.sink.spark import supervisor
 from outbox.sink.spec import SinkSpec
@@ -32,7 +32,7 @@ EVENT_ID = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
 def identity(event_id: str | None = None, **changes: Any) -> str:
     """The identity of a dead letter."""
     record = Record(key=b"k", headers=[("a", b"1"), ("b", None)], value=b"v", recorded_ms=0)
-    return dead_letters.identity(record._replace(**changes), event_id)
+    return dead_records.identity(record._replace(**changes), event_id)
 
 
 class TestCommand:
@@ -198,14 +198,14 @@ class TestIdentity:
 
 def test_headers_are_kept_as_json_whatever_their_bytes() -> None:
     odd = [("text", "é".encode()), ("none", None), ("binary", b"\xff"), ("nul", b"a\0"), ("k\0ey", b"1")]
-    assert [dead_letters._header(name, value) for name, value in odd] == [
+    assert [dead_records._header(name, value) for name, value in odd] == [
         {"key": "text", "value": "é"},
         {"key": "none", "value": None},
         {"key": "binary", "value_base64": "/w=="},
         {"key": "nul", "value_base64": "YQA="},
         {"key_base64": "awBleQ==", "value": "1"},
     ]
-    assert dead_letters.headers([dead_letters._header(name, value) for name, value in odd]) == odd
+    assert dead_records.headers([dead_records._header(name, value) for name, value in odd]) == odd
 
 
 class TestPositions:

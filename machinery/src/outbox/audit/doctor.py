@@ -32,7 +32,7 @@ from outbox.relay import connectors, hanging, lifecycle, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
 from outbox.sink import asked, discovery, fence, positions
-from outbox.sink.partitions import day_of
+from outbox.sink.ids import day_of
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 

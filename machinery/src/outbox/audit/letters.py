@@ -17,7 +17,7 @@ from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import Quantity
 from outbox.audit.source import rows
 from outbox.audit.topic_part import Delivered, TopicOffset, decoded_events, identity_bytes
-from outbox.sink import dead_letters
+from outbox.sink import dead_letters, dead_records
 from outbox.sink.records import Records
 
 NO_REASON = "no reason given"
@@ -140,9 +140,9 @@ def _events(topic: EventTopic, letters: Sequence[_Row]) -> Iterator[tuple[str, b
     """By sink and event id, the events of letters as they are decoded today; those that are no events are left out."""
     events = [letter for letter in letters if letter.is_event]
     records = Records(
-        keys=[dead_letters.content(letter.key) for letter in events],
-        headers=[dead_letters.headers(letter.headers or ()) for letter in events],
-        values=[dead_letters.content(letter.value) for letter in events],
+        keys=[dead_records.content(letter.key) for letter in events],
+        headers=[dead_records.headers(letter.headers or ()) for letter in events],
+        values=[dead_records.content(letter.value) for letter in events],
         recorded_ms=[letter.recorded_ms for letter in events],
         partitions=[0] * len(events),
         offsets=range(len(events)),  # so that each finds its letter

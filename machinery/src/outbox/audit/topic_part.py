@@ -19,7 +19,7 @@ from outbox.events.schema import SqlType
 from outbox.kafka import records
 from outbox.kafka.records import Within
 from outbox.sink.batch import DeadRecord, Rows
-from outbox.sink.dead_letters import identity
+from outbox.sink.dead_records import identity
 from outbox.sink.records import Records
 
 PART_MAX_BYTES = 16 * 2**20  # of packed rows; more only if one answer of the brokers has more

@@ -17,11 +17,11 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.commands.moment import Moment
 from outbox.sink import discovery
-from outbox.sink.applier import Applier
 from outbox.sink.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Applier
 
 SHOWN = 100  # in a table, unless --limit says otherwise
 WIDEST = 40

@@ -25,6 +25,7 @@ EXPONENT_MAX = 100  # no column holds a larger number, and writing out 1e999999 
 NUMBER_MAX_CHARACTERS = 1000
 KEY_MAX_BYTES = 1000  # an entry of a B-tree takes some 2,700; the outbox has the CHECK columns_fit_a_record
 NESTING_MAX = 200  # the validator fails beyond 255; how much Python itself takes depends on its version
+DEEP_MIN_BYTES = 2 * NESTING_MAX  # each level takes two
 NOT_FINITE = "NaN and infinity are no numbers in JSON"
 NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
 # What msgspec, a model of pydantic, and a value that contains itself raise.
@@ -70,8 +71,8 @@ def as_json(value: object) -> Any:
 
 
 def may_be_deep(value: bytes) -> bool:
-    """Whether JSON has enough brackets to be nested too deep; each level takes two bytes."""
-    return len(value) > 2 * NESTING_MAX and value.count(b"[") + value.count(b"{") > NESTING_MAX
+    """Whether JSON has enough brackets to be nested too deep."""
+    return len(value) > DEEP_MIN_BYTES and value.count(b"[") + value.count(b"{") > NESTING_MAX
 
 
 def is_deep(decoded: Any) -> bool:

@@ -17,6 +17,8 @@ from outbox.events.schema import Rejection
 from outbox.sink.postgres.binary import Encoded
 from outbox.sink.records import Record
 
+TRACED_MAX = 100  # of a chunk: a log of every event of a backlog is no log
+
 Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
 
 

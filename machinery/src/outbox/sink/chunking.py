@@ -7,21 +7,19 @@ not matter how often a task runs, and where.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import date
 
 import pyarrow as pa
 
-from outbox.sink import dead_letters, partitions
-from outbox.sink.batch import Chunk, DeadRecord, Decoded, Rows, Traced, event_ids
+from outbox.sink import dead_records, ids
+from outbox.sink.batch import TRACED_MAX, Chunk, Decoded, Rows, Traced, event_ids
 from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import EVENT_TYPE, Layout
 from outbox.sink.postgres import binary
 from outbox.sink.postgres.binary import Encoded
 from outbox.sink.records import Records, joined
-from outbox.sink.spec import SinkSpec
-from outbox.sink.traces import LIMIT
 
 Reached = dict[int, int]  # by partition, the offset behind the last record
 
@@ -34,12 +32,6 @@ class Chunking:
     layout: Layout
     as_frame: bool  # whether Spark gets the events
     with_days: bool  # whether the ids are UUIDv7s whose days are wanted
-
-    @classmethod
-    def of(cls, spec: SinkSpec, topic: str) -> Chunking:
-        """That of a sink."""
-        as_frame = spec.job.transform is not None or spec.target.is_elsewhere
-        return cls(spec.decoders[topic], spec.layout, as_frame, spec.strategy.remembers_ids)
 
     def chunk(self, records: Records) -> Chunk:
         """The chunk of some records."""
@@ -79,12 +71,12 @@ class _Making:
         self._count += sum(rows.num_rows for rows in decoded.rows.values())
         self._dead_count += len(decoded.dead)
         self._traced_count += len(decoded.traced)
-        self._traced += decoded.traced[: LIMIT - len(self._traced)]
+        self._traced += decoded.traced[: TRACED_MAX - len(self._traced)]
         self._skipped.update(decoded.skipped)
         if self._of.with_days and decoded.rows:
-            self._days |= partitions.days(event_ids(decoded.rows))
+            self._days |= ids.days(event_ids(decoded.rows))
         if decoded.dead:
-            self._take(self._dead, [encoded_dead(decoded.dead)])
+            self._take(self._dead, [dead_records.encode(decoded.dead)])
         if self._of.as_frame:
             events = self._of.layout.table(decoded.rows)
             self._events.append(events)
@@ -118,12 +110,6 @@ def encoded_rows(rows: Rows, layout: Layout) -> list[Encoded]:
     """The rows of each event for a table of this layout; columns that an event lacks are left out."""
     types: dict[str, binary.Type] = {**binary.types_of(layout.columns), EVENT_TYPE: "label"}
     return [binary.encode(layout.rows(event, table), types) for event, table in rows.items()]
-
-
-def encoded_dead(dead: Sequence[DeadRecord]) -> Encoded:
-    """Dead records for the table of those."""
-    letters = [(dead_letters.identity(one.record, one.event_id), *dead_letters.columns(one)) for one in dead]
-    return binary.encode(binary.table(letters, dead_letters.DEAD), dead_letters.DEAD)
 
 
 def _last(records: Records) -> dict[int, int]:

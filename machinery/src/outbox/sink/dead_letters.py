@@ -10,19 +10,14 @@ the same transaction.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
 from outbox.events.schema import Rejection
-from outbox.kafka.headers import Header
+from outbox.sink import dead_records
 from outbox.sink.batch import Chunk, DeadRecord
 from outbox.sink.layout import IS_FILTERED
 from outbox.sink.postgres import binary
@@ -30,9 +25,7 @@ from outbox.sink.records import Fetch, Place, Record
 
 T = TypeVar("T")
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
 OLDER_THAN_HORIZON = "older than the deduplication horizon"
 NOT_ASKED_FOR = "not asked for"
 FILTERED = "filtered"  # the resolution of a letter whose event the sink's transform has left out
@@ -42,21 +35,10 @@ STATEMENT_MAX_BYTES = 4 << 20  # of keys, headers and values; a single larger re
 COLUMNS = """
 sink, identity, topic_id, topic, partition, "offset", key, headers, value, recorded_at, event_id, reason, detail
 """
-# The dead records of a batch. The table is a session's.
-DEAD: Mapping[str, binary.Type] = {
-    "identity": "text",
-    "partition": "integer",
-    "offset": "bigint",
-    "key": "bytea",
-    "headers": "jsonb",
-    "value": "bytea",
-    "recorded_at": "timestamptz",
-    "event_id": "uuid",
-    "reason": "text",
-    "detail": "text",
-}
 DEAD_TABLE = sql.Identifier("pg_temp", "outbox_dead")
-TABLE = sql.SQL("CREATE TEMPORARY TABLE outbox_dead ({}) ON COMMIT DELETE ROWS").format(binary.definitions(DEAD))
+TABLE = sql.SQL("CREATE TEMPORARY TABLE outbox_dead ({}) ON COMMIT DELETE ROWS").format(
+    binary.definitions(dead_records.TYPES)
+)
 # Ordered, so that two writers of the same letters do not deadlock.
 INSERT = f"""
 INSERT INTO public.dead_letters ({COLUMNS})
@@ -182,21 +164,6 @@ UPDATE public.dead_letters AS letter
 """  # noqa: S608
 
 
-def identity(record: Record, event_id: str | None) -> str:
-    """The event's id, else a hash of key, headers and value: the same for a record that is repeated."""
-    return event_id or f"sha256:{digest(record)}"
-
-
-def digest(record: Record) -> str:
-    """A hash of key, headers and value."""
-    found = hashlib.sha256()
-    headers = (part for name, content in record.headers for part in (name.encode(), content))
-    for part in (record.key, record.value, *headers):
-        # Each part with its length, so that no two records run together to the same bytes.
-        found.update(b"-" if part is None else b"%d:%b" % (len(part), part))
-    return found.hexdigest()
-
-
 def insert(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, chunk: Chunk) -> None:
     """Write the dead letters of a chunk's undecodable records in the caller's transaction.
 
@@ -231,7 +198,7 @@ def insert_rejected(
         for (partition, offset), record in chunk:
             event_id, version_of_event, rejection = new[partition, offset]
             dead = DeadRecord(partition, offset, record, event_id, rejection)
-            rows.append((sink, event_id, topic_id, topic, *columns(dead), True, version_of_event))
+            rows.append((sink, event_id, topic_id, topic, *dead_records.columns(dead), True, version_of_event))
         execute_values(cursor, INSERT_REJECTED, rows, page_size=len(rows))
     return len(known) + len(new)
 
@@ -270,12 +237,16 @@ def _drop_copies(
     """Take out of ``batch`` the records that are copies of discarded ones; returns their places."""
     cursor.execute(DISCARDED_RECORDS, {"sink": sink, "identities": list(set(doubtful.values()))})
     discarded = {
-        name: digest(Record(content(key), headers(own), content(value), 0)) for name, key, own, value in cursor
+        name: dead_records.digest(dead_records.record(key, headers, value)) for name, key, headers, value in cursor
     }
     of_interest = [place for place, event_id in doubtful.items() if event_id in discarded]
     if not of_interest:
         return set()
-    copies = {place for place, record in fetch(topic, of_interest) if digest(record) == discarded[doubtful[place]]}
+    copies = {
+        place
+        for place, record in fetch(topic, of_interest)
+        if dead_records.digest(record) == discarded[doubtful[place]]
+    }
     cursor.execute(
         DROP_PLACES,
         {"partitions": [partition for partition, _ in copies], "offsets": [offset for _, offset in copies]},
@@ -329,11 +300,6 @@ def update_reasons(cursor: extensions.cursor, sink: str, rejections: Mapping[str
         execute_values(cursor, UPDATE_REASONS, rows, template=cursor.mogrify("(%s, %%s, %%s, %%s)", (sink,)).decode())
 
 
-def headers(stored: Sequence[dict[str, Any]]) -> list[Header]:
-    """The headers that a letter keeps as JSON."""
-    return [((_bytes("key", header) or b"").decode(), _bytes("value", header)) for header in stored]
-
-
 def _chunks(letters: Iterable[T], record_of: Callable[[T], Record]) -> Iterator[list[T]]:
     chunk: list[T] = []
     size_bytes = 0
@@ -351,45 +317,3 @@ def _chunks(letters: Iterable[T], record_of: Callable[[T], Record]) -> Iterator[
 def _size_bytes(record: Record) -> int:
     parts = (record.key, record.value, *(content for _, content in record.headers))
     return sum(len(part) for part in parts if part is not None)
-
-
-def columns(dead: DeadRecord) -> tuple[object, ...]:
-    """The record as a row of dead_letters, from its partition to its detail."""
-    record = dead.record
-    return (
-        dead.partition,
-        dead.offset,
-        record.key,
-        json.dumps([_header(name, content) for name, content in record.headers], ensure_ascii=False),
-        record.value,
-        datetime.fromtimestamp(min(max(record.recorded_ms, 0), LAST_MS) / 1000, UTC),
-        dead.event_id,
-        *dead.rejection,
-    )
-
-
-def content(stored: memoryview | None) -> bytes | None:
-    """Bytes as psycopg2 returns them."""
-    return None if stored is None else bytes(stored)
-
-
-def _header(name: str, content: bytes | None) -> dict[str, str | None]:
-    """A header as JSON. In base64 is what jsonb does not hold, and what JSON needs six times the room for."""
-    return {**_json("key", name.encode()), **_json("value", content)}
-
-
-def _json(field: str, content: bytes | None) -> dict[str, str | None]:
-    try:
-        text = None if content is None else content.decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    if text is not None and CONTROL.search(text):
-        return {f"{field}_base64": base64.b64encode(content or b"").decode()}
-    return {field: text}
-
-
-def _bytes(field: str, header: Mapping[str, Any]) -> bytes | None:
-    encoded, text = header.get(f"{field}_base64"), header.get(field)
-    if encoded is not None:
-        return base64.b64decode(encoded)
-    return None if text is None else str(text).encode()

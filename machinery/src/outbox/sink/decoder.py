@@ -11,8 +11,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,8 +26,18 @@ from outbox.events.aggregate import Aggregate
 from outbox.events.catalog import Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster
-from outbox.events.values import KEY_MAX_BYTES, NOT_JSON, convert, decode, is_deep, may_be_deep, parse_json
+from outbox.events.values import (
+    DEEP_MIN_BYTES,
+    KEY_MAX_BYTES,
+    NOT_JSON,
+    convert,
+    decode,
+    is_deep,
+    may_be_deep,
+    parse_json,
+)
 from outbox.sink.batch import DeadRecord, Decoded, Rows, Traced
+from outbox.sink.ids import made_at_ms
 from outbox.sink.records import Record, Records, values_at
 from outbox.sink.values import convert_all, table_of
 
@@ -36,7 +48,8 @@ DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records of an event that are decoded by columns; a bad one costs its neighbours some time
 AT_ONCE_EVENTS_MAX = 8
-Kind = tuple[str | None, str | None]  # event type and schema version, as the headers have them
+Kind = tuple[bytes | None, bytes | None]  # event type and schema version, as the headers have them
+IS_TRACED = methodcaller("__contains__", "traceparent")
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
 
@@ -44,28 +57,28 @@ UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
 @dataclass(frozen=True)
 class Columns:
     """What is decoded of records column by column. ``recorded_ms`` are the first and the last time of recording, maybe
-    among more records than these; ``headers`` are empty if no record is traced.
+    among more records than these; ``traceparents`` are empty if no record is traced.
     """
 
     places: Mapping[str, pa.Array]  # event_id, partition, offset
     keys: pa.Array
     values: Sequence[bytes | None]
     recorded_ms: tuple[int, int]
-    headers: Sequence[Mapping[str, str | None]]
+    traceparents: Sequence[bytes | None]
 
     @classmethod
-    def of(cls, records: Records, headers: Sequence[Mapping[str, str | None]]) -> Columns:
-        """Those of records with these headers."""
+    def of(cls, records: Records, headers: Sequence[Mapping[str, bytes | None]]) -> Columns:
+        """Those of records with these headers. Raises ValueError if an id is not UTF-8."""
         return cls(
             places={
-                "event_id": pa.array([one.get("id") for one in headers], pa.string()),
+                "event_id": pa.array([one.get("id") for one in headers], pa.binary()).cast(pa.string()),
                 "partition": pa.array(records.partitions, pa.int32()),
                 "offset": pa.array(records.offsets, pa.int64()),
             },
             keys=pa.array(records.keys, pa.binary()),
             values=records.values,
             recorded_ms=(min(records.recorded_ms, default=0), max(records.recorded_ms, default=0)),
-            headers=headers if any("traceparent" in one for one in headers) else (),
+            traceparents=[one.get("traceparent") for one in headers] if any(map(IS_TRACED, headers)) else (),
         )
 
     def at(self, numbers: Sequence[int]) -> Columns:
@@ -76,12 +89,13 @@ class Columns:
             self.keys.take(indices),
             values_at(numbers, self.values),
             self.recorded_ms,
-            values_at(numbers, self.headers) if self.headers else (),
+            values_at(numbers, self.traceparents) if self.traceparents else (),
         )
 
     def traced(self) -> list[Traced]:
         """Which of them are traced, all being events."""
-        rows = zip(map(_sampled_trace, self.headers), *(one.to_pylist() for one in self.places.values()), strict=False)
+        places = (one.to_pylist() for one in self.places.values())
+        rows = zip(map(_sampled_trace, self.traceparents), *places, strict=False)
         return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
 
 
@@ -162,7 +176,7 @@ class RecordDecoder(ABC):
             else:
                 event_id = self.event_id(record)
                 dead.append(DeadRecord(partition, offset, record, event_id, found))
-            trace_id = _sampled_trace({name: _text(content) for name, content in record.headers})
+            trace_id = _sampled_trace(dict(record.headers).get("traceparent"))
             if trace_id is not None:
                 traced.append(Traced(trace_id, event_id, partition, offset, isinstance(found, Rejection)))
         return Decoded(self.rows(events), dead, traced, skipped)
@@ -259,22 +273,20 @@ class EventDecoder(RecordDecoder):
         """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
         if len(records) > self.at_once:
             return self.decode_parts(records.parts(self.at_once))
+        headers = list(map(dict, records.headers))
         try:
-            headers = [
-                {name: None if content is None else content.decode() for name, content in one}
-                for one in records.headers
-            ]
-        except UnicodeDecodeError:
+            columns = Columns.of(records, headers)
+        except ValueError:
             return super().decode(records)
         kinds = _places([(one.get("eventType"), one.get("schemaVersion")) for one in headers])
-        columns = Columns.of(records, headers)
         found = []
         for kind, places in kinds.items():
-            skipped = self._skipped(*kind)
+            type_, version = map(_text, kind)
+            skipped = self._skipped(type_, version)
             if skipped is not None:
                 found.append(Decoded({}, [], [], {skipped.name: len(places)}))
                 continue
-            known = self._versions.get((str(kind[0]), str(kind[1])))
+            known = self._versions.get((str(type_), str(version)))
             of_kind = columns if len(kinds) == 1 else columns.at(places)
             decoded = None if known is None else self._all_events(known, of_kind)
             found.append(decoded or super().decode(records if len(kinds) == 1 else records.at(places)))
@@ -317,8 +329,9 @@ class EventDecoder(RecordDecoder):
                 values = [self._upcast(known, value) for value in values]
                 if any(isinstance(value, Rejection) for value in values):
                     return None
+            properties = _properties(values, [one.name for one in known.columns])
             arrays = {
-                one.name: convert_all(one.type, [value.get(one.name) for value in values]) for one in known.columns
+                one.name: convert_all(one.type, of_one) for one, of_one in zip(known.columns, properties, strict=True)
             }
             keys = of_kind.keys.cast(pa.string())
             if not keys.equals(arrays[self.key].cast(pa.string())) or self._is_any_too_long(keys):
@@ -375,11 +388,6 @@ class EventDecoder(RecordDecoder):
         return Rejection(UNKNOWN_TYPE, f"header eventType: {shortened(repr(type_))} is not declared on {self.topic}")
 
 
-def made_at_ms(event_id: str) -> int:
-    """The time inside a UUIDv7, in milliseconds since 1970."""
-    return int(event_id[:8] + event_id[9:13], 16)
-
-
 def _parse_all(values: Sequence[bytes | None]) -> list[Any] | None:
     """The values of records as JSON; None if one is null, is not JSON, or is nested too deep."""
     contents = [value for value in values if value is not None]
@@ -387,17 +395,26 @@ def _parse_all(values: Sequence[bytes | None]) -> list[Any] | None:
         decoded = list(map(decode, contents))
     except NOT_JSON:
         return None
-    is_any_deep = any(map(is_deep, compress(decoded, map(may_be_deep, contents))))
+    is_any_long = max(map(len, contents), default=0) > DEEP_MIN_BYTES
+    is_any_deep = is_any_long and any(map(is_deep, compress(decoded, map(may_be_deep, contents))))
     return None if is_any_deep or len(contents) < len(values) else decoded
+
+
+def _properties(values: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterable[Sequence[Any]]:
+    """By property its values, in one call in C for each value if they all have it."""
+    if len(names) > 1:
+        with suppress(KeyError):
+            return list(zip(*map(itemgetter(*names), values), strict=True))
+    return [[value.get(name) for value in values] for name in names]
 
 
 def _text(content: bytes | None) -> str | None:
     return None if content is None else content.decode(errors="replace")
 
 
-def _sampled_trace(headers: Mapping[str, str | None]) -> str | None:
+def _sampled_trace(traceparent: bytes | None) -> str | None:
     """The trace of a record whose sender records it, if any."""
-    text = headers.get("traceparent")
+    text = _text(traceparent)
     return trace.trace_id(text) if trace.is_sampled(text) else None
 
 

@@ -1,30 +1,11 @@
-"""The partitions of processed_events: which ones a batch needs, made before the transaction that applies the batch."""
+"""The partitions of processed_events: what a batch needs is made before the transaction that applies the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import date, timedelta
-from uuid import UUID
+from datetime import date
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg2 import extensions
-
-EPOCH = date(1970, 1, 1)
-STEP_MS = 1 << 16
-
-
-def day_of(event_id: UUID) -> date:
-    """The day (UTC) of the time inside a UUIDv7; the last day of the calendar for a time beyond it."""
-    return _day(event_id.int >> 80)
-
-
-def days(event_ids: pa.ChunkedArray) -> set[date]:
-    """The days, in UTC, of the times inside these UUIDv7s, and maybe the day before one of them."""
-    # The first eight digits count in steps of 65.5 s, so that a batch has few of them, however many ids it has.
-    steps = pc.unique(pc.utf8_slice_codeunits(event_ids, 0, 8)).to_pylist()
-    first_ms = {int(step, 16) << 16 for step in steps}
-    return {_day(ms) for start in first_ms for ms in (start, start + STEP_MS - 1)}
 
 
 def ensure(connection: extensions.connection, wanted: Collection[date]) -> None:
@@ -43,7 +24,3 @@ def ensure(connection: extensions.connection, wanted: Collection[date]) -> None:
         with connection, connection.cursor() as cursor:
             cursor.execute("SELECT public.ensure_processed_events(%s::date[])", [sorted(wanted)])
             ((is_complete,),) = cursor.fetchall()
-
-
-def _day(ms: int) -> date:
-    return EPOCH + min(timedelta(milliseconds=ms), date.max - EPOCH)

@@ -17,14 +17,14 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.applier import Applier
 from outbox.sink.asked import Asked
 from outbox.sink.batch import Returned
+from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import Layout
 from outbox.sink.records import Fetch
 from outbox.sink.strategy import Strategy
-from outbox.sink.writer import SinkWriter
+from outbox.sink.writer import Applier, SinkWriter
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,11 @@ class SinkSpec:
     def layout(self) -> Layout:
         """How its events lie in its tables."""
         return Layout.of(self.decoders)
+
+    def chunking(self, topic: str) -> Chunking:
+        """How the records of one of its topics become chunks."""
+        as_frame = self.job.transform is not None or self.target.is_elsewhere
+        return Chunking(self.decoders[topic], self.layout, as_frame, self.strategy.remembers_ids)
 
     @property
     def asked(self) -> Asked:

@@ -12,10 +12,8 @@ from typing import Literal
 from psycopg2 import extensions
 
 from outbox.base import log
-from outbox.sink.batch import Traced
+from outbox.sink.batch import TRACED_MAX, Traced
 from outbox.sink.layout import IS_FILTERED
-
-LIMIT = 100  # per batch: a log of every event of a backlog is no log
 
 PLACES = 'unnest(%s::int[], %s::bigint[]) AS place (partition, "offset")'
 OUTCOMES = f"""
@@ -68,13 +66,13 @@ def filtered(cursor: extensions.cursor, traced: Sequence[Traced]) -> dict[tuple[
 
 
 def log_outcomes(sink: str, found: Sequence[tuple[Traced, Outcome]], count: int) -> None:
-    """Log them, once that transaction is committed; of ``count``, what is more than LIMIT only as a number."""
-    for traced, outcome in found[:LIMIT]:
+    """Log them, once that transaction is committed; of ``count``, what is more than TRACED_MAX only as a number."""
+    for traced, outcome in found[:TRACED_MAX]:
         place = {"partition": traced.partition, "offset": traced.offset}
         names = {"trace_id": traced.trace_id, "event_id": traced.event_id}
         _log.info(f"event {outcome}", sink=sink, outcome=outcome, **names, **place)
-    if count > LIMIT:
-        _log.info("more traced events than are logged", sink=sink, left_out=count - LIMIT)
+    if count > TRACED_MAX:
+        _log.info("more traced events than are logged", sink=sink, left_out=count - TRACED_MAX)
 
 
 def _places(traced: Sequence[Traced]) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""A running sink's writer: one batch, applied whole, at most one writer per sink.
+"""What applies events to a sink's target: the writer of a running sink, batch by batch, and the applier of a replay.
 
 Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 """
@@ -6,8 +6,9 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from psycopg2 import extensions
@@ -17,7 +18,10 @@ from outbox.sink import asked, fence, generations, positions
 from outbox.sink.asked import Asked
 from outbox.sink.batch import Batch
 from outbox.sink.generations import Beginning
+from outbox.sink.records import Fetch
+from outbox.sink.strategy import Strategy
 
+PARKED = "parked"  # the reason of an event that waits for an earlier one of its key
 COUNT = """
 UPDATE public.sinks
    SET applied = applied + %(applied)s, duplicates = duplicates + %(duplicates)s, skipped = skipped + %(skipped)s,
@@ -134,3 +138,44 @@ class SinkWriter(ABC):
 def count(cursor: extensions.cursor, sink: str, counts: Counts) -> None:
     """Add to a sink's counts of all time, in the caller's transaction."""
     cursor.execute(COUNT, {"sink": sink, **counts._asdict()})
+
+
+class Applied(NamedTuple):
+    """What became of a batch: rows that were applied, events that were rejected, events that were new and that the
+    sink's transform left out. The other rows were duplicates.
+    """
+
+    applied: int
+    rejected: int
+    filtered: int = 0
+
+
+class Applier(Protocol):
+    """Applies events, with the temporary tables of a connection."""
+
+    name: str
+    strategy: Strategy
+
+    def prepare(self, cursor: extensions.cursor) -> None:
+        """Make the temporary tables of the session."""
+
+    def end(self, cursor: extensions.cursor) -> None:
+        """Drop the temporary tables, so that the session may be prepared for another sink."""
+
+    def lost(self, event_ids: Collection[str]) -> Collection[str]:
+        """Those of these events, whose dead letters are closed, that the result does not have any more. A result that
+        is committed with its dead letters loses none.
+        """
+        del event_ids
+        return ()
+
+    def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
+        """Apply the events of a batch, whose dead letters are open, in the caller's transaction with the sink's lock.
+
+        A transform, and a target outside of the database, run between two transactions: the caller's ends before, and
+        another one is open when this returns, which the caller's commit ends. The sink's lock is held all the time.
+
+        Each event ends as applied or as a duplicate, and its dead letter is closed; or as rejected, and its dead letter
+        stays open. ``older_than_horizon`` also applies events that the strategy has forgotten: the caller is sure that
+        they were never applied.
+        """

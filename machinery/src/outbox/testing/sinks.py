@@ -44,7 +44,7 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
             start = writer.positions(topic, TOPIC_ID).get(0, 0)
             read = [_as_kafka_has_it(one) for one in records if one["topic"] == topic]
             on_topic[topic] = {(0, offset): record for offset, record in enumerate(read, start)}
-            counts.append(_apply(writer, Chunking.of(chosen, topic), topic, on_topic[topic]))
+            counts.append(_apply(writer, chosen.chunking(topic), topic, on_topic[topic]))
     return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
 
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 from psycopg2 import extensions, sql
 
 from outbox.sink import dead_letters, fence
-from outbox.sink.applier import Applied, Applier
 from outbox.sink.batch import Batch, Returned
 from outbox.sink.lakehouse.spark_table import Table
 from outbox.sink.layout import FAILURE, IS_FILTERED, PLACE, VERSION
@@ -22,6 +21,7 @@ from outbox.sink.postgres.returned import Known, join
 from outbox.sink.postgres.transforming import TRANSFORM_FAILED
 from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Applied, Applier
 
 COLUMNS: dict[str, binary.Type] = {**binary.PLACE, VERSION: "bigint", IS_FILTERED: "boolean", FAILURE: "text"}
 TABLES = sql.SQL(
@@ -39,6 +39,12 @@ DROP_REJECTED = """
 DELETE FROM pg_temp.outbox_batch AS batch USING pg_temp.rejections AS rejected WHERE batch.event_id = rejected.event_id
 """
 DROP_FILTERED = f'DELETE FROM pg_temp.outbox_batch AS batch WHERE batch."{IS_FILTERED}"'  # noqa: S608
+
+
+def prepare(cursor: extensions.cursor) -> None:
+    """Make the tables of a session."""
+    cursor.execute(TABLES)
+    cursor.execute(dead_letters.TABLE)
 
 
 class LakehouseApplier(Applier):
@@ -60,8 +66,7 @@ class LakehouseApplier(Applier):
         self._known = {topic: Known.of(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
-        cursor.execute(TABLES)
-        cursor.execute(dead_letters.TABLE)
+        prepare(cursor)
 
     def end(self, cursor: extensions.cursor) -> None:
         cursor.execute(f"DROP TABLE {NAMES}")

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.sink import partitions
+from outbox.sink.ids import days
 from outbox.sink.spark.session import FEW_ROWS, reason
 
 LOCK_TIMEOUT_S = 60
@@ -179,7 +179,7 @@ def _bounds(event_ids: pa.ChunkedArray) -> dict[str, str]:
     """The days of ids, the first id and the last, as SQL: what bounds a search for events."""
     ends = pc.min_max(event_ids).as_py()
     return {
-        "days": ", ".join(f"DATE '{day.isoformat()}'" for day in sorted(partitions.days(event_ids))) or "NULL",
+        "days": ", ".join(f"DATE '{day.isoformat()}'" for day in sorted(days(event_ids))) or "NULL",
         "first_id": _literal(ends["min"] or ""),
         "last_id": _literal(ends["max"] or ""),
     }

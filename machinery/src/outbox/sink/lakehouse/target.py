@@ -9,11 +9,10 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.applier import Applier
 from outbox.sink.lakehouse import table
 from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed
-from outbox.sink.writer import SinkWriter
+from outbox.sink.writer import Applier, SinkWriter
 
 
 class LakehouseTarget(Target):

@@ -44,7 +44,7 @@ from pyspark.sql import SparkSession
 from outbox.sink import dead_letters, fence, positions, traces
 from outbox.sink.batch import Batch, Traced
 from outbox.sink.generations import TopicOffsets
-from outbox.sink.lakehouse.applier import LakehouseApplier
+from outbox.sink.lakehouse.applier import LakehouseApplier, prepare
 from outbox.sink.lakehouse.spark_table import Table
 from outbox.sink.layout import PLACE
 from outbox.sink.records import Fetch
@@ -88,9 +88,9 @@ class LakehouseWriter(SinkWriter):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make the tables of the session."""
+        """Make the tables of the session. Spark may not have started: it does when all sinks have their fences."""
         with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
-            self._applier.prepare(cursor)
+            prepare(cursor)
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. A sink without positions of any topic gets its table made.

@@ -16,13 +16,13 @@ from psycopg2 import extensions, sql
 
 from outbox.base.errors import Failure
 from outbox.sink import dead_letters
-from outbox.sink.applier import PARKED, Applied, Applier
 from outbox.sink.batch import Batch
 from outbox.sink.decoder import RecordDecoder
 from outbox.sink.layout import Layout, TransformedLayout, view_name
 from outbox.sink.projection import Projection, load
 from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import PARKED, Applied, Applier
 
 # The tables have no statistics, so Postgres overestimates statements, and would compile one for longer than it runs.
 # By its default of 4 MB for each, sorts and hashes of a part of 100,000 events go through files.

@@ -161,12 +161,23 @@ def _days(column: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _uuids(column: pa.Array) -> np.ndarray[Any, Any]:
-    characters = np.frombuffer("".join(column.to_pylist()).encode(), np.uint8)
-    rows = characters.reshape(len(column), UUID_CHARACTERS)
+    rows = _characters(column).reshape(len(column), UUID_CHARACTERS)
     if (rows[:, HYPHENS] != ord("-")).any():
         raise ValueError("a value is no UUID")
     digits = np.delete(rows, HYPHENS, axis=1).tobytes()
     return np.frombuffer(binascii.unhexlify(digits), "V16")
+
+
+def _characters(column: pa.Array) -> np.ndarray[Any, Any]:
+    """The characters of texts, one behind the other. Raises ValueError if one is not as long as a UUID."""
+    if not len(column):
+        return np.empty(0, np.uint8)
+    lengths = pc.min_max(pc.binary_length(column)).as_py()
+    if {*lengths.values()} != {UUID_CHARACTERS}:
+        raise ValueError("a value is no UUID")
+    _, offsets, content = column.buffers()
+    first = int(np.frombuffer(offsets, np.int32)[column.offset])
+    return np.frombuffer(content, np.uint8, len(column) * UUID_CHARACTERS, first)
 
 
 def _label(column: pa.Array) -> np.ndarray[Any, Any]:

@@ -11,7 +11,6 @@ from psycopg2 import extensions
 
 from outbox.events.schema import Column
 from outbox.sink import fence
-from outbox.sink.applier import Applied
 from outbox.sink.batch import Batch, Returned
 from outbox.sink.layout import FAILURE, IS_FILTERED, KEY, VERSION, TransformedLayout
 from outbox.sink.postgres import binary
@@ -19,6 +18,7 @@ from outbox.sink.postgres.applier import BATCH, PostgresApplier
 from outbox.sink.postgres.returned import Known, join
 from outbox.sink.records import Fetch
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Applied
 
 TRANSFORM_FAILED = "transform failed"
 DROP_FILTERED = f'DELETE FROM pg_temp.new_events AS new WHERE new."{IS_FILTERED}"'  # noqa: S608

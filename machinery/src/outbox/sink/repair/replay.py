@@ -21,15 +21,14 @@ from psycopg2 import extensions
 
 from outbox.base.database import database_errors
 from outbox.events.schema import Rejection
-from outbox.sink import dead_letters, fence, partitions
-from outbox.sink.applier import PARKED, Applier
+from outbox.sink import dead_letters, dead_records, fence, partitions
 from outbox.sink.batch import Batch, Decoded
-from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
+from outbox.sink.ids import days
 from outbox.sink.records import Place, Record
 from outbox.sink.repair.selection import SIZE_BYTES, Chosen
 from outbox.sink.spec import SinkSpec
-from outbox.sink.writer import Counts, count
+from outbox.sink.writer import PARKED, Applier, Counts, count
 
 CHUNK = 1000
 CHUNK_BYTES = 16 << 20  # the records of a chunk are in memory
@@ -197,7 +196,7 @@ class _Replay:
             dead_letters.update_reasons(cursor, sink, rejections)
             if self._decoder is None or not events:
                 return Replayed(rejected=len(rejections))
-            chunk = Chunking.of(self._spec, self._topic).of_decoded(Decoded(self._decoder.rows(events), [], []))
+            chunk = self._spec.chunking(self._topic).of_decoded(Decoded(self._decoder.rows(events), [], []))
             applied, rejected, filtered = self._applier.replay(
                 cursor,
                 Batch(self._topic, chosen[0].topic_id, {}, {}, chunk),
@@ -261,7 +260,7 @@ def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequ
     """The days of the events that are valid now and were not before: the strategy will remember their ids."""
     with connection:
         found = [_event(letter, decoder) for letter in _open(connection, chunk) if not letter.is_event]
-        return partitions.days(pa.array([one.event_id for one in found if isinstance(one, DecodedEvent)], pa.string()))
+        return days(pa.array([one.event_id for one in found if isinstance(one, DecodedEvent)], pa.string()))
 
 
 def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None = None) -> Iterator[_Letter]:
@@ -269,9 +268,7 @@ def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: st
         cursor.itersize = FETCHED
         cursor.execute(CLAIM, {**_names(chunk), "reason": reason})
         for identity, key, headers, value, is_event, why, partition, offset, recorded_ms in cursor:
-            record = Record(
-                dead_letters.content(key), dead_letters.headers(headers), dead_letters.content(value), recorded_ms
-            )
+            record = dead_records.record(key, headers, value, recorded_ms)
             yield _Letter(identity, record, is_event, why, partition, offset)
 
 

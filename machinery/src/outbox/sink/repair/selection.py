@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
-from outbox.sink.applier import PARKED
 from outbox.sink.dead_letters import FILTERED
+from outbox.sink.writer import PARKED
 
 Status = Literal["open", "replayed", "discarded", "all"]
 

@@ -56,7 +56,7 @@ class Reader:
         self._topic_ids = topic_ids
         self._transform = transform
         self._most = PART_MAX_RECORDS  # records that are expected to fit into a chunk
-        self._chunkings = {topic: Chunking.of(spec, topic) for topic in spec.topics}
+        self._chunkings = {topic: spec.chunking(topic) for topic in spec.topics}
         self._followers: dict[str, Follower] = {}
         with ExitStack() as opened:
             opened.callback(self.close)

@@ -39,12 +39,12 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import usable
 from outbox.events.schema import shortened
-from outbox.sink.applier import Applier
 from outbox.sink.batch import Returned
 from outbox.sink.layout import PLACE
 from outbox.sink.spark import frame
 from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
 from outbox.sink.spec import SinkSpec, Transformed
+from outbox.sink.writer import Applier
 
 # For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
 SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}

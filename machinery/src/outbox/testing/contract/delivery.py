@@ -12,15 +12,13 @@ from typing import NamedTuple
 from outbox.base.settings import SinkRole
 from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
-from outbox.sink.applier import Applier
 from outbox.sink.batch import Batch, DeadRecord
-from outbox.sink.chunking import Chunking
 from outbox.sink.decoder import Skipped
 from outbox.sink.records import Place, Record
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec, Transformed
-from outbox.sink.writer import SinkWriter
+from outbox.sink.writer import Applier, SinkWriter
 from outbox.testing.contract.database import NOW, Database
 from outbox.testing.contract.events import Sent
 from outbox.testing.fixtures.spark import running
@@ -118,7 +116,7 @@ class Delivery:
         places = [(one.partition, one.offset) for one in readable]
         decoded = decoder.decode(at_places([one.sent.record for one in readable], places))
         dead = [*decoded.dead, *(_dead(one) for one in placed if one.sent.event_id in aside)]
-        chunk = Chunking.of(self.spec, topic).of_decoded(decoded._replace(dead=dead))
+        chunk = self.spec.chunking(topic).of_decoded(decoded._replace(dead=dead))
         batch = Batch(topic, TOPIC_ID, start, end, chunk)
         if self._transform is not None and chunk.events is not None:
             batch = replace(batch, returned=self._transform.apply(topic, chunk.events))

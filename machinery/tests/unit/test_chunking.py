@@ -1,0 +1,130 @@
+"""Chunks: whatever shares records are read in, and whoever reads them, the sink gets the same."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox.sink import dead_records
+from outbox.sink.batch import TRACED_MAX, Chunk
+from outbox.sink.postgres.binary import Encoded
+from outbox.sink.records import Record, Records
+from outbox.sink.spark.reader import Read
+from tests.support.made_events import MAIN, TOPIC, TRACE, Event, as_read, nth_key, uuid7
+from tests.support.record_corpus import HEADERS_OF, VALUES, record
+
+RANDOM = Random(11)  # noqa: S311
+TRACEPARENT = ("traceparent", f"00-{TRACE}-0123456789abcdef-01".encode())
+PLAIN, FRAMED = MAIN.chunking(TOPIC), replace(MAIN.chunking(TOPIC), as_frame=True)
+CORPUS = [*(record(value) for value, _ in VALUES.values()), *(record(headers=one) for one, _ in HEADERS_OF.values())]
+
+Row = dict[str, bytes | None]
+
+
+def good(number: int) -> Record:
+    made = Event(uuid7(RANDOM), nth_key(number % 5), 1 + number, version=number + 1).record
+    return made._replace(headers=[*made.headers, TRACEPARENT]) if number % 3 == 0 else made
+
+
+RECORDS = [good(number) if number % 2 else CORPUS[number // 2] for number in range(2 * len(CORPUS))]
+
+
+def read(records: Sequence[Record], start: int = 0) -> Records:
+    """Records as they are read from an offset on."""
+    return replace(as_read(*records, partition=0), offsets=range(start, start + len(records)))
+
+
+def rows_of(encoded: Sequence[Encoded]) -> Iterator[Row]:
+    """The rows of a COPY, each by the names of its columns."""
+    for columns, pieces in encoded:
+        content, at = b"".join(pieces), 0
+        while at < len(content):
+            (count,) = struct.unpack_from(">h", content, at)
+            assert count == len(columns)
+            at += 2
+            row = Row()
+            for column in columns:
+                (length,) = struct.unpack_from(">i", content, at)
+                at += 4
+                row[column] = None if length < 0 else content[at : at + length]
+                at += max(length, 0)
+            yield row
+
+
+def rows_by_offset(encoded: Sequence[Encoded]) -> dict[bytes | None, Row]:
+    return {row["offset"]: row for row in rows_of(encoded)}
+
+
+@given(st.sets(st.integers(1, len(RECORDS) - 1), max_size=6), st.integers(1, 200_000))
+def test_chunks_of_any_shares_come_to_the_same(cuts: set[int], max_bytes: int) -> None:
+    """A task may end early, and another one goes on where it has ended."""
+    chunks = {True: list[Chunk](), False: list[Chunk]()}
+    for chunking, found in zip((FRAMED, PLAIN), (chunks[True], chunks[False]), strict=True):
+        for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(RECORDS)], strict=True):
+            at = start
+            while at < end:
+                singly = (read([one], offset) for offset, one in enumerate(RECORDS[at:end], at))
+                chunk, reached = chunking.first(singly, max_bytes)
+                found.append(Read.of(chunk, reached).chunk)
+                assert reached is None or at < reached[0] <= end
+                at = end if reached is None else reached[0]
+    whole, together = PLAIN.chunk(read(RECORDS)), Chunk.together(chunks[False])
+    assert rows_by_offset(together.rows) == rows_by_offset(whole.rows)
+    assert rows_by_offset(together.dead) == rows_by_offset(whole.dead)
+    assert (together.count, together.dead_count) == (whole.count, whole.dead_count)
+    assert together.count + together.dead_count == len(RECORDS)
+    assert {*together.days} == {*whole.days}
+    assert Counter(together.traced) == Counter(whole.traced)
+    events, all_at_once = Chunk.together(chunks[True]).events, FRAMED.chunk(read(RECORDS)).events
+    assert events is not None
+    assert all_at_once is not None
+    assert events.sort_by("offset").to_pylist() == all_at_once.sort_by("offset").to_pylist()
+
+
+def test_a_chunk_ends_when_it_is_full_and_says_where() -> None:
+    large = record(json.dumps({"note": "x" * 50_000}).encode())
+    for chunking in (PLAIN, FRAMED):
+        chunk, reached = chunking.first((read([large], offset) for offset in range(1_000)), max_bytes=1_000_000)
+        assert reached is not None
+        assert chunk.dead_count == reached[0] < 200
+
+
+def test_rows_and_events_of_a_chunk_are_the_same() -> None:
+    records = [good(number) for number in range(40)]
+    rows, events = PLAIN.chunk(read(records)).rows, FRAMED.chunk(read(records)).events
+    assert events is not None
+    ids = [bytes.fromhex(one.replace("-", "")) for one in events["event_id"].to_pylist()]
+    assert [row["event_id"] for row in rows_of(rows)] == ids
+    assert {*rows[0].columns} == {*events.column_names}
+    assert not FRAMED.chunk(read(records)).rows
+
+
+def test_a_flood_of_traces_is_counted_and_a_few_are_kept() -> None:
+    records = [good(3 * number) for number in range(2 * TRACED_MAX)]
+    chunk = PLAIN.chunk(read(records))
+    assert (len(chunk.traced), chunk.traced_count) == (TRACED_MAX, 2 * TRACED_MAX)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x01" * 1000, b"\x00", b"\xff", "ünicode \N{ROCKET}".encode() * 200, b'"' * 100, None, b""]
+)
+def test_headers_come_back_as_they_were_and_take_little_room(content: bytes | None) -> None:
+    bad = record(b"bad")._replace(headers=[("h", content), ("h", b"twice")])
+    [row] = rows_of(PLAIN.chunk(read([bad])).dead)
+    stored = (row["headers"] or b"")[1:]  # behind the version of jsonb
+    assert dead_records.headers(json.loads(stored)) == bad.headers
+    assert len(stored) < 200 + 2 * len(content or b"")
+
+
+def test_what_passes_through_spark_is_small() -> None:
+    chunk = PLAIN.chunk(read([good(number) for number in range(5_000)]))
+    assert len(pickle.dumps(Read.of(chunk, None))) < 0.7 * sum(one.size_bytes for one in chunk.rows)
