@@ -7,7 +7,7 @@ import operator
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from bench import (
     jdbc,
     kinds,
     latency,
+    merge_by_hand,
     peers,
     relay,
     row_by_row,
@@ -345,6 +346,31 @@ def drain_with_a_transform(events: int, rounds: int) -> None:
     _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
 
 
+@main.command("lakehouse")
+@click.option("--events", type=click.IntRange(400_000), default=1_000_000, show_default=True)
+@click.option("--rounds", default=2, show_default=True, help="How often each side drains the backlog.")
+def drain_into_a_lakehouse(events: int, rounds: int) -> None:
+    """Drain a backlog into a Delta table with the sink lakehouse, and with a loop that merges the same DataFrame, in
+    turns.
+    """
+    with _stack() as settings:
+        topics.create(settings, connectors.topic_specs(settings))
+        backlog.produce(settings, events, report=click.echo)
+        meter = Meter(events, Stack(settings).part("postgres"))
+        hand, name = peers.MergeByHand(settings, BATCH_EVENTS), merge_by_hand.SINK
+
+        def empty() -> None:
+            backlog.empty(settings)
+            peers.empty_lakehouse(settings)
+
+        sides: dict[str, Callable[[], Drain]] = {
+            "lakehouse": lambda: backlog.drain_with(sink(settings, name), backlog.applied(settings, name), meter),
+            "by hand": lambda: backlog.drain_with(hand, nullcontext(hand.merged), meter),
+        }
+        found = _in_turns(sides, rounds, "drain", before=empty)
+    _ratios(found, "per_s", "cpu_s_per_million")
+
+
 @main.command("cluster")
 @click.option("--events", type=click.IntRange(400_000), default=1_000_000, show_default=True)
 @click.option("--workers", default=2, show_default=True, help="The largest number of them, and of partitions.")
@@ -356,7 +382,7 @@ def drain_on_cluster(events: int, workers: int, name: str) -> None:
         backlog.produce(settings, events, report=click.echo)
         for number in range(workers + 1):
             found = cluster.drain(settings, name, number, events, report=click.echo)
-            times = {"staged_s": found.staged_s_per_million, "applied_s": found.applied_s_per_million}
+            times = {"read_s": found.read_s_per_million, "applied_s": found.applied_s_per_million}
             memory = {"driver_middle_mib": found.driver_middle_mib, "driver_end_mib": found.driver_end_mib}
             _print("cluster", workers=number, **found.drain._asdict(), **times, **memory)
 

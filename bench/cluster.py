@@ -20,10 +20,10 @@ from bench.meter import Drain, Meter
 
 
 class Clustered(NamedTuple):
-    """A drain, and the times of its parts, without the first one. A part is staged while another one is applied."""
+    """A drain, and the times of its parts, without the first one. A part is read while another one is applied."""
 
     drain: Drain
-    staged_s_per_million: float  # read, decoded and staged, by all workers at once
+    read_s_per_million: float  # read and decoded, by all workers at once
     applied_s_per_million: float  # by the database, in one transaction; or by a MERGE
     driver_middle_mib: float  # of memory, of its Python and its JVM, when half of the events were applied
     driver_end_mib: float

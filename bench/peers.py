@@ -12,10 +12,12 @@ from pathlib import Path
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.java import java_home
+from outbox.kafka import topics
 from outbox.kafka.clients import spark_options
+from outbox.sink.lakehouse import table
 from outbox.stack.process import Process
 
-from bench import backlog, by_the_book, jdbc
+from bench import backlog, by_the_book, jdbc, merge_by_hand
 from bench.event import topic
 
 APPLIED = {
@@ -57,6 +59,42 @@ class ByTheBook(Process):
     def is_ready(self) -> bool:
         with applied(self._settings, by_the_book.NAME, self._result) as count:
             return count() > 0
+
+
+class MergeByHand(Process):
+    """`bench.merge_by_hand`, ready once it has merged something."""
+
+    start_timeout_s = START_TIMEOUT_S
+
+    def __init__(self, settings: Settings, batch_events: int) -> None:
+        super().__init__("merge-by-hand", settings.home)
+        self._settings, self._batch_events = settings, batch_events
+        self._table, self._progress = self.folder / "table", self.folder / "progress"
+
+    def argv(self) -> Sequence[str | Path]:
+        end = topics.last_stable_offsets(self._settings, topic(self._settings))
+        ends = [f"{partition}={offset}" for partition, offset in end.items()]
+        program = [sys.executable, merge_by_hand.__file__, topic(self._settings)]
+        return [*program, self._table, self._progress, str(self._batch_events), *ends]
+
+    def env(self) -> dict[str, str]:
+        return self._settings.as_env()
+
+    def prepare(self) -> None:
+        shutil.rmtree(self._table, ignore_errors=True)
+        self._progress.write_text("0")
+
+    def is_ready(self) -> bool:
+        return self.merged() > 0
+
+    def merged(self) -> int:
+        """How many events it has merged."""
+        return int(self._progress.read_text() or 0)
+
+
+def empty_lakehouse(settings: Settings) -> None:
+    """Let the sink `lakehouse` begin with no table."""
+    shutil.rmtree(table.location(settings, merge_by_hand.SINK).removeprefix("file://"), ignore_errors=True)
 
 
 def empty(settings: Settings, *results: str) -> None:
