@@ -87,7 +87,7 @@ RANDOM = Random(31)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
 TIMEOUT_S = 180
 # Several times the heap of the driver.
-LARGE_RECORDS, LARGE_BYTES = 2_000, 900_000
+LARGE_RECORDS, LARGE_BYTES = 1_800, 900_000
 PRODUCED_AT_ONCE = 50  # of them, which wait for the broker in memory
 
 
@@ -249,11 +249,10 @@ def test_records_of_several_times_the_heap_are_merged(
     assert 2 * heap < LARGE_RECORDS * LARGE_BYTES
 
     long = (RANDOM.randbytes(8 << 10).hex() * 60)[:LARGE_BYTES]  # so that the broker's disk gets little of it
-    producer = Producer(
-        {**client_config(topic), "compression.type": "lz4", "queue.buffering.max.messages": PRODUCED_AT_ONCE}
-    )
-    for event in events(LARGE_RECORDS):
-        while len(producer) == PRODUCED_AT_ONCE:
+    producer = Producer({**client_config(topic), "compression.type": "lz4"})
+    for number in range(LARGE_RECORDS):
+        (event,) = events(1, at_ms=NOW_MS + number)  # in the order of their ids, so that a MERGE reads few files
+        while len(producer) >= PRODUCED_AT_ONCE:
             producer.poll(0.1)
         one = event.record
         value = f"{event.event_id} {long}".encode()
