@@ -21,10 +21,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import partitions
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.projection import load
 from outbox.sink.discovery import resolve, sinks
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.projection import load
+from outbox.sink.remembering import partitions
 
 from bench.event import event_id, topic
 

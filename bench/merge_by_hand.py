@@ -14,7 +14,7 @@ from pathlib import Path
 
 from outbox.base.settings import load
 from outbox.sink import discovery
-from outbox.sink.spark import frame
+from outbox.sink.frames import frame
 from outbox.sink.spark.session import session
 
 SINK = "lakehouse"

@@ -14,7 +14,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.java import java_home
 from outbox.kafka import topics
 from outbox.kafka.clients import spark_options
-from outbox.sink.lakehouse import table
+from outbox.sink.applying.lakehouse import table
 from outbox.stack.process import Process
 
 from bench import backlog, by_the_book, jdbc, merge_by_hand

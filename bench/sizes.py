@@ -9,7 +9,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
 from outbox.relay import connectors
-from outbox.sink import partitions
+from outbox.sink.remembering import partitions
 
 from bench import relay
 from bench.event import topic

@@ -16,11 +16,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink import discovery, strategy
-from outbox.sink.batch import Batch, Decoded
-from outbox.sink.records import fetcher
+from outbox.sink import discovery
+from outbox.sink.decoding.batch import Batch, Decoded
+from outbox.sink.decoding.records import fetcher
+from outbox.sink.remembering import strategy
+from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec
-from outbox.sink.strategy import Strategy
 from outbox.sink.writer import SinkWriter
 
 from bench.event import uuid7

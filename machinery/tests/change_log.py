@@ -11,10 +11,10 @@ from typing import Any
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.sink import discovery
-from outbox.sink.batch import Batch, DeadRecord, Decoded
-from outbox.sink.decoder import DecodedEvent
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.strategy import Strategy
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.batch import Batch, DeadRecord, Decoded
+from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.remembering.strategy import Strategy
 from stock.sinks.changes.records import CHANGE, TABLE, change_id
 from tests.support.made_events import fetch, nth_key
 from tests.support.sink_driver import projections_in

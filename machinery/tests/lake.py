@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
-from outbox.sink.lakehouse import table
+from outbox.sink.applying.lakehouse import table
 from tests.shape import SHAPE
 from tests.support.made_events import Event
 

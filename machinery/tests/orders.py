@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from random import Random
 
-from outbox.sink.records import Record
+from outbox.sink.decoding.records import Record
 from tests.support.made_events import NOW_MS, nth_key, uuid7
 
 RANDOM = Random(42)  # noqa: S311

@@ -12,10 +12,10 @@ from typing import Any
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.catalog import Catalog
-from outbox.sink import asked
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.records import Record
+from outbox.sink.remembering import asked
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection

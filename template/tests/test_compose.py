@@ -22,7 +22,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings, database_passwords, load
 from outbox.install import LOCKS
 from outbox.jvm import jars, java
-from outbox.sink.metrics import Metrics, State, served
+from outbox.sink.running.metrics import Metrics, State, served
 from outbox.stack import config, connect, envfile, jvm, kafka, ports, postgres
 from outbox.testing.failures import raises
 from outbox.walkthrough import containers

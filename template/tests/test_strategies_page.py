@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from outbox.base import settings
-from outbox.sink import discovery, strategy
+from outbox.sink import discovery
+from outbox.sink.remembering import strategy
 
 from template.tests.paths import ROOT
 

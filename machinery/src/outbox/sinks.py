@@ -4,10 +4,10 @@ from outbox.events.schema import Column, Rejection
 from outbox.events.schema import load as load_schema
 from outbox.events.values import parse_json
 from outbox.relay.connectors import load as load_connector
-from outbox.sink.decoder import UUID, DecodedEvent, RecordDecoder, Skipped
-from outbox.sink.lakehouse.target import LakehouseTarget
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import Record
+from outbox.sink.applying.lakehouse.target import LakehouseTarget
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.decoding.decoder import UUID, DecodedEvent, RecordDecoder, Skipped
+from outbox.sink.decoding.records import Record
 from outbox.sink.spec import SinkJob
 
 __all__ = [

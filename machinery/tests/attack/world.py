@@ -37,10 +37,12 @@ from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.maintenance import event_topics, expiry, retention
 from outbox.relay import connectors
-from outbox.sink import dead_records, decoder, discovery, fence, records
-from outbox.sink.batch import Batch, Returned
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import Place
+from outbox.sink import discovery
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.decoding import dead_records, decoder, records
+from outbox.sink.decoding.batch import Batch, Returned
+from outbox.sink.decoding.records import Place
+from outbox.sink.remembering import fence
 from outbox.sink.repair import rebuild, replay, rewind
 from outbox.sink.repair.rewind import Moves
 from outbox.sink.repair.selection import Selection
@@ -355,7 +357,7 @@ class World:
         return [((partition, offset), self.topic.records[offset]) for partition, offset in places]
 
     def _beginning(self, writer: SinkWriter, spec: SinkSpec) -> int:
-        """Where a stream begins, as `outbox.sink.spark.stream` does it."""
+        """Where a stream begins, as `outbox.sink.running.stream` does it."""
         beginning = writer.beginning()
         stored = writer.positions(TOPIC, self.topic.id)
         kept = self._checkpoints.get((writer.name, beginning.generation))
@@ -370,7 +372,7 @@ class World:
         return begin if set_to is None else max(self.topic.first, min(set_to, reached))
 
     def _reached(self, writer: SinkWriter, stored: Mapping[int, int]) -> int:
-        from outbox.sink import positions
+        from outbox.sink.remembering import positions
 
         positions.require_no_gap(writer.name, TOPIC, stored, {0: self.topic.first})
         return max(stored[0], self.topic.first)

@@ -10,7 +10,7 @@ import pytest
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.strategy import BUILT_IN, find
+from outbox.sink.remembering.strategy import BUILT_IN, find
 from outbox.testing.contract import ways
 from outbox.testing.contract.database import Database
 from outbox.testing.contract.delivery import Delivery, placed

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from outbox.audit import check
 from outbox.base.settings import Settings
-from outbox.sink.lakehouse import table
+from outbox.sink.applying.lakehouse import table
 from tests.fixtures.object_store import BUCKET, ObjectStore
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up_alone, logged, running, wait_applied

@@ -15,7 +15,7 @@ from psycopg2 import extensions, sql
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.postgres import binary
+from outbox.sink.decoding import binary
 
 Row = dict[binary.Type, Any]
 

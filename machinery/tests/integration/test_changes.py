@@ -24,10 +24,10 @@ from outbox.events.schema import Rejection
 from outbox.relay import slot
 from outbox.relay.connectors import load
 from outbox.sink import discovery
-from outbox.sink.batch import DeadRecord
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.batch import DeadRecord
+from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection

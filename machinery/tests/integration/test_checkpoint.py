@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox.sink.generations import TopicOffsets
-from outbox.sink.spark.checkpoint import Checkpoint
+from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.running.checkpoint import Checkpoint
 from outbox.testing.fixtures.spark import leaves_sockets
 
 if TYPE_CHECKING:

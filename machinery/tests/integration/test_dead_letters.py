@@ -17,8 +17,9 @@ from outbox.audit.topic_part import identity_bytes
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import discovery, fence
-from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink import discovery
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.base.settings import Settings
 from outbox.events.catalog import Catalog
-from outbox.sink.records import Record
+from outbox.sink.decoding.records import Record
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.writer import Counts
 from outbox.testing.failures import raises

@@ -15,8 +15,8 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import expiry, retention
 from outbox.sink import discovery
-from outbox.sink.dead_letters import OLDER_THAN_HORIZON
-from outbox.sink.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection

@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.batch import Batch, Returned, Traced
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.returned import columns_of
-from outbox.sink.postgres.transforming import TransformingApplier
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.returned import columns_of
+from outbox.sink.applying.postgres.transforming import TransformingApplier
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.batch import Batch, Returned, Traced
+from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection

@@ -15,11 +15,11 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import Rejection
-from outbox.sink.batch import Batch, DeadRecord, Decoded
-from outbox.sink.decoder import DecodedEvent
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.batch import Batch, DeadRecord, Decoded
+from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.decoding.records import Record
 from outbox.sink.repair.replay import Replayed, replay
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec

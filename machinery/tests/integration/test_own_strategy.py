@@ -14,9 +14,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.topics import Topic
 from outbox.maintenance import expiry, retention
-from outbox.sink import discovery, strategy
+from outbox.sink import discovery
+from outbox.sink.remembering import strategy
+from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.repair import rebuild
-from outbox.sink.strategy import Strategy
 from outbox.sink.writer import Counts
 from tests.support import kept_rows
 from tests.support.kept_rows import ago

@@ -19,11 +19,11 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import PayloadSchema
 from outbox.events.values import convert, decode, encode
-from outbox.sink import strategy
-from outbox.sink.batch import Batch, Decoded
-from outbox.sink.decoder import DecodedEvent
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.batch import Batch, Decoded
+from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.decoding.records import Record
+from outbox.sink.remembering import strategy
 from outbox.sink.writer import Counts
 from tests.support.declared import Events
 from tests.support.declared_sinks import sink

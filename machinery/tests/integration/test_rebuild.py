@@ -19,10 +19,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
-from outbox.sink import fence, positions
-from outbox.sink.generations import Beginning
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.remembering import fence, positions
+from outbox.sink.remembering.generations import Beginning
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.repair.replay import Replayed

@@ -9,8 +9,8 @@ import pytest
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.records import Record
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection

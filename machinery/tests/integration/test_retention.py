@@ -17,8 +17,8 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.maintenance import evidence, expiry, retention, turn
 from outbox.maintenance.evidence import Evidence
-from outbox.sink import fence, partitions
-from outbox.sink.ids import day_of
+from outbox.sink.decoding.ids import day_of
+from outbox.sink.remembering import fence, partitions
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.topic_reader import topic_of

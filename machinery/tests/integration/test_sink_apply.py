@@ -15,12 +15,13 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import dead_records, fence, generations
-from outbox.sink.batch import Batch, Decoded
-from outbox.sink.generations import Beginning
-from outbox.sink.postgres import writer
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.strategy import Strategy
+from outbox.sink.applying.postgres import writer
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding import dead_records
+from outbox.sink.decoding.batch import Batch, Decoded
+from outbox.sink.remembering import fence, generations
+from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.writer import Counts
 from outbox.stack.postgres import Postgres
 from outbox.testing.failures import raises

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.batch import TRACED_MAX, Batch, Returned
-from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.batch import TRACED_MAX, Batch, Returned
 from outbox.testing.failures import raises
 from tests.support.made_events import (
     STRATEGIES,

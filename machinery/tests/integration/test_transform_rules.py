@@ -13,10 +13,10 @@ from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
 from outbox.base.settings import load
 from outbox.events.schema import Column
+from outbox.sink.decoding.layout import Layout
 from outbox.sink.discovery import event_decoders
-from outbox.sink.layout import Layout
-from outbox.sink.spark import frame, rules
-from outbox.sink.spark.transform import Function, Transform, quoted, unusable
+from outbox.sink.frames import frame, rules
+from outbox.sink.frames.transform import Function, Transform, quoted, unusable
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 from tests import transforms

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
-from outbox.sink.postgres.applier import PostgresApplier
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.records import Record
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection

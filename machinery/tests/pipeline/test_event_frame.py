@@ -14,7 +14,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink.spark import frame
+from outbox.sink.frames import frame
 from outbox.testing.failures import raises
 from outbox.testing.fixtures.spark import leaves_sockets
 from tests.orders import cancelled, placed

@@ -16,8 +16,8 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink.asked import NAMES_MAX
-from outbox.sink.records import Record
+from outbox.sink.decoding.records import Record
+from outbox.sink.remembering.asked import NAMES_MAX
 from outbox.testing.failures import raises
 from outbox.testing.queries import query
 from outbox.testing.seeds import chosen_seed

@@ -35,19 +35,20 @@ from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import discovery, fence
-from outbox.sink.batch import Batch, Chunk, DeadRecord, Decoded, Returned
-from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
-from outbox.sink.ids import day_of
-from outbox.sink.lakehouse import spark_table, table
-from outbox.sink.lakehouse.target import LakehouseTarget
-from outbox.sink.lakehouse.writer import LakehouseWriter
-from outbox.sink.records import Record, Records
+from outbox.kafka.part import Part
+from outbox.sink import discovery
+from outbox.sink.applying.lakehouse import spark_table, table
+from outbox.sink.applying.lakehouse.target import LakehouseTarget
+from outbox.sink.applying.lakehouse.writer import LakehouseWriter
+from outbox.sink.decoding.batch import Batch, Chunk, DeadRecord, Decoded, Returned
+from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
+from outbox.sink.decoding.ids import day_of
+from outbox.sink.decoding.records import Record, Records
+from outbox.sink.reading.reader import PART_MAX_BYTES, Read, Reader
+from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
-from outbox.sink.spark.part import Part
-from outbox.sink.spark.reader import PART_MAX_BYTES, Read, Reader
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
 from outbox.sink.writer import Counts, SinkWriter
 from outbox.testing.command import outbox

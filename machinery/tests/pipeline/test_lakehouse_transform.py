@@ -19,11 +19,11 @@ from outbox.audit.report import Report
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.sink import discovery
-from outbox.sink.batch import Returned
-from outbox.sink.lakehouse import table
-from outbox.sink.lakehouse.target import LakehouseTarget
+from outbox.sink.applying.lakehouse import table
+from outbox.sink.applying.lakehouse.target import LakehouseTarget
+from outbox.sink.decoding.batch import Returned
+from outbox.sink.reading import reader
 from outbox.sink.repair.replay import Replayed
-from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
 from outbox.testing.failures import raises

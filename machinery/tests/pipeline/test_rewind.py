@@ -15,8 +15,8 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.topics import TopicSpec
-from outbox.sink import generations
-from outbox.sink.generations import Beginning
+from outbox.sink.remembering import generations
+from outbox.sink.remembering.generations import Beginning
 from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import Move, TopicPartition
 from outbox.testing.command import outbox

@@ -13,7 +13,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.sink.records import Record
+from outbox.sink.decoding.records import Record
 from outbox.stack import ports
 from outbox.testing.command import outbox
 from tests.orders import cancelled, placed

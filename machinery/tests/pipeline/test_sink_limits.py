@@ -20,10 +20,11 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import discovery, fence
-from outbox.sink.batch import Batch
-from outbox.sink.spark import reader
-from outbox.sink.spark.part import Part
+from outbox.kafka.part import Part
+from outbox.sink import discovery
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.reading import reader
+from outbox.sink.remembering import fence
 from tests.support.made_events import DAY_MS, MAIN, NOW_MS, TOPIC, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm

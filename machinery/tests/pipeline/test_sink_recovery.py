@@ -15,7 +15,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
-from outbox.sink import fence
+from outbox.sink.remembering import fence
 from outbox.stack.command import SinkCommand
 from outbox.stack.postgres import Postgres
 from tests.support import faulty_sink

@@ -20,10 +20,11 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import dead_records, discovery
-from outbox.sink.lag import LagLookup
+from outbox.sink import discovery
+from outbox.sink.decoding import dead_records
+from outbox.sink.reading.reader import DRIVER_MAX_RECORDS
 from outbox.sink.repair import rewind
-from outbox.sink.spark.reader import DRIVER_MAX_RECORDS
+from outbox.sink.running.lag import LagLookup
 from outbox.stack import ports
 from outbox.stack.command import SinkCommand
 from outbox.stack.spark import UI_FILTER, UI_SECRET, ui_header

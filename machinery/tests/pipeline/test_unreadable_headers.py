@@ -13,7 +13,7 @@ from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
 from outbox.maintenance import evidence
 from outbox.relay import arrivals
-from outbox.sink.records import Records
+from outbox.sink.decoding.records import Records
 from tests.support import raw_producer
 from tests.support.made_events import DECODER, sums, uuid7
 from tests.support.record_corpus import GOOD, HEADERS, KEY

@@ -24,10 +24,10 @@ from outbox.audit.topic_part import TopicOffset
 from outbox.audit.totals import Totals
 from outbox.audit.verified import Verified
 from outbox.events import catalog
-from outbox.sink import strategy
-from outbox.sink.decoder import EventDecoder
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import Record, Records
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.decoding.decoder import EventDecoder
+from outbox.sink.decoding.records import Record, Records
+from outbox.sink.remembering import strategy
 from outbox.sink.spec import SinkJob, SinkSpec
 from tests.support.made_events import as_read
 

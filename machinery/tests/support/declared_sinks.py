@@ -9,11 +9,11 @@ from random import Random
 from typing import Any
 
 from outbox.events.catalog import Catalog
-from outbox.sink import strategy
-from outbox.sink.batch import Batch
-from outbox.sink.decoder import EventDecoder
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.records import Record
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.decoder import EventDecoder
+from outbox.sink.decoding.records import Record
+from outbox.sink.remembering import strategy
 from outbox.sink.spec import SinkJob, SinkSpec
 from tests.support.made_events import NOW_MS, ON_TOPICS, TOPIC_ID, as_read, chunk_of, uuid7
 

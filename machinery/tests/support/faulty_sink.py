@@ -28,12 +28,14 @@ from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
-from outbox.sink import discovery, fence, retries, watchdog
-from outbox.sink.batch import Batch
-from outbox.sink.postgres.writer import PostgresWriter
-from outbox.sink.spark import reader, stream
-from outbox.sink.spark.checkpoint import Checkpoint
-from outbox.sink.spark.part import Part
+from outbox.kafka.part import Part
+from outbox.sink import discovery
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.reading import reader
+from outbox.sink.remembering import fence
+from outbox.sink.running import retries, stream, watchdog
+from outbox.sink.running.checkpoint import Checkpoint
 from outbox.sink.spec import SinkJob
 from outbox.sink.writer import Counts
 
@@ -127,7 +129,7 @@ def endless_transform() -> None:
 def death_behind_a_merge() -> None:
     """The same behind the table's first commit: the positions do not know of it."""
     transformed()
-    table: Any = import_module("outbox.sink.lakehouse.spark_table").Table
+    table: Any = import_module("outbox.sink.applying.lakehouse.spark_table").Table
     merge = table.merge
 
     def merge_last(*arguments: Any) -> None:

@@ -12,8 +12,8 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
-from outbox.sink import partitions
-from outbox.sink.ids import days
+from outbox.sink.decoding.ids import days
+from outbox.sink.remembering import partitions
 from tests.support.topic_reader import topic_of
 
 RANDOM = Random(7)  # noqa: S311

@@ -12,9 +12,10 @@ from random import Random
 
 from outbox.base.settings import load
 from outbox.events.schema import Rejection
-from outbox.sink import discovery, records
-from outbox.sink.batch import Batch, Chunk, DeadRecord, Decoded, Rows, Traced
-from outbox.sink.decoder import DecodedEvent
+from outbox.sink import discovery
+from outbox.sink.decoding import records
+from outbox.sink.decoding.batch import Batch, Chunk, DeadRecord, Decoded, Rows, Traced
+from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.sink.spec import SinkSpec
 from tests.shape import SHAPE
 

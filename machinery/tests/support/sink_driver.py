@@ -13,11 +13,11 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import discovery
-from outbox.sink.decoder import RecordDecoder
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.decoding.decoder import RecordDecoder
+from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec
-from outbox.sink.strategy import Strategy
 from tests.support.made_events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC, fetch
 
 PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)

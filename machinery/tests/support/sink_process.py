@@ -19,8 +19,9 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import discovery, fence
-from outbox.sink.records import Record
+from outbox.sink import discovery
+from outbox.sink.decoding.records import Record
+from outbox.sink.remembering import fence
 from outbox.stack.command import Command, SinkCommand
 from outbox.testing.command import environment, outbox
 from tests.shape import SHAPE

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import outbox
+from outbox.base.sections import COMMENT
 from outbox.events.usable import RESERVED, RESERVED_PREFIX, SYSTEM
-from outbox.sink.sections import COMMENT
 from tests.support.declared import NUMBER
 from tests.support.suite import DOMAIN
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
-from outbox.sink.records import fetcher
+from outbox.kafka.part import Part
+from outbox.sink.decoding.records import fetcher
+from outbox.sink.frames.transform import Transform, applier
+from outbox.sink.reading.reader import Reader
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
-from outbox.sink.spark.part import Part
-from outbox.sink.spark.reader import Reader
-from outbox.sink.spark.transform import Transform, applier
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 

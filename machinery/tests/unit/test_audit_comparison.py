@@ -26,8 +26,8 @@ from outbox.audit.topic_part import TopicOffset, identity_bytes
 from outbox.audit.totals import Totals
 from outbox.audit.versions import Versions
 from outbox.commands.check import as_text, describe
-from outbox.sink.dead_records import identity
-from outbox.sink.records import Record
+from outbox.sink.decoding.dead_records import identity
+from outbox.sink.decoding.records import Record
 from tests.support.audit_chain import (
     MINUTE_MS,
     NOW_MS,

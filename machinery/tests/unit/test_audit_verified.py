@@ -21,7 +21,7 @@ from outbox.audit.source import LATE_MS
 from outbox.audit.topic_part import TopicOffset
 from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import Settings, load
-from outbox.sink.decoder import DecodedEvent
+from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.testing.seeds import chosen_seed, seeded
 from tests.support import audit_chain
 from tests.support.audit_chain import (

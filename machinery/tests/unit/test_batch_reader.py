@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from outbox.base.settings import load
-from outbox.sink.spark.part import Part
-from outbox.sink.spark.reader import ReadTask
+from outbox.kafka.part import Part
+from outbox.sink.reading.reader import ReadTask
 from tests.support.made_events import MAIN, TOPIC
 
 RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.integers(0, 10**6)), max_size=5)

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.sink import dead_records
-from outbox.sink.batch import TRACED_MAX, Chunk
-from outbox.sink.postgres.binary import Encoded
-from outbox.sink.records import Record, Records
-from outbox.sink.spark.reader import Read
+from outbox.sink.decoding import dead_records
+from outbox.sink.decoding.batch import TRACED_MAX, Chunk
+from outbox.sink.decoding.binary import Encoded
+from outbox.sink.decoding.records import Record, Records
+from outbox.sink.reading.reader import Read
 from tests.support.made_events import MAIN, TOPIC, TRACE, Event, as_read, nth_key, uuid7
 from tests.support.record_corpus import HEADERS_OF, VALUES, record
 

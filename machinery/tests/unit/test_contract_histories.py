@@ -13,7 +13,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
-from outbox.sink.decoder import DecodedEvent
+from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.testing.contract.events import Histories, History, Lifecycle
 from outbox.testing.contract.values import values
 

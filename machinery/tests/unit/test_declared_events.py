@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection, SqlType
 from outbox.events.values import convert
-from outbox.sink.decoder import DecodedEvent, EventDecoder, Skipped
-from outbox.sink.records import Record
-from outbox.sink.values import ARROW_TYPES, convert_all
+from outbox.sink.decoding.decoder import DecodedEvent, EventDecoder, Skipped
+from outbox.sink.decoding.records import Record
+from outbox.sink.decoding.values import ARROW_TYPES, convert_all
 from outbox.testing.failures import raises
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder

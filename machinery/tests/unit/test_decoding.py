@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from outbox.events.catalog import Catalog
 from outbox.events.schema import Column, Rejection
-from outbox.sink.decoder import AT_ONCE, DecodedEvent, EventDecoder, RecordDecoder, Skipped
-from outbox.sink.records import Record, Records
+from outbox.sink.decoding.decoder import AT_ONCE, DecodedEvent, EventDecoder, RecordDecoder, Skipped
+from outbox.sink.decoding.records import Record, Records
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import decoder, decoders, record
 from tests.support.made_events import TRACE, as_read

@@ -11,8 +11,8 @@ import pytest
 
 from outbox.base import project, settings
 from outbox.sink import discovery
-from outbox.sink.lakehouse.target import LakehouseTarget
-from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.applying.lakehouse.target import LakehouseTarget
+from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkJob
 from outbox.testing.failures import raises
 

@@ -15,7 +15,7 @@ from outbox.audit import sinks
 from outbox.audit.sinks import SinkState
 from outbox.audit.totals import Totals
 from outbox.base.settings import Settings, load
-from outbox.sink.lakehouse import table
+from outbox.sink.applying.lakehouse import table
 from outbox.testing.failures import raises
 
 NAME = "lake"

@@ -26,9 +26,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.kafka",),
     ("outbox.relay",),
     ("outbox.sink",),
-    ("outbox.sink.postgres",),
+    ("outbox.sink.applying.postgres",),
     ("outbox.sink.discovery",),
-    ("outbox.sink.examination", "outbox.sink.spark", "outbox.sink.repair", "outbox.sink.lakehouse"),
+    ("outbox.sink.examination", "outbox.sink.spark", "outbox.sink.repair", "outbox.sink.applying.lakehouse"),
     ("outbox.audit",),
     ("outbox.maintenance",),
     ("outbox.stack",),
@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.testing",),
     ("outbox.__init__", "outbox.dbapi", "outbox.sinks", "outbox.spark", "outbox.web"),
 )
-NEIGHBOURS = {"outbox.sink.lakehouse": {"outbox.sink.spark"}}
+NEIGHBOURS = {"outbox.sink.applying.lakehouse": {"outbox.sink.spark"}}
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 
 # The packages that tests are in, and which others each may import.
@@ -49,8 +49,8 @@ SOURCES = ROOT / "src"
 
 # Heavy libraries, and the only rooms and packages that import them.
 LIBRARIES: dict[str, set[str]] = {
-    "pyspark": {"outbox.sink.spark", "outbox.sink.lakehouse", "outbox.testing", "tests"},
-    "delta": {"outbox.sink.lakehouse", "tests"},
+    "pyspark": {"outbox.sink.spark", "outbox.sink.applying.lakehouse", "outbox.testing", "tests"},
+    "delta": {"outbox.sink.applying.lakehouse", "tests"},
     "flask": {"outbox.http", "outbox.testing", "tests"},
     "alembic": {"outbox.migrations", "tests"},
     "hypothesis": {"outbox.testing", "tests"},
@@ -138,11 +138,11 @@ def _may(module: str, name: str) -> bool:
         ("outbox/events/catalog.py", "from outbox.sink import spec", {"outbox.sink"}),
         ("outbox/sink/repair/replay.py", "from outbox.sink import positions", set()),
         ("outbox/sink/repair/replay.py", "from outbox.sink.spark import stream", {"outbox.sink.spark"}),
-        ("outbox/sink/positions.py", "from outbox.sink import repair", {"outbox.sink.repair"}),
-        ("outbox/sink/positions.py", "from outbox.sink import discovery", {"outbox.sink.discovery"}),
-        ("outbox/sink/postgres/applier.py", "from outbox.sink import discovery", {"outbox.sink.discovery"}),
-        ("outbox/sink/discovery.py", "from outbox.sink.postgres.target import PostgresTarget", set()),
-        ("outbox/sink/positions.py", "import pyspark.sql", {"pyspark"}),
+        ("outbox/sink/remembering/positions.py", "from outbox.sink import repair", {"outbox.sink.repair"}),
+        ("outbox/sink/remembering/positions.py", "from outbox.sink import discovery", {"outbox.sink.discovery"}),
+        ("outbox/sink/applying/postgres/applier.py", "from outbox.sink import discovery", {"outbox.sink.discovery"}),
+        ("outbox/sink/discovery.py", "from outbox.sink.applying.postgres.target import PostgresTarget", set()),
+        ("outbox/sink/remembering/positions.py", "import pyspark.sql", {"pyspark"}),
         ("outbox/sink/spark/session.py", "from pyspark.sql import SparkSession", set()),
         ("outbox/new/module.py", "from outbox.base import wait", {"outbox.base"}),
         ("outbox/cli.py", "from outbox.new import module", {"outbox"}),

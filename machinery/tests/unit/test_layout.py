@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from outbox.events.schema import Column, SqlType
-from outbox.sink.layout import Layout, view_name
+from outbox.sink.decoding.layout import Layout, view_name
 from outbox.testing.failures import raises
 
 KEY, PRICE = Column("id", "text", is_nullable=False), Column("price", "bigint", is_nullable=False)

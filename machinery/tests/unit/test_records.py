@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection
-from outbox.sink.batch import Decoded, Traced
-from outbox.sink.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
-from outbox.sink.records import Record, Records
+from outbox.sink.decoding.batch import Decoded, Traced
+from outbox.sink.decoding.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
+from outbox.sink.decoding.records import Record, Records
 from tests.support.made_events import DECODER, NOW_MS, TRACE, as_read
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 

@@ -14,9 +14,11 @@ from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.commands.sink import sink
-from outbox.sink import dead_records, discovery, positions, strategy
-from outbox.sink.records import Record
-from outbox.sink.spark import supervisor
+from outbox.sink import discovery
+from outbox.sink.decoding import dead_records
+from outbox.sink.decoding.records import Record
+from outbox.sink.remembering import positions, strategy
+from outbox.sink.running import supervisor
 from outbox.sink.spec import SinkSpec
 from outbox.testing.failures import raises
 from tests.support import made_events

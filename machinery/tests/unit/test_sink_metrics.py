@@ -13,9 +13,9 @@ from prometheus_client import generate_latest
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.sink.lag import Lag, LagLookup
-from outbox.sink.metrics import Metrics, State, served
-from outbox.sink.positions import Offsets
+from outbox.sink.remembering.positions import Offsets
+from outbox.sink.running.lag import Lag, LagLookup
+from outbox.sink.running.metrics import Metrics, State, served
 from outbox.sink.writer import Counts
 from outbox.stack import ports
 

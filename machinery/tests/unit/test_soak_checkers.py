@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outbox.sink.dead_letters import OLDER_THAN_HORIZON
+from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.soak.checked import Checked, Problem, of_report
 from outbox.soak.checkers import (
     answers,

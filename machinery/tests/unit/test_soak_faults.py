@@ -15,7 +15,7 @@ from outbox.base.settings import Settings, load
 from outbox.events.schema import Rejection
 from outbox.relay import lifecycle
 from outbox.relay.connectors import Connector
-from outbox.sink import records
+from outbox.sink.decoding import records
 from outbox.soak import captures, operator, testbed
 from outbox.soak.domain import TableCopy
 from outbox.soak.fault import NoChance, NotFired

@@ -9,9 +9,10 @@ import pytest
 
 import outbox
 from outbox.base.errors import Failure
-from outbox.sink import projection, strategy
-from outbox.sink.projection import Projection
-from outbox.sink.strategy import Strategy
+from outbox.sink.applying import projection
+from outbox.sink.applying.projection import Projection
+from outbox.sink.remembering import strategy
+from outbox.sink.remembering.strategy import Strategy
 
 HEADER = "-- idea: an idea\n-- survives: something\n-- costs: little\n-- choose: never\n-- memory: none\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outbox.base import settings
 from outbox.sink import discovery
-from outbox.sink.strategy import Strategy
+from outbox.sink.remembering.strategy import Strategy
 
 from proof.matrix import results, table
 from proof.matrix.chain import SINKS

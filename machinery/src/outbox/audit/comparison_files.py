@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 from outbox.audit.quantity import EXACT, Quantity
 from outbox.base.errors import Failure
+from outbox.base.sections import sql_sections
 from outbox.events.schema import EventSchema
-from outbox.sink.sections import sql_sections
 from outbox.sink.spec import SinkSpec
 
 FOLDER = "comparisons"

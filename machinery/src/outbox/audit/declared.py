@@ -21,7 +21,7 @@ from outbox.events.catalog import Catalog, Wanted
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Upcaster
 from outbox.sink import discovery
-from outbox.sink.decoder import EventDecoder
+from outbox.sink.decoding.decoder import EventDecoder
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 

@@ -31,8 +31,9 @@ from outbox.migrations.migrate import damages, is_current, owner_engine, require
 from outbox.relay import connectors, hanging, lifecycle, routing, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
-from outbox.sink import asked, discovery, fence, positions
-from outbox.sink.ids import day_of
+from outbox.sink import discovery
+from outbox.sink.decoding.ids import day_of
+from outbox.sink.remembering import asked, fence, positions
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 

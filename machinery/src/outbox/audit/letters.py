@@ -17,8 +17,9 @@ from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import Quantity
 from outbox.audit.source import rows
 from outbox.audit.topic_part import Delivered, TopicOffset, decoded_events, identity_bytes
-from outbox.sink import dead_letters, dead_records
-from outbox.sink.records import Records
+from outbox.sink.decoding import dead_records
+from outbox.sink.decoding.records import Records
+from outbox.sink.remembering import dead_letters
 
 NO_REASON = "no reason given"
 DECODED_AT_ONCE = 1000

@@ -14,7 +14,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
 from outbox.kafka.records import Within
-from outbox.sink.records import Records
+from outbox.sink.decoding.records import Records
 
 
 @dataclass

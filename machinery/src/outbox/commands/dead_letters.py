@@ -17,7 +17,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.commands.moment import Moment
 from outbox.sink import discovery
-from outbox.sink.dead_letters import OLDER_THAN_HORIZON
+from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.spec import SinkSpec
@@ -244,7 +244,7 @@ def _json(letter: dict[str, Any]) -> dict[str, Any]:
 def _applier(settings: Settings, one: SinkSpec, *, dry_run: bool) -> Applier:
     if one.job.transform is None:
         return one.target.applier(settings, one, dry_run=dry_run)
-    from outbox.sink.spark import transform  # most replays do without Spark
+    from outbox.sink.frames import transform  # most replays do without Spark
 
     return transform.applier(settings, one, dry_run=dry_run)
 

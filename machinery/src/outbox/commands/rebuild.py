@@ -83,7 +83,7 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
 
 
 def _from_topic(settings: Settings, declared: SinkSpec, *, restart: bool, dry_run: bool, yes: bool) -> None:
-    from outbox.sink.spark import supervisor
+    from outbox.sink.running import supervisor
 
     log.configure(settings)
     sink = declared.name

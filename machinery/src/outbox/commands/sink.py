@@ -7,9 +7,10 @@ import click
 from outbox.base import log, project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.sink import discovery, strategy
+from outbox.sink import discovery
+from outbox.sink.remembering import strategy
+from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec
-from outbox.sink.strategy import Strategy
 
 
 class SinkCommand(click.Command):
@@ -45,7 +46,7 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
     such as a lost connection, starts again by itself, unless one of the options is given. One that cannot run as it is
     declared is reported, and the others run; with --fail-fast none does.
     """
-    from outbox.sink.spark import supervisor
+    from outbox.sink.running import supervisor
 
     settings = load()
     log.configure(settings)

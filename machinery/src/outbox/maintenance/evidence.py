@@ -43,8 +43,8 @@ from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
 from outbox.maintenance import event_topics
 from outbox.relay import connectors, slot
-from outbox.sink.decoder import UUID_V7
-from outbox.sink.ids import EPOCH, day_of
+from outbox.sink.decoding.decoder import UUID_V7
+from outbox.sink.decoding.ids import EPOCH, day_of
 
 WRITERS_TIMEOUT_S = 30.0
 TOPIC_TIMEOUT_S = 75.0  # for transactions: Connect's time out after a minute, and a broker ends them within 10 s

@@ -40,7 +40,7 @@ from outbox.maintenance.turn import between_batches
 from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
-from outbox.sink.strategy import Memory
+from outbox.sink.remembering.strategy import Memory
 
 DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
 

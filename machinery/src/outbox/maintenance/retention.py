@@ -22,8 +22,9 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.maintenance import event_topics, evidence, expiry
 from outbox.maintenance.evidence import Evidence, Nudge, connected, first_uuid
 from outbox.maintenance.turn import between_batches
-from outbox.sink import discovery, fence
-from outbox.sink.ids import day_of
+from outbox.sink import discovery
+from outbox.sink.decoding.ids import day_of
+from outbox.sink.remembering import fence
 
 # The first day to which the horizon must be raised for anything to be forgotten: the end of a partition, or the day
 # after that of an id. Null if there is nothing.

@@ -10,7 +10,7 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.sink import fence
+from outbox.sink.remembering import fence
 
 T = TypeVar("T")
 

@@ -22,11 +22,11 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.sink import strategy
-from outbox.sink.decoder import EventDecoder
-from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.decoding.decoder import EventDecoder
+from outbox.sink.remembering import strategy
+from outbox.sink.remembering.strategy import Memory
 from outbox.sink.spec import SinkJob, SinkSpec, unusable
-from outbox.sink.strategy import Memory
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # the names of its staging tables must fit into 63 characters

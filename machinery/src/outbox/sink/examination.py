@@ -2,7 +2,8 @@
 
 A sink may be unable to start though each declaration is valid: an upcaster is missing, two events would have one view,
 or a projection cannot be used. And an edit that is compatible for each event alone may move a column: a property that
-has two types in the events of a sink has a column for each type, as in ``price:numeric`` (`outbox.sink.layout`).
+has two types in the events of a sink has a column for each type, as in ``price:numeric``
+(`outbox.sink.decoding.layout`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from outbox.base.errors import Failure
+from outbox.base.sections import COMMENT
 from outbox.base.settings import Settings
 from outbox.events.catalog import Catalog, Wanted
 from outbox.events.finding import Finding
-from outbox.sink import discovery, projection
-from outbox.sink.layout import Layout, view_name
-from outbox.sink.postgres.target import PostgresTarget
-from outbox.sink.sections import COMMENT
+from outbox.sink import discovery
+from outbox.sink.applying import projection
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.decoding.layout import Layout, view_name
 from outbox.sink.spec import SinkSpec
 
 

@@ -17,13 +17,13 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.asked import Asked
-from outbox.sink.batch import Returned
-from outbox.sink.chunking import Chunking
-from outbox.sink.decoder import RecordDecoder
-from outbox.sink.layout import Layout
-from outbox.sink.records import Fetch
-from outbox.sink.strategy import Strategy
+from outbox.sink.decoding.batch import Returned
+from outbox.sink.decoding.chunking import Chunking
+from outbox.sink.decoding.decoder import RecordDecoder
+from outbox.sink.decoding.layout import Layout
+from outbox.sink.decoding.records import Fetch
+from outbox.sink.remembering.asked import Asked
+from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.writer import Applier, SinkWriter
 
 
@@ -34,13 +34,13 @@ class SinkJob:
     ``name`` is the subpackage's, unless it is given; paths begin at the subpackage's folder. ``events`` are names from
     the catalog (`outbox.events.catalog`): ``order`` for all events of an aggregate type, ``order.placed`` for one,
     ``order.placed.v1`` for one version. ``strategy`` is the name of a built-in strategy, or the path of a file.
-    ``projections`` is a folder of SQL files (`outbox.sink.projection`). ``target`` is where the events are applied;
-    None stands for the tables of the sink database. Records that are no events of the catalog, such as raw CDC, have
-    ``decoders`` by topic instead; then ``carries`` says what `outbox check` compares: each event, or the state that a
-    key has reached.
+    ``projections`` is a folder of SQL files (`outbox.sink.applying.projection`). ``target`` is where the events are
+    applied; None stands for the tables of the sink database. Records that are no events of the catalog, such as raw
+    CDC, have ``decoders`` by topic instead; then ``carries`` says what `outbox check` compares: each event, or the
+    state that a key has reached.
 
     ``transform`` names a function of DataFrames, as ``module:function``, that the events pass before the projections,
-    or a MERGE, see them (`outbox.sink.spark.transform`). Only what needs it imports it, and PySpark with it.
+    or a MERGE, see them (`outbox.sink.frames.transform`). Only what needs it imports it, and PySpark with it.
     """
 
     name: str = ""
@@ -139,7 +139,7 @@ class Target(ABC):
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> SinkWriter:
         """A writer for a running sink; it acquires the fence. ``fetch`` reads the records of dead letters.
 
-        Raises Failure if the sink has a driver already, or if its job has changed (`outbox.sink.asked`).
+        Raises Failure if the sink has a driver already, or if its job has changed (`outbox.sink.remembering.asked`).
         """
 
     @abstractmethod

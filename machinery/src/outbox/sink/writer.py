@@ -14,12 +14,12 @@ import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.database import database_errors
-from outbox.sink import asked, fence, generations, positions
-from outbox.sink.asked import Asked
-from outbox.sink.batch import Batch
-from outbox.sink.generations import Beginning
-from outbox.sink.records import Fetch
-from outbox.sink.strategy import Strategy
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.records import Fetch
+from outbox.sink.remembering import asked, fence, generations, positions
+from outbox.sink.remembering.asked import Asked
+from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering.strategy import Strategy
 
 PARKED = "parked"  # the reason of an event that waits for an earlier one of its key
 COUNT = """
@@ -51,8 +51,8 @@ class SinkWriter(ABC):
 
     def __init__(self, connection: extensions.connection, job: Asked) -> None:
         """Acquire the fence. Raises Failure if the sink has a driver already, or if its job asks for something else
-        than at its last start (`outbox.sink.asked`). What it asks for now is stored by the first commit behind the
-        other checks of the start: a start that is refused changes nothing.
+        than at its last start (`outbox.sink.remembering.asked`). What it asks for now is stored by the first commit
+        behind the other checks of the start: a start that is refused changes nothing.
         """
         self.name = job.sink
         self._job = job

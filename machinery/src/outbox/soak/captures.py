@@ -13,8 +13,8 @@ from outbox.kafka import records, topics
 from outbox.kafka.records import Within
 from outbox.relay import connectors
 from outbox.relay.connectors import Connector
-from outbox.sink.decoder import RecordDecoder
-from outbox.sink.records import Records
+from outbox.sink.decoding.decoder import RecordDecoder
+from outbox.sink.decoding.records import Records
 from outbox.sink.spec import SinkSpec
 from outbox.soak.domain import Domain, TableCopy, copies_of
 from outbox.soak.seen import Copy, Row, RowChange

@@ -21,9 +21,9 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
 from outbox.kafka.records import Within
-from outbox.sink.lakehouse import table
-from outbox.sink.lakehouse.target import LakehouseTarget
-from outbox.sink.records import Records
+from outbox.sink.applying.lakehouse import table
+from outbox.sink.applying.lakehouse.target import LakehouseTarget
+from outbox.sink.decoding.records import Records
 from outbox.sink.spec import SinkSpec
 from outbox.soak.captures import Captured
 from outbox.soak.domain import Domain

@@ -144,7 +144,7 @@ class ComparedTotals:
 
 @dataclass(frozen=True)
 class Sink:
-    """A sink, and which repeats its strategy recognises (`outbox.sink.strategy`)."""
+    """A sink, and which repeats its strategy recognises (`outbox.sink.remembering.strategy`)."""
 
     name: str
     repeats: Literal["all", "re-reads", "none"] = "all"

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from outbox.base.settings import DOTENV, PREFIX, Settings, variable
-from outbox.sink import metrics
+from outbox.sink.running import metrics
 from outbox.stack import envfile, ports
 from outbox.stack.process import KEPT, Process, environment
 

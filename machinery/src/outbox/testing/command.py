@@ -24,7 +24,7 @@ TIMEOUT_S = 300
 MODULES = {entry.target.partition(":")[0] for entry in COMMANDS.values()}
 FORKS = multiprocessing.get_context("forkserver")
 # With this module and its package: a process that had to import them to find `_run` would take six times as long.
-FORKS.set_forkserver_preload([*MODULES, "outbox.sink.spark.supervisor", __name__])
+FORKS.set_forkserver_preload([*MODULES, "outbox.sink.running.supervisor", __name__])
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:

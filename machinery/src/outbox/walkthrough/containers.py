@@ -22,7 +22,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
-from outbox.sink import metrics
+from outbox.sink.running import metrics
 from outbox.stack import ports
 from outbox.walkthrough.chain import Chain, Report
 

@@ -17,7 +17,7 @@ from functools import partial
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import fence
+from outbox.sink.remembering import fence
 from outbox.walkthrough.chain import Sinks
 from outbox.walkthrough.checkpoint import Checkpoint
 

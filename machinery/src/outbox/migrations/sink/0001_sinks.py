@@ -21,7 +21,7 @@ CREATE TABLE sinks (
     duplicates bigint NOT NULL DEFAULT 0,
     skipped    bigint NOT NULL DEFAULT 0, -- events that it had not asked for
     filtered   bigint NOT NULL DEFAULT 0, -- events that its transform left out
-    asked_for  jsonb                      -- its strategy, topics and events (outbox/sink/asked.py)
+    asked_for  jsonb                      -- its strategy, topics and events (outbox/sink/remembering/asked.py)
 );
 
 -- How far each sink has applied each partition, written in the transaction that applies. topic_id distinguishes a

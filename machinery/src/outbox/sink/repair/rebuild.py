@@ -35,10 +35,11 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.events.aggregate import Aggregate
 from outbox.kafka.topics import Topic
-from outbox.sink import asked, dead_letters, fence, generations, positions, projection
-from outbox.sink.generations import TopicOffsets
+from outbox.sink.applying import projection
+from outbox.sink.remembering import asked, dead_letters, fence, generations, positions
+from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.remembering.strategy import Memory
 from outbox.sink.spec import SinkSpec
-from outbox.sink.strategy import Memory
 
 SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000

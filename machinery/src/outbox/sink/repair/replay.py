@@ -21,11 +21,12 @@ from psycopg2 import extensions
 
 from outbox.base.database import database_errors
 from outbox.events.schema import Rejection
-from outbox.sink import dead_letters, dead_records, fence, partitions
-from outbox.sink.batch import Batch, Decoded
-from outbox.sink.decoder import DecodedEvent, RecordDecoder, Skipped
-from outbox.sink.ids import days
-from outbox.sink.records import Place, Record
+from outbox.sink.decoding import dead_records
+from outbox.sink.decoding.batch import Batch, Decoded
+from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
+from outbox.sink.decoding.ids import days
+from outbox.sink.decoding.records import Place, Record
+from outbox.sink.remembering import dead_letters, fence, partitions
 from outbox.sink.repair.selection import SIZE_BYTES, Chosen
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import PARKED, Applier, Counts, count

@@ -17,9 +17,9 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
-from outbox.sink import asked, fence, generations, positions
 from outbox.sink.discovery import chosen
-from outbox.sink.positions import Offsets
+from outbox.sink.remembering import asked, fence, generations, positions
+from outbox.sink.remembering.positions import Offsets
 
 
 class TopicPartition(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
-from outbox.sink.dead_letters import FILTERED
+from outbox.sink.remembering.dead_letters import FILTERED
 from outbox.sink.writer import PARKED
 
 Status = Literal["open", "replayed", "discarded", "all"]

@@ -1,4 +1,4 @@
-"""Where a sink keeps its Spark checkpoint. `outbox.sink.spark.checkpoint` reads it."""
+"""Where a sink keeps its Spark checkpoint. `outbox.sink.running.checkpoint` reads it."""
 
 from __future__ import annotations
 

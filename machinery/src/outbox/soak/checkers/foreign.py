@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from math import inf
 
-from outbox.sink.dead_letters import OLDER_THAN_HORIZON
+from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.soak.finding import Finding, findings
 from outbox.soak.seen import ComparedTotals, Foreign, Seen, Sink
 

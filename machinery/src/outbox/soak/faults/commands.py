@@ -16,7 +16,9 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.relay.connectors import Connector
-from outbox.sink import discovery, fence, projection
+from outbox.sink import discovery
+from outbox.sink.applying import projection
+from outbox.sink.remembering import fence
 from outbox.sink.spec import SinkSpec
 from outbox.soak import foreign
 from outbox.soak.checked import of_report

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from outbox.base.database import connect
 from outbox.base.settings import SinkRole
-from outbox.sink import fence, positions
-from outbox.sink.lakehouse import table
+from outbox.sink.applying.lakehouse import table
+from outbox.sink.remembering import fence, positions
 from outbox.soak.fault import A_WHILE_S, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults.executors import MERGE, OfCluster, caught
 from outbox.soak.spark_tasks import SparkTasks

@@ -18,7 +18,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.events import catalog
 from outbox.kafka import records, topics
-from outbox.sink.decoder import UNKNOWN_VERSION
+from outbox.sink.decoding.decoder import UNKNOWN_VERSION
 from outbox.sink.spec import SinkSpec
 from outbox.soak import releases
 from outbox.soak.fault import Fault, Make, NotFired, wait_or_not_fired

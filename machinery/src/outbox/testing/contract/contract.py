@@ -25,7 +25,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.events.schema import EventSchema
 from outbox.sink import discovery
-from outbox.sink.postgres.target import PostgresTarget
+from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
 from outbox.testing.contract import ways
 from outbox.testing.contract.database import opened, with_clock

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from outbox.base.settings import SinkRole
 from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
-from outbox.sink.batch import Batch, DeadRecord
-from outbox.sink.decoder import Skipped
-from outbox.sink.records import Place, Record
+from outbox.sink.decoding.batch import Batch, DeadRecord
+from outbox.sink.decoding.decoder import Skipped
+from outbox.sink.decoding.records import Place, Record
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec, Transformed
@@ -158,7 +158,7 @@ def _dead(one: Placed) -> DeadRecord:
 @contextmanager
 def transformed(spec: SinkSpec, database: Database) -> Iterator[Transformed]:
     """The transform of a job, in a Spark session until the end of the block. Raises Failure if it cannot be used."""
-    from outbox.sink.spark.transform import Transform  # only jobs with a transform need Spark
+    from outbox.sink.frames.transform import Transform  # only jobs with a transform need Spark
 
     with running(database.settings, [spec.target]) as spark:
         yield Transform(spark, spec).transformed

@@ -23,8 +23,8 @@ from outbox.events import catalog
 from outbox.events.aggregate import Aggregate
 from outbox.events.expansion import NotComparableError, Tree, expanded
 from outbox.events.schema import EventSchema
-from outbox.sink.decoder import DAY_MS
-from outbox.sink.records import Record
+from outbox.sink.decoding.decoder import DAY_MS
+from outbox.sink.decoding.records import Record
 from outbox.sink.spec import SinkSpec
 from outbox.testing.contract import values
 

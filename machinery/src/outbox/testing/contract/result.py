@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from psycopg2 import extensions, sql
 
 from outbox.audit import tables
-from outbox.sink.strategy import Strategy
+from outbox.sink.remembering.strategy import Strategy
 
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
 MACHINERY = tables.MACHINERY | {"dedup_horizon", "outbox_version", "sinks"}

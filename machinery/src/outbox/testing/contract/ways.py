@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec, Transformed
-from outbox.sink.strategy import Strategy
 from outbox.testing.contract.database import LATER, NOW, Database
 from outbox.testing.contract.delivery import Delivery, Placed, after, placed
 from outbox.testing.contract.events import History, Sent

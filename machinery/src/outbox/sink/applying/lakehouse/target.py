@@ -1,0 +1,65 @@
+"""The target in a lakehouse: a Delta table of events, merged by id. Needs jars of Delta; `check` needs `deltalake`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from psycopg2 import extensions
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.sink.applying.lakehouse import table
+from outbox.sink.decoding.records import Fetch
+from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed
+from outbox.sink.writer import Applier, SinkWriter
+
+
+class LakehouseTarget(Target):
+    """A Delta table. ``schema`` is the file with the statement that makes it; ``totals`` is a query over it, by key its
+    total and version, that nothing but `outbox check` runs.
+    """
+
+    is_elsewhere = True
+    jars: Sequence[str] = ("lakehouse",)
+    # How many tasks of a commit read the log; the default is 50. One is faster than two, also with 50,000 files.
+    spark_config: Mapping[str, str] = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+
+    def __init__(self, schema: Path, totals: Path) -> None:
+        self._schema = schema
+        self._totals = totals
+
+    def within(self, folder: Path) -> LakehouseTarget:
+        return LakehouseTarget(folder / self._schema, folder / self._totals)
+
+    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> SinkWriter:
+        from outbox.sink.applying.lakehouse.writer import LakehouseWriter
+
+        return LakehouseWriter(connection, spec, fetch, self._schema, table.location(settings, spec.name))
+
+    def applier(
+        self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool
+    ) -> Applier:
+        """Raises Failure if the table is gone, or differs from what its SQL declares."""
+        from outbox.sink.applying.lakehouse.applier import LakehouseApplier
+        from outbox.sink.applying.lakehouse.spark_table import Table
+        from outbox.sink.spark.session import session
+
+        uri = table.location(settings, spec.name)
+        found = Table(session(settings, [self]), spec.name, spec.strategy.select, self._schema.read_text(), uri)
+        found.require()
+        return LakehouseApplier(spec, found, None if transform is None else transform.apply, dry_run=dry_run)
+
+    def require_rebuildable(self, spec: SinkSpec) -> None:
+        raise Failure(
+            f"sink {spec.name} is a table of events, and its totals are a query: there is nothing to recompute",
+            f"`outbox rewind {spec.name} --to-earliest` reads what the topic still has",
+            code="rebuild-unsupported",
+        )
+
+    def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
+        return table.read(settings, spec.name, self._totals)

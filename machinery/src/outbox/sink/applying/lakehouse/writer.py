@@ -1,0 +1,227 @@
+"""A sink whose result is a Delta table: the events themselves, by MERGE on their ids. Postgres keeps the rest.
+
+A commit of the table is no part of a Postgres transaction. So a batch is applied in three steps, each of which may be
+repeated, under the sink's lock all the time:
+
+1. a transaction: epoch, gap check, dead letters, and which events their letters have resolved;
+2. the MERGE, one commit of the table, which also says how far the batch goes;
+3. a transaction: letters of merged events are closed, counts, positions.
+
+Dead letters are committed before the table: once the table says that it has passed an event, the event is in one of the
+two. Positions are committed after it: they never claim what the table does not have. If the process ends between two
+steps, the batch is delivered again: its letters exist and stay as they are, and the MERGE finds its events and skips
+them (they count as duplicates, although they are not). An interrupted MERGE may leave files that no commit names.
+
+One open transaction around all of it would not do: a MERGE may take longer than a transaction may idle. So the lock is
+the session's; it keeps repairs out as a transaction's lock would.
+
+Two drivers do no harm, even if the older one loses its fence in the middle of a MERGE: the table's log has one commit
+per version, so the second committer is refused, or merges on top of the first and finds the events. The log stores of
+HDFS, Azure and Google guarantee that. On a local disk a commit is renamed into place and would replace another one;
+Delta only separates threads of one JVM (io.delta.storage.HDFSLogStore of Delta 4.2.0, RawLocalFileSystem.rename). There
+a lock on a file beside the table separates processes.
+
+The table refuses no event: what a projection would refuse is a row like any other. With a transform the first
+transaction also joins the events with the rows that came back of them (`outbox.sink.applying.postgres.transforming`):
+it stops for a row that breaks a rule, counts what is left out, and writes a dead letter of each event for which the
+transform fails. Only the other rows are merged. The table does not know what was left out, so that counts each time it
+is read.
+
+A large batch is read and decoded by executors too. The driver holds the events of up to two parts of it, one that is
+merged and one that is read; a part is bounded in bytes (`outbox.sink.reading.reader`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from psycopg2 import extensions
+from pyspark.sql import SparkSession
+
+from outbox.sink.applying import traces
+from outbox.sink.applying.lakehouse.applier import LakehouseApplier, prepare
+from outbox.sink.applying.lakehouse.spark_table import Table
+from outbox.sink.decoding.batch import Batch, Traced
+from outbox.sink.decoding.layout import PLACE
+from outbox.sink.decoding.records import Fetch
+from outbox.sink.remembering import dead_letters, fence, positions
+from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts, SinkWriter, count
+
+Events = Mapping[tuple[int, int], str]  # by partition and offset, the id
+Outcomes = Mapping[tuple[int, int], traces.Outcome]
+
+
+class Aside(NamedTuple):
+    """What a batch is before its MERGE: how far the sink is after it; the events that dead letters resolve, and those
+    whose letters are to be closed; the counts of what is not merged. ``outcomes`` are those of traced records that are
+    not merged.
+    """
+
+    end: TopicOffsets
+    resolved: Collection[str]
+    to_close: Sequence[str]
+    rejected: int
+    filtered: int
+    outcomes: Outcomes
+
+
+class LakehouseWriter(SinkWriter):
+    """A sink that merges into a Delta table."""
+
+    def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, schema: Path, uri: str) -> None:
+        """Acquire the fence. ``fetch`` reads the records of dead letters; ``schema`` is the file with the statement
+        that makes the table at ``uri``.
+
+        Raises Failure if the sink has a driver already.
+        """
+        super().__init__(connection, spec.asked)
+        self._spec, self._fetch, self._schema, self._uri = spec, fetch, schema, uri
+        if spec.job.transform is None:
+            self._prepare()
+
+    def prepare(self, returned: pa.Schema) -> None:
+        del returned  # the columns are the table's
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the tables of the session. Spark may not have started: it does when all sinks have their fences."""
+        with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
+            prepare(cursor)
+
+    def positions(self, topic: str, topic_id: str) -> dict[int, int]:
+        """By partition the next offset to read. A sink without positions of any topic gets its table made.
+
+        Raises Failure if the table of a sink with positions is missing, or if they belong to an earlier topic.
+        """
+        stored = super().positions(topic, topic_id)
+        with self._errors("does not return positions"), self._connection, self._connection.cursor() as cursor:
+            has_read = bool(positions.read_all(cursor, self.name))
+        if has_read:
+            self._table.require()
+        else:
+            self._table.make()
+        return stored
+
+    def apply(self, batch: Batch) -> Counts:
+        if batch.is_empty:
+            return Counts()
+        refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
+        with self._errors(refused), fence.held(self._connection, self.name):
+            failed = _failed(batch)
+            known = {*failed.values()} - self._table.missing({*failed.values()})
+            aside = self._set_aside(batch, failed, known)
+            missing = self._table.missing(_in_question(batch, aside))
+            without = {*aside.resolved, *failed.values()}
+            rows = batch.chunk.events if batch.returned is None else batch.returned.rows
+            assert rows is not None, "what Spark gets"  # noqa: S101
+            merged = self._table.merge(rows, {"positions": aside.end}, without)
+            counts = self._conclude(batch, merged, aside)
+        outcomes = _outcomes(batch.chunk.traced, missing, aside.outcomes)
+        traces.log_outcomes(self.name, outcomes, batch.chunk.traced_count)
+        return counts
+
+    @cached_property
+    def _applier(self) -> LakehouseApplier:
+        return LakehouseApplier(self._spec, self._table)
+
+    @cached_property
+    def _table(self) -> Table:
+        merge = self._spec.strategy.select
+        return Table(SparkSession.active(), self.name, merge, self._schema.read_text(), self._uri)
+
+    def _set_aside(self, batch: Batch, failed: Events, known: Collection[str]) -> Aside:
+        """The first transaction. Of the events for which the transform has ``failed``, the table has those that are
+        ``known``: they are duplicates.
+        """
+        with self._connection, self._connection.cursor() as cursor:
+            self._enter(cursor)
+            stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
+            positions.require_no_gap(self.name, batch.topic, stored, batch.start)
+            self._applier.take(cursor, batch)
+            # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
+            resolved = dead_letters.drop_resolved(
+                cursor,
+                self.name,
+                batch.topic,
+                batch.topic_id,
+                count=batch.chunk.count,
+                fetch=self._fetch,
+                drop_replayed=False,
+            )
+            dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
+            outcomes = dict[tuple[int, int], traces.Outcome]()
+            if batch.returned is not None:
+                outcomes |= traces.filtered(cursor, batch.chunk.traced)
+                outcomes |= {place: "set aside" for place in failed if failed[place] not in {*known, *resolved}}
+            rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
+            end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
+            return Aside(
+                {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}},
+                resolved,
+                dead_letters.open_of_batch(cursor, self.name, batch.chunk.count),
+                rejected,
+                filtered,
+                outcomes,
+            )
+
+    def _conclude(self, batch: Batch, merged: int, aside: Aside) -> Counts:
+        counts = Counts(
+            batch.chunk.count,
+            applied=merged,
+            duplicates=batch.chunk.count - merged - aside.rejected - aside.filtered,
+            rejected=aside.rejected,
+            dead=batch.chunk.dead_count,
+            skipped=batch.chunk.skipped_count,
+            filtered=aside.filtered,
+        )
+        with self._connection, self._connection.cursor() as cursor:
+            self._enter(cursor)
+            dead_letters.close(cursor, self.name, aside.to_close)
+            count(cursor, self.name, counts)
+            self._pass(cursor, batch)
+        return counts
+
+
+def _failed(batch: Batch) -> Events:
+    """The events for which the transform has failed."""
+    if batch.returned is None or not batch.returned.failed:
+        return {}
+    assert batch.chunk.events is not None, "what the transform was given"  # noqa: S101
+    rows = batch.chunk.events.select(PLACE).to_pylist()
+    places = {(row["partition"], row["offset"]): row["event_id"] for row in rows}
+    return {place: places[place] for place in batch.returned.failed}
+
+
+def _in_question(batch: Batch, aside: Aside) -> set[str]:
+    """Traced events that the MERGE gets, so that the table says what becomes of them."""
+    found = {
+        one.event_id
+        for one in batch.chunk.traced
+        if one.event_id and not one.is_dead and (one.partition, one.offset) not in aside.outcomes
+    }
+    return found - {*aside.resolved}
+
+
+def _outcomes(traced: Sequence[Traced], missing: set[str], others: Outcomes) -> list[tuple[Traced, traces.Outcome]]:
+    """What became of a batch's traced records, given those of their events that the table did not have before, and the
+    outcomes of records that were not merged. MERGE takes the first of two records of one event.
+    """
+    missing = {*missing}
+    found: list[tuple[Traced, traces.Outcome]] = []
+    for one in sorted(traced, key=lambda one: (one.partition, one.offset)):
+        if one.is_dead:
+            found.append((one, "set aside"))
+        elif (one.partition, one.offset) in others:
+            found.append((one, others[one.partition, one.offset]))
+        elif one.event_id in missing:
+            missing.remove(one.event_id)
+            found.append((one, "applied"))
+        else:
+            found.append((one, "duplicate"))
+    return found

@@ -1,0 +1,245 @@
+"""Arrow columns as the input of a binary COPY, which costs Postgres a third of what CSV does.
+
+Built by columns: values of one width are copied by NumPy, and what varies from row to row is joined in between.
+The format: https://www.postgresql.org/docs/18/sql-copy.html, "Binary Format". That of a type: its `recv` function.
+"""
+
+from __future__ import annotations
+
+import binascii
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg2 import extensions, sql
+
+from outbox.events.schema import Column, SqlType
+from outbox.sink.decoding import values
+
+Type = SqlType | Literal["integer", "bytea", "label"]  # label: a text that is the same in all rows
+
+ARROW_TYPES = {**values.ARROW_TYPES, "integer": pa.int32(), "bytea": pa.binary(), "label": pa.string()}
+
+HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
+NULL = -1  # as a field's length
+FROM_1970_TO_2000_US = round(
+    (datetime(2000, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6
+)
+FROM_1970_TO_2000_DAYS = FROM_1970_TO_2000_US // (24 * 60 * 60 * 10**6)
+HYPHENS = (8, 13, 18, 23)
+UUID_CHARACTERS = 36
+JSONB_VERSION = b"\1"
+DIGIT = 4  # decimal places in a digit of numeric
+NEGATIVE = 0x4000
+NUMERIC_DIGITS, NUMERIC_MAX = 5, 10**18
+NUMERIC = np.dtype(
+    [("count", ">u2"), ("weight", ">i2"), ("sign", ">u2"), ("scale", ">u2"), ("digits", ">u2", NUMERIC_DIGITS)]
+)
+
+
+PLACE: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
+
+
+class Encoded(NamedTuple):
+    """Rows for one COPY, in pieces. Each row has the columns in this order."""
+
+    columns: tuple[str, ...]
+    pieces: Sequence[bytes]
+
+    @classmethod
+    def together(cls, parts: Iterable[Encoded]) -> Sequence[Encoded]:
+        """The rows of these in as few COPYs as possible."""
+        found = defaultdict[tuple[str, ...], list[bytes]](list)
+        for columns, pieces in parts:
+            found[columns] += pieces
+        return [cls(*entry) for entry in found.items()]
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the rows take."""
+        return sum(map(len, self.pieces))
+
+    def copy(self, cursor: extensions.cursor, into: sql.Composable) -> None:
+        """COPY the rows into a table, in the caller's transaction."""
+        names = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        statement = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT binary)").format(into, names)
+        pieces: Any = _Pieces(iter([HEADER, *self.pieces, TRAILER]))
+        cursor.copy_expert(statement, pieces)
+
+
+class _Pieces:
+    """As much of a file as `copy_expert` uses. It takes what it gets, however much it asks for."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    def read(self, _size: int = -1) -> bytes:
+        return next(self._pieces, b"")
+
+
+def types_of(columns: Iterable[Column]) -> Mapping[str, Type]:
+    """The types of the place of an event, and of these columns."""
+    return {**PLACE, **{column.name: column.type for column in columns}}
+
+
+def definitions(types: Mapping[str, Type]) -> sql.Composable:
+    """The columns of a table that checks nothing."""
+    columns = (sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in types.items())
+    return sql.SQL(", ").join(columns)
+
+
+def table(rows: Sequence[Sequence[object]], types: Mapping[str, Type]) -> pa.Table:
+    """Rows of Python's values as columns of these types."""
+    columns = zip(types.items(), zip(*rows, strict=True), strict=True)
+    return pa.table({name: pa.array(values, ARROW_TYPES[type_]) for (name, type_), values in columns})
+
+
+def encode(rows: pa.Table, types: Mapping[str, Type]) -> Encoded:
+    """Rows for a binary COPY. ``types`` are those of the columns in Postgres, by name.
+
+    Raises ValueError if a value is not of its column's type.
+    """
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+    found = {name: _of_one_width(types[name], column) for name, column in columns.items()}
+    fixed = {name: array for name, array in found.items() if array is not None}
+    varying = {name: _varying(types[name], column) for name, column in columns.items() if name not in fixed}
+    # A piece of a row ends with the length of the value that follows it.
+    pieces: list[Sequence[bytes]] = []
+    piece: list[np.ndarray[Any, Any]] = [np.full(rows.num_rows, len(columns), ">i2")]
+    for array in fixed.values():
+        piece += [np.full(rows.num_rows, array.dtype.itemsize, ">i4"), array]
+    for contents in varying.values():
+        lengths = (NULL if content is None else len(content) for content in contents)
+        pieces += [_joined([*piece, np.fromiter(lengths, ">i4", rows.num_rows)]), [one or b"" for one in contents]]
+        piece = []
+    if piece:
+        pieces.append(_joined(piece))
+    return Encoded((*fixed, *varying), [b"".join(chain.from_iterable(zip(*pieces, strict=True)))])
+
+
+def _joined(arrays: Sequence[np.ndarray[Any, Any]]) -> list[bytes]:
+    """The bytes of each row."""
+    rows = np.empty(len(arrays[0]), [(str(number), array.dtype) for number, array in enumerate(arrays)])
+    for number, array in enumerate(arrays):
+        rows[str(number)] = array
+    return rows.view(f"V{rows.dtype.itemsize}").tolist()
+
+
+def _of_one_width(type_: Type, column: pa.Array) -> np.ndarray[Any, Any] | None:
+    """The values as Postgres takes them, if none of them is NULL and all can have the same width."""
+    return FIXED[type_](column) if type_ in FIXED and not column.null_count else None
+
+
+def _varying(type_: Type, column: pa.Array) -> list[bytes | None]:
+    """The values as Postgres takes them; None for NULL."""
+    array = _of_one_width(type_, column.drop_null())
+    if array is not None:
+        values = iter(_joined([array]))
+        return [next(values) if is_valid else None for is_valid in column.is_valid().to_pylist()]
+    return [None if value is None else VARYING[type_](value) for value in column.to_pylist()]
+
+
+def _numbers(form: str) -> Callable[[pa.Array], np.ndarray[Any, Any]]:
+    return lambda column: column.to_numpy(zero_copy_only=False).astype(form)
+
+
+def _moments(column: pa.Array) -> np.ndarray[Any, Any]:
+    since_1970: np.ndarray[Any, Any] = column.cast(pa.int64()).to_numpy()
+    return (since_1970 - FROM_1970_TO_2000_US).astype(">i8")
+
+
+def _days(column: pa.Array) -> np.ndarray[Any, Any]:
+    since_1970: np.ndarray[Any, Any] = column.cast(pa.int32()).to_numpy()
+    return (since_1970 - FROM_1970_TO_2000_DAYS).astype(">i4")
+
+
+def _uuids(column: pa.Array) -> np.ndarray[Any, Any]:
+    rows = _characters(column).reshape(len(column), UUID_CHARACTERS)
+    if (rows[:, HYPHENS] != ord("-")).any():
+        raise ValueError("a value is no UUID")
+    digits = np.delete(rows, HYPHENS, axis=1).tobytes()
+    return np.frombuffer(binascii.unhexlify(digits), "V16")
+
+
+def _characters(column: pa.Array) -> np.ndarray[Any, Any]:
+    """The characters of texts, one behind the other. Raises ValueError if one is not as long as a UUID."""
+    if not len(column):
+        return np.empty(0, np.uint8)
+    lengths = pc.min_max(pc.binary_length(column)).as_py()
+    if {*lengths.values()} != {UUID_CHARACTERS}:
+        raise ValueError("a value is no UUID")
+    _, offsets, content = column.buffers()
+    first = int(np.frombuffer(offsets, np.int32)[column.offset])
+    return np.frombuffer(content, np.uint8, len(column) * UUID_CHARACTERS, first)
+
+
+def _label(column: pa.Array) -> np.ndarray[Any, Any]:
+    content = str(column[0]).encode() if len(column) else b"-"
+    return np.full(len(column), np.frombuffer(content, f"V{len(content)}")[0])
+
+
+def _numerics(column: pa.Array) -> np.ndarray[Any, Any] | None:
+    """Numbers of at most 18 decimal digits, each as NUMERIC_DIGITS digits of base 10,000: Postgres drops zeros in front
+    (`make_result`, numeric.c). None if one is longer, or has an exponent.
+    """
+    point = pc.find_substring(column, ".").to_numpy()
+    scale = np.where(point < 0, 0, pc.binary_length(column).to_numpy() - point - 1)
+    behind_point = -(-scale // DIGIT)
+    shift = 10 ** (behind_point * DIGIT - scale).astype(np.int64)
+    try:
+        unscaled: np.ndarray[Any, Any] = pc.replace_substring(column, ".", "").cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:
+        return None
+    if (np.abs(unscaled) >= NUMERIC_MAX // shift).any() or (unscaled == np.iinfo(np.int64).min).any():
+        return None
+    encoded, rest = np.empty(len(column), NUMERIC), np.abs(unscaled) * shift
+    for place in reversed(range(NUMERIC_DIGITS)):
+        rest, encoded["digits"][:, place] = np.divmod(rest, 10**DIGIT)
+    encoded["count"], encoded["weight"] = NUMERIC_DIGITS, NUMERIC_DIGITS - 1 - behind_point
+    encoded["sign"], encoded["scale"] = np.where(unscaled < 0, NEGATIVE, 0), scale
+    return encoded.view(f"V{NUMERIC.itemsize}")
+
+
+def _numeric(text: str) -> bytes:
+    """How many digits of base 10,000, weight of the first, sign, decimal places, digits (`numeric_recv`, numeric.c)."""
+    sign, decimals, exponent = Decimal(text).as_tuple()
+    if not isinstance(exponent, int):
+        raise ValueError(f"{text} is no finite number")
+    scale = max(0, -exponent)
+    behind_point = -(-scale // DIGIT)
+    number = int("".join(map(str, decimals))) * 10 ** (exponent + behind_point * DIGIT)
+    digits: list[int] = []
+    while number:
+        number, digit = divmod(number, 10**DIGIT)
+        digits.insert(0, digit)
+    weight = len(digits) - 1 - behind_point
+    try:
+        return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, NEGATIVE * sign, scale, *digits)
+    except struct.error:
+        raise ValueError("a number has more digits than Postgres has room for") from None
+
+
+FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any] | None]] = {
+    "uuid": _uuids,
+    "timestamptz": _moments,
+    "bigint": _numbers(">i8"),
+    "integer": _numbers(">i4"),
+    "boolean": _numbers("u1"),
+    "double precision": _numbers(">f8"),
+    "date": _days,
+    "label": _label,
+    "numeric": _numerics,
+}
+VARYING: Mapping[Type, Callable[[Any], bytes]] = {
+    "text": str.encode,
+    "numeric": _numeric,
+    "jsonb": lambda text: JSONB_VERSION + text.encode(),
+    "bytea": bytes,
+}

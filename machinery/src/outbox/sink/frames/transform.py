@@ -1,0 +1,265 @@
+"""A job's `transform`: a function of DataFrames, which its events pass before the projections, or a MERGE, see them.
+
+    def in_grams(events: DataFrame) -> DataFrame:
+        units = events.sparkSession.read.schema(UNITS).csv(f"file://{FILE}")
+        return events.join(broadcast(units), "unit").withColumn("grams", expr("quantity * grams_per_unit"))
+
+It gets what `outbox.spark.events` gives, and returns a DataFrame with the columns that the projections
+or the MERGE want. It is called for every batch, and for each part of a large one. The rules:
+
+- ``event_id``, ``partition`` and ``offset`` stay as they are, so that each row is known by its event.
+- An event has one row at most. An event without a row is filtered: the sink counts it, and passes it.
+- The same event gives the same row, whatever other events are beside it: a batch that is repeated is cut into other
+  parts. So no aggregates over events, which belong into a projection, and nothing of now or of chance.
+
+A breach of the first two stops the sink, with nothing applied. `outbox.spark.check_transform` tries all in a test.
+
+An event for which the transform fails is found by halves and set aside as `transform failed`. Where more than
+`FAILED_MAX` of a hundred fail, the transform is at fault, and the sink stops.
+
+Records do not pass through the JVM as Spark's rows. Tasks read and decode them (`outbox.sink.reading.reader`), and the
+driver gives Spark the events of a part, and takes back what the transform returns of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DataType, DecimalType, StructType
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.events import usable
+from outbox.events.schema import shortened
+from outbox.sink.decoding.batch import Returned
+from outbox.sink.decoding.layout import PLACE
+from outbox.sink.frames import frame
+from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
+from outbox.sink.spec import SinkSpec, Transformed
+from outbox.sink.writer import Applier
+
+# For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
+SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
+FAILED_MAX = 10  # of the events that the driver transforms at once
+# Of an executor or of the whole job, and no fault of an event.
+LOST = ("ExecutorLostFailure", "FetchFailed", "cancelled", "SparkContext was shut down", "OutOfMemoryError")
+
+Function = Callable[[DataFrame], DataFrame]
+
+
+class TransformFailed(Exception):
+    """The transform, or what Spark evaluates of it, raises an error for one of some events."""
+
+
+class Transform:
+    """The transform of a sink."""
+
+    def __init__(self, spark: SparkSession, spec: SinkSpec) -> None:
+        """Raises Failure if it cannot be imported, or does not return what a sink can take."""
+        self._spec, self._sink, self._name = spec, spec.name, str(spec.job.transform)
+        self._function = self._load()
+        self._schema = frame.schema(spec.layout)
+        self._large = spark.newSession()  # with Spark's own settings, as the adopter knows them
+        self._small = spark.newSession()
+        for name, value in SMALL.items():
+            self._small.conf.set(name, value)
+        self.returned = self._returned_schema()
+        """The place of each event, and the columns that it returns."""
+
+    @property
+    def transformed(self) -> Transformed:
+        """It, for events that are read from elsewhere than a topic."""
+        return Transformed(self.returned, lambda topic, rows: self.apply(frame.as_events(rows, topic)))
+
+    def apply(self, events: pa.Table) -> Returned:
+        """What it returns of the events of a small batch, which have the columns of `frame.schema`.
+
+        Raises Failure if it fails for many of them.
+        """
+        if not events.num_rows:
+            return Returned(self._storable(self.returned.empty_table()))
+        found, failed = list[pa.Table](), dict[tuple[int, int], str]()
+        waiting = [events]
+        while waiting:
+            some = waiting.pop()
+            try:
+                found.append(self._rows(some, self._small))
+            except TransformFailed as error:
+                half = some.num_rows // 2
+                if half:
+                    waiting += [some.slice(half), some.slice(0, half)]
+                    continue
+                failed[some["partition"][0].as_py(), some["offset"][0].as_py()] = str(error)
+                if len(failed) > FAILED_MAX or self._fails_for(events.slice(0, 0)):
+                    raise self._failed(events, str(error)) from error
+        rows = pa.concat_tables([self._storable(self.returned.empty_table()), *found])
+        return Returned(rows, failed)
+
+    def apply_to_many(self, events: pa.Table) -> Returned:
+        """The same of as many events as a part has. Raises TransformFailed if it fails for one of them."""
+        return Returned(self._rows(events, self._large))
+
+    def _rows(self, events: pa.Table, session: SparkSession) -> pa.Table:
+        returned = self._returned(session.createDataFrame(events, self._schema))
+        with self._errors():
+            rows = returned.toArrow()
+        try:
+            return self._storable(rows.cast(self.returned))
+        except ValueError as error:  # pa.ArrowInvalid is one
+            raise TransformFailed(shortened(str(error))) from error
+
+    def _storable(self, rows: pa.Table) -> pa.Table:
+        return self._spec.target.storable(self._spec, rows)
+
+    def _load(self) -> Function:
+        if importlib.util.find_spec("pandas") is None:
+            raise self._unusable("PySpark needs pandas for it, which is not installed", "pip install 'pandas>=2.2,<3'")
+        module, _, name = self._name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise self._unusable(str(error), "correct the job's transform: 'package.module:function'") from error
+        if not callable(found):
+            raise self._unusable("it is no function", "correct the job's transform: 'package.module:function'")
+        function: Function = found
+        return function
+
+    def _returned_schema(self) -> pa.Schema:
+        try:
+            returned = self._function(self._small.createDataFrame([], self._schema))
+            schema = returned.schema
+        except Py4JNetworkError:
+            raise  # the JVM is gone
+        except Exception as error:
+            raise self._unusable(f"it fails without any event: {spark_reason(error)}", "correct it") from error
+        problem = unusable(schema, self._schema)
+        if problem is not None:
+            raise self._unusable(*problem)
+        types = {field.name: _arrow_type(field.dataType) for field in schema.fields}
+        return pa.schema({name: types[name] for name in (*PLACE, *types) if name != frame.TOPIC})
+
+    def _returned(self, events: DataFrame) -> DataFrame:
+        """The DataFrame that it returns, with the columns in the order that we know.
+
+        Raises Failure if it raises an error: it has not looked at an event yet, so none is to blame.
+        """
+        try:
+            returned, names = self._function(events), self.returned.names
+            if returned.columns == names:
+                return returned  # one analysis less
+            return returned.select([quoted(name) for name in names])
+        except Py4JNetworkError:
+            raise  # the JVM is gone
+        except Exception as error:
+            raise Failure(
+                f"sink {self._sink}: its transform {self._name} fails before it looks at an event: "
+                f"{shortened(spark_reason(error))}",
+                "correct it, or what it reads; no event was applied",
+                code="transform-failed",
+            ) from error
+
+    def _fails_for(self, events: pa.Table) -> bool:
+        """Whether it fails for these. If it does for none, no event is to blame: a file that it reads may be gone."""
+        try:
+            self._rows(events, self._small)
+        except TransformFailed:
+            return True
+        return False
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Errors of Spark inside the block: the transform's become TransformFailed, others Failure."""
+        try:
+            yield
+        except (PySparkException, *JVM_GONE) as error:
+            text = _text(error)
+            if not isinstance(error, PySparkException) or any(word in text for word in LOST):
+                raise Failure(
+                    f"sink {self._sink}: Spark cannot transform a batch: {spark_reason(error)}",
+                    "start the sink again",
+                    code="spark-failed",
+                ) from error
+            raise TransformFailed(shortened(spark_reason(error))) from error
+
+    def _failed(self, events: pa.Table, detail: str) -> Failure:
+        offsets: dict[int, list[int]] = defaultdict(list)
+        for partition, offset in zip(events["partition"].to_pylist(), events["offset"].to_pylist(), strict=True):
+            offsets[partition].append(offset)
+        places = ", ".join(f"{partition}: {min(of)} to {max(of)}" for partition, of in sorted(offsets.items()))
+        return Failure(
+            f"sink {self._sink}: its transform {self._name} fails for many events of a batch, or without any event; by "
+            f"partition, their offsets are {places}: {detail}",
+            "correct it, or what it reads; none of them was applied",
+            code="transform-failed",
+        )
+
+    def _unusable(self, problem: str, remedy: str) -> Failure:
+        return Failure(f"sink {self._sink}: its transform {self._name}: {problem}", remedy, code="transform-unusable")
+
+
+def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
+    """What applies the events of dead letters to a sink with a transform.
+
+    Raises Failure if its transform cannot be used, or if Spark does not start.
+    """
+    target = spec.target
+    transform = Transform(session(settings, [target]), spec)
+    return target.applier(settings, spec, transform.transformed, dry_run=dry_run)
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark's SQL takes any."""
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
+    """Why no sink can take rows with these columns, and what to do; None if it can. ``given`` are those of events."""
+    types = {field.name: field.dataType for field in returned.fields}
+    lost = [field.name for field in frame.PLACE if types.get(field.name) != field.dataType]
+    if lost:
+        return f"it does not return {', '.join(lost)} as it got them", "keep event_id, partition and offset"
+    names = [field.name for field in returned.fields]
+    if len(types) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        return f"it returns two columns called {twice}", "drop or rename one"
+    known = {field.name: field.dataType for field in given.fields}
+    for name, type_ in types.items():
+        if known.get(name) == type_:
+            continue
+        if name not in known and (problem := usable.name_problem(name)) is not None:
+            return f"it returns a column with a name that no column can have: {problem[0]}", problem[1]
+        if type(type_) not in {DecimalType, *frame.ARROW_TYPES}:
+            remedy = "cast it, or make it a string with to_json"
+            return f"it returns {name} as {type_.simpleString()}, which no table takes", remedy
+    return None
+
+
+def _arrow_type(type_: DataType) -> pa.DataType:
+    if isinstance(type_, DecimalType):
+        return pa.decimal128(type_.precision, type_.scale)
+    return frame.ARROW_TYPES[type(type_)]
+
+
+def spark_reason(error: BaseException) -> str:
+    """The error at the end of a Python worker's traceback, or the first line of Spark's own."""
+    text = _text(error)
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    if "Traceback" not in text:
+        return lines[0] if lines else "no reason given"
+    behind = text.rpartition("Traceback (most recent call last):")[2].splitlines()
+    return next((line for line in behind[1:] if line and not line[0].isspace()), lines[0])
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except JVM_GONE:
+        return "its JVM is gone"

@@ -1,0 +1,179 @@
+"""Read a batch that Spark has planned as a range of offsets: a small one in the driver, a large one on executors.
+
+Both read with the client that `outbox check` reads with. In Spark's Kafka source each record passes through the JVM
+first: that costs as much as all that comes after it. So the source plans, and its records are left alone.
+
+For a few records, a task of Spark takes longer than the records do. So the driver follows the topic with a consumer of
+its own, which has them already. What is large is read by tasks. Both make chunks of it
+(`outbox.sink.decoding.chunking`), and tasks return theirs to the driver. Spark returns a task's result once, whatever
+attempts there were.
+
+A part is bounded in records, and its chunk in bytes: a task ends its share early, and what lies behind it belongs to
+the next part.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark import SparkContext
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.events.schema import shortened
+from outbox.kafka.follower import Follower
+from outbox.kafka.part import Part
+from outbox.kafka.records import batches
+from outbox.sink.decoding.batch import Batch, Chunk
+from outbox.sink.decoding.chunking import Chunking, Reached
+from outbox.sink.decoding.records import Records
+from outbox.sink.frames import frame
+from outbox.sink.frames.transform import Transform, TransformFailed, spark_reason
+from outbox.sink.spark.session import JVM_GONE
+from outbox.sink.spec import SinkSpec
+
+DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
+PART_MAX_RECORDS = 100_000  # a part is read while the one before it is applied
+PART_MAX_BYTES = 32 << 20  # of a chunk: the driver holds two parts at once, and its JVM some copies of one
+TASK_MIN_RECORDS = 10_000  # fewer are read faster than another task connects to Kafka
+COMPRESSION = "lz4"  # of what passes through Spark: two JVMs and three sockets copy each byte some ten times
+
+
+class Reader:
+    """Reads the batches of one sink."""
+
+    def __init__(
+        self, settings: Settings, spec: SinkSpec, topic_ids: Mapping[str, str], transform: Transform | None = None
+    ) -> None:
+        """``transform`` is that of the sink, if it has one. Raises Failure if Kafka is unavailable."""
+        self._settings = settings
+        self._spec = spec
+        self._topic_ids = topic_ids
+        self._transform = transform
+        self._most = PART_MAX_RECORDS  # records that are expected to fit into a chunk
+        self._chunkings = {topic: spec.chunking(topic) for topic in spec.topics}
+        self._followers: dict[str, Follower] = {}
+        with ExitStack() as opened:
+            opened.callback(self.close)
+            for topic in spec.topics:
+                self._followers[topic] = Follower(settings, topic)
+            opened.pop_all()
+
+    def parts(self, of_topics: Sequence[Part]) -> Sequence[Part]:
+        """The parts of a batch, each to be applied as a batch of its own. What has no offsets is left out.
+
+        A batch that was planned under a higher maximum of records gets parts of today's.
+        """
+        most = min(PART_MAX_RECORDS, self._settings.sink_max_offsets_per_trigger)
+        return [part for of_topic in of_topics for part in of_topic.in_parts(most)]
+
+    def read(self, context: SparkContext, part: Part) -> Batch:
+        """The records of a part as a chunk, and what the sink's transform returns of its events.
+
+        If the driver has no room for all of them, or if the transform fails for one of many, the batch ends before the
+        part: so the caller comes to that event, with few beside it.
+
+        Raises Failure if the driver or a task cannot read them, if Spark cannot run the tasks, or if the transform
+        fails for too many of a few events; Closed.
+        """
+        is_small = part.count <= DRIVER_MAX_RECORDS
+        chunk, end = self._read_here(part) if is_small else self._read_by_tasks(context, part)
+        returned = None
+        if self._transform is not None:
+            assert chunk.events is not None, "what the transform gets"  # noqa: S101
+            transform = self._transform.apply if is_small else self._transform.apply_to_many
+            try:
+                returned = transform(frame.as_events(chunk.events, part.topic))
+            except TransformFailed:  # of many events
+                return self.read(context, Part(part.topic, part.start, end).divided(2)[0])
+        return Batch(part.topic, self._topic_ids[part.topic], part.start, end, chunk, returned)
+
+    def close(self) -> None:
+        """Leave Kafka, and end a read of the driver. Tasks on executors are Spark's."""
+        for follower in self._followers.values():
+            follower.close()
+
+    def _read_here(self, part: Part) -> tuple[Chunk, Mapping[int, int]]:
+        messages = list(self._followers[part.topic].read(part.start, part.end))
+        return self._chunkings[part.topic].chunk(Records.of(messages)), part.end
+
+    def _read_by_tasks(self, context: SparkContext, part: Part) -> tuple[Chunk, Mapping[int, int]]:
+        """The chunk of the first records of a part, and where it ends. What is behind a share that has ended early is
+        read again: so the next parts are smaller for a while.
+        """
+        part = part.first(min(part.count, self._most))
+        shares = part.divided(min(context.defaultParallelism, math.ceil(part.count / TASK_MIN_RECORDS)))
+        task = ReadTask.of(self._settings, self._chunkings[part.topic], part.topic, PART_MAX_BYTES // len(shares))
+        try:
+            results = context.parallelize(shares, len(shares)).map(task).collect()
+        except JVM_GONE as error:  # Java's errors are among them
+            raise Failure(
+                f"sink {self._spec.name}: Spark cannot read a batch: {spark_reason(error)}",
+                "start the sink again",
+                code="spark-failed",
+            ) from error
+        chunks, end = list[Chunk](), part.start
+        for share, result in zip(shares, results, strict=True):
+            if isinstance(result, Failure):
+                raise result
+            chunks.append(result.chunk)
+            if result.reached is not None:
+                end = {**end, **result.reached}
+                break
+            end = share.end
+        rest = part.behind(end).count
+        self._most = max(part.count - rest, 1) if rest else min(2 * self._most, PART_MAX_RECORDS)
+        return Chunk.together(chunks), end
+
+
+class Read(NamedTuple):
+    """What a task returns: its chunk, compressed, and where that ends if it is before the end of the task's share."""
+
+    compressed: bytes
+    size_bytes: int
+    reached: Reached | None
+
+    @classmethod
+    def of(cls, chunk: Chunk, reached: Reached | None) -> Read:
+        """A chunk that is to pass through Spark."""
+        content = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
+        return cls(pa.compress(content, COMPRESSION, asbytes=True), len(content), reached)
+
+    @property
+    def chunk(self) -> Chunk:
+        """The chunk."""
+        found: Chunk = pickle.loads(pa.decompress(self.compressed, self.size_bytes, COMPRESSION))  # noqa: S301 - ours
+        return found
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """What an executor runs: it reads its share of a part."""
+
+    settings: Settings
+    chunking: Chunking
+    topic: str
+    max_bytes: int
+
+    @classmethod
+    def of(cls, settings: Settings, chunking: Chunking, topic: str, max_bytes: int) -> ReadTask:
+        """The task of a sink. Executors receive Kafka's password and no other."""
+        return cls(settings.without_secrets("kafka_password"), chunking, topic, max_bytes)
+
+    def __call__(self, share: Part) -> Read | Failure:
+        """What it has read, or why it cannot: Spark would pass on the text of an error only."""
+        try:
+            with closing(batches(self.settings, self.topic, share.within, require_all=True)) as read:
+                return Read.of(*self.chunking.first(map(Records.of, read), self.max_bytes))
+        except Failure as failure:
+            return failure
+        except Exception as error:  # of a decoder of the project's own
+            return Failure(
+                f"a task cannot read {self.topic}: {shortened(repr(error))}", "correct it", code="unexpected"
+            )

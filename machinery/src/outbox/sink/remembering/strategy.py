@@ -1,0 +1,192 @@
+"""The strategies: SQL files, each a way to recognise duplicates, with what it survives and costs in its header.
+
+A strategy reads the temporary table ``outbox_batch`` and inserts what is new into ``new_events`` (same columns), in the
+transaction that applies. It may remember what it has seen in its own tables. It may put events of the batch into
+``rejections`` (event_id, reason, detail) in place of ``new_events``; they become dead letters.
+
+A strategy may have two sections. ``-- [select]`` is all of that; ``-- [remember]`` runs once rejected events have left
+``new_events``, for a strategy that must not remember them. Without sections all of the file selects. What a strategy
+without ``-- [remember]`` knows of a rejected event stays: the event's dead letter says that it is not applied.
+
+The line ``-- memory: TABLE by COLUMNS`` says which rows of which table are what it remembers, or ``none``: `Memory`.
+Retention, rebuilds, `outbox check` and the soak take that from there, whosever strategy it is.
+
+A batch has events of one topic, and maybe of several types: what a strategy may rely on is ``event_id``, ``partition``,
+``offset``, and the columns ``{key}`` and ``{version}`` of the key and the version. ``%(sink)s`` is the sink's name,
+``%(topic)s`` and ``%(topic_id)s`` are the topic's; a literal percent sign is written twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from outbox.base.errors import Failure
+from outbox.base.sections import COMMENT, sql_sections
+
+BUILT_IN = Path(__file__).with_name("strategies")
+REQUIRED = ("idea", "survives", "costs", "choose", "memory")
+OPTIONS = {
+    "start": ("positions", "earliest"),
+    "knows": ("events", "positions"),
+    "takes": ("events", "states"),
+    "needs": ("version",),
+    "repeats": ("all", "re-reads", "none"),
+}
+LINE = re.compile(r"^--[ \t]*(\w+)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+MEMORY = re.compile(r"([a-z_][a-z0-9_]*) by (event_id|key versions?|(?:\w+ )*lsn(?: \w+)*)")
+PARTITIONED = "processed_events"  # by the days of its ids: partitions are made before the transaction that needs them
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A strategy's memory in the sink database: rows of a table, which has a column ``sink`` too.
+
+    ``by`` are the columns by which it knows an event or a change:
+
+    - ``event_id``. Retention forgets the ids below the deduplication horizon, and the strategy must set those aside.
+    - ``key``, ``version``: the highest version of each key; ``key``, ``versions``: all of them, as an int8multirange.
+      The table has a column ``topic`` too. Nothing is forgotten.
+    - several with ``lsn``: changes of captured tables. Retention forgets those that neither the log nor the topic has.
+    """
+
+    table: str
+    by: tuple[str, ...]
+
+    @property
+    def is_of_ids(self) -> bool:
+        """Whether it knows events by their ids."""
+        return self.by == ("event_id",)
+
+    @property
+    def is_of_keys(self) -> bool:
+        """Whether it knows events by key and version."""
+        return self.by[0] == "key"
+
+    @property
+    def is_of_changes(self) -> bool:
+        """Whether it knows changes of captured tables."""
+        return "lsn" in self.by
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether it needs the partitions of processed_events."""
+        return self.table == PARTITIONED
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One strategy file."""
+
+    name: str
+    idea: str
+    survives: str
+    costs: str
+    choose: str
+    memory: Memory | None
+    """What it remembers; None if that is nothing in the sink database but its positions."""
+    select: str
+    remember: str = ""
+    start: Literal["positions", "earliest"] = "positions"
+    """Where a sink without checkpoint begins: at its positions, or, like a plain consumer, at the earliest event."""
+    takes: Literal["events", "states"] = "events"
+    """What its projections apply: each event, or the newest state, which supersedes the states before it."""
+    knows: Literal["events", "positions"] = "events"
+    """How it recognises an event: by the event itself or its place, or only by how far the sink has read. The latter
+    cannot recognise the event of a dead letter, so a replay takes such an event for new: its dead letter is open."""
+    needs: Literal["", "version"] = ""
+    """What it needs of the job's events."""
+    repeats: Literal["all", "re-reads", "none"] = "all"
+    """Which repeated events it recognises: all of them, or those that are read again at their offsets, or none."""
+
+    @property
+    def remembers_ids(self) -> bool:
+        """Whether it needs the partitions of processed_events."""
+        return self.memory is not None and self.memory.is_partitioned
+
+    @property
+    def rejects(self) -> bool:
+        """Whether it may reject events itself."""
+        return "rejections" in self.select
+
+
+def load(folder: Path) -> dict[str, Strategy]:
+    """The strategies of a folder, by name.
+
+    Raises Failure for a file without its header, and for one whose header or sections have a typing mistake.
+    """
+    return {file.stem: _read(file) for file in sorted(folder.glob("*.sql"))}
+
+
+def find(strategy: str | Path) -> Strategy:
+    """The built-in strategy of a name, or the strategy in a file. Raises Failure if it is missing, and as `load`."""
+    if isinstance(strategy, Path):
+        if not strategy.is_file():
+            raise Failure(f"there is no strategy {strategy}", "correct the job's strategy", code="strategy-unknown")
+        return _read(strategy)
+    known = load(BUILT_IN)
+    if strategy not in known:
+        raise Failure(
+            f"no strategy is called {strategy}",
+            f"there are {', '.join(known)}; one of yours is a file: strategy=Path('mine.sql')",
+            code="strategy-unknown",
+        )
+    return known[strategy]
+
+
+def _read(file: Path) -> Strategy:
+    header = dict(LINE.findall(file.read_text()))
+    missing = [word for word in REQUIRED if not header.get(word)]
+    if missing:
+        raise Failure(
+            f"{file}: its first comments lack: {', '.join(missing)}",
+            "write them as `-- idea: …`",
+            code="strategy-header-incomplete",
+        )
+    found: dict[str, Any] = {word: header[word] for word in REQUIRED} | _options(file, header)
+    sections = sql_sections(file, "select", "remember")
+    select, remember = sections["select"], sections.get("remember", "")
+    found["memory"] = _memory(file, header["memory"], COMMENT.sub("", select + remember))
+    return Strategy(name=file.stem, select=select, remember=remember, **found)
+
+
+def _memory(file: Path, value: str, statements: str) -> Memory | None:
+    """Raises Failure if it cannot be the memory of these statements."""
+    if value == "none":
+        return None
+    found = MEMORY.fullmatch(value)
+    if found is None:
+        raise Failure(
+            f"{file}: its header has an unknown value, `memory: {value}`",
+            "write `-- memory: TABLE by event_id`, `… by key version`, `… by key versions`, or `-- memory: none`",
+            code="strategy-header-unknown",
+        )
+    memory = Memory(found[1], tuple(found[2].split()))
+    if not re.search(rf"\b{memory.table}\b", statements):
+        raise Failure(
+            f"{file}: its header says that it remembers in {memory.table}, and its SQL does not name that table",
+            "correct the line `-- memory: …`",
+            code="strategy-memory-wrong",
+        )
+    if memory.is_of_ids and "dedup_horizon" not in statements:
+        raise Failure(
+            f"{file}: it remembers ids, and does not look at dedup_horizon: ids below it are forgotten",
+            "let it set events below the horizon aside, as `dedup` does",
+            code="strategy-memory-wrong",
+        )
+    return memory
+
+
+def _options(file: Path, header: Mapping[str, str]) -> dict[str, str]:
+    found = {word: header[word] for word in OPTIONS if word in header}
+    for word, value in found.items():
+        if value not in OPTIONS[word]:
+            raise Failure(
+                f"{file}: its header has an unknown value, `{word}: {value}`",
+                f"write {' or '.join(f'`-- {word}: {known}`' for known in OPTIONS[word])}, or delete the line",
+                code="strategy-header-unknown",
+            )
+    return found
