@@ -19,7 +19,7 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
-from outbox.sink.spark import local_checkpoint
+from outbox.sink.remembering.generations import checkpoint_folder, checkpoint_uri
 from outbox.stack.process import Process
 from outbox.stack.stack import Stack
 from outbox.testing.fixtures.stack import private_stack
@@ -149,7 +149,7 @@ class Chain:
     def checkpoint(self, sink: str) -> Path:
         """The folder of a sink's checkpoint."""
         [(generation,)] = self.query(GENERATION, [sink])
-        folder = local_checkpoint.folder(local_checkpoint.uri(self.settings, sink, generation))
+        folder = checkpoint_folder(checkpoint_uri(self.settings, sink, generation))
         assert folder is not None, "the stack keeps its checkpoints on this machine"  # noqa: S101
         return folder
 

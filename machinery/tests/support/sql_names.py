@@ -22,12 +22,12 @@ KINDS: list[dict[str, Any]] = [{"type": "string"}, {"type": "string", "format": 
 
 def statements() -> Iterator[str]:
     """The SQL of the sinks, some of it in pieces."""
-    for file in sorted((PACKAGE / "sink" / "strategies").glob("*.sql")):
+    for file in sorted((PACKAGE / "sink").rglob("strategies/*.sql")):
         yield COMMENT.sub("", file.read_text())
     for file in sorted((DOMAIN / "stock" / "sinks").glob("*/strategies/*.sql")):
         yield COMMENT.sub("", file.read_text())
-    for folder in ("sink", "sink/postgres", "sink/repair", "sink/lakehouse"):
-        for file in sorted((PACKAGE / folder).glob("*.py")):
+    for room in ("remembering", "applying", "repair"):
+        for file in sorted((PACKAGE / "sink" / room).rglob("*.py")):
             assigned = [one for one in ast.parse(file.read_text()).body if isinstance(one, ast.Assign | ast.AnnAssign)]
             for one in assigned:
                 for node in ast.walk(one):

@@ -25,8 +25,8 @@ def test_each_transition_of_a_dead_letter_has_one_statement() -> None:
         for file in SINK.rglob("*")
         if file.suffix in (".py", ".sql")
     }
-    assert [name for name, text in sql.items() if UPDATE.search(text)] == ["dead_letters.py"]
-    assert re.findall(r"SET status = '(\w+)'", sql["dead_letters.py"]) == ["replayed", "discarded"]
+    assert [name for name, text in sql.items() if UPDATE.search(text)] == ["remembering/dead_letters.py"]
+    assert re.findall(r"SET status = '(\w+)'", sql["remembering/dead_letters.py"]) == ["replayed", "discarded"]
 
 
 def _has(file: str, name: str) -> bool:

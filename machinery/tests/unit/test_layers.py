@@ -25,10 +25,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.http",),
     ("outbox.kafka",),
     ("outbox.relay",),
+    ("outbox.sink.decoding",),
+    ("outbox.sink.remembering",),
+    ("outbox.sink.decoding",),
+    ("outbox.sink.remembering",),
     ("outbox.sink",),
-    ("outbox.sink.applying.postgres",),
+    ("outbox.sink.applying",),
     ("outbox.sink.discovery",),
-    ("outbox.sink.examination", "outbox.sink.spark", "outbox.sink.repair", "outbox.sink.applying.lakehouse"),
+    ("outbox.sink.examination", "outbox.sink.repair", "outbox.sink.spark"),
+    ("outbox.sink.frames", "outbox.sink.applying.lakehouse"),
+    ("outbox.sink.reading",),
+    ("outbox.sink.running",),
     ("outbox.audit",),
     ("outbox.maintenance",),
     ("outbox.stack",),
@@ -40,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.testing",),
     ("outbox.__init__", "outbox.dbapi", "outbox.sinks", "outbox.spark", "outbox.web"),
 )
-NEIGHBOURS = {"outbox.sink.applying.lakehouse": {"outbox.sink.spark"}}
+NEIGHBOURS: dict[str, set[str]] = {}
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 
 # The packages that tests are in, and which others each may import.
@@ -49,7 +56,15 @@ SOURCES = ROOT / "src"
 
 # Heavy libraries, and the only rooms and packages that import them.
 LIBRARIES: dict[str, set[str]] = {
-    "pyspark": {"outbox.sink.spark", "outbox.sink.applying.lakehouse", "outbox.testing", "tests"},
+    "pyspark": {
+        "outbox.sink.spark",
+        "outbox.sink.frames",
+        "outbox.sink.reading",
+        "outbox.sink.running",
+        "outbox.sink.applying.lakehouse",
+        "outbox.testing",
+        "tests",
+    },
     "delta": {"outbox.sink.applying.lakehouse", "tests"},
     "flask": {"outbox.http", "outbox.testing", "tests"},
     "alembic": {"outbox.migrations", "tests"},
@@ -136,8 +151,8 @@ def _may(module: str, name: str) -> bool:
         ("outbox/base/wait.py", "from outbox.writing import append", {"outbox.writing"}),
         ("outbox/events/catalog.py", "from outbox.base import project", set()),
         ("outbox/events/catalog.py", "from outbox.sink import spec", {"outbox.sink"}),
-        ("outbox/sink/repair/replay.py", "from outbox.sink import positions", set()),
-        ("outbox/sink/repair/replay.py", "from outbox.sink.spark import stream", {"outbox.sink.spark"}),
+        ("outbox/sink/repair/replay.py", "from outbox.sink.remembering import positions", set()),
+        ("outbox/sink/repair/replay.py", "from outbox.sink.running import stream", {"outbox.sink.running"}),
         ("outbox/sink/remembering/positions.py", "from outbox.sink import repair", {"outbox.sink.repair"}),
         ("outbox/sink/remembering/positions.py", "from outbox.sink import discovery", {"outbox.sink.discovery"}),
         ("outbox/sink/applying/postgres/applier.py", "from outbox.sink import discovery", {"outbox.sink.discovery"}),

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from outbox import sink
 from outbox.audit import monitor
 from outbox.audit.monitor import Monitor
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.settings import load
+from outbox.sink.running import metrics as of_sinks
 from outbox.sink.running.lag import Lag
 from outbox.sink.running.metrics import Metrics, State
 from outbox.sink.writer import Counts
@@ -173,7 +173,7 @@ def test_every_label_that_a_text_is_filled_with_exists() -> None:
 def test_every_metric_of_ours_is_described_and_is_looked_at() -> None:
     families = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exposed() if name.startswith("outbox_")}
     families -= {name.removesuffix("_total") for name in families if name.endswith("_total")}  # of its _created
-    described = f"{sink.metrics.__doc__}{monitor.__doc__}"
+    described = f"{of_sinks.__doc__}{monitor.__doc__}"
     assert set(re.findall(r"^\| `(\w+)`", described, re.MULTILINE)) == families
     asked = set().union(*(names(query) for _, query in queries()))
     assert all(any(name.startswith(family) for name in asked) for family in families)

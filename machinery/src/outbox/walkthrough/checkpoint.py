@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.spark import local_checkpoint
+from outbox.sink.remembering.generations import checkpoint_folder, checkpoint_uri
 
 Ends = dict[str, dict[int, int]]
 
@@ -17,8 +17,8 @@ class Checkpoint:
 
     def __init__(self, settings: Settings, sink: str, generation: int) -> None:
         """Raises Failure if it is not in a folder of this host."""
-        uri = local_checkpoint.uri(settings, sink, generation)
-        folder = local_checkpoint.folder(uri)
+        uri = checkpoint_uri(settings, sink, generation)
+        folder = checkpoint_folder(uri)
         if folder is None:
             raise Failure(
                 f"the walkthrough cannot read the checkpoint {uri}", "use a folder", code="checkpoint-elsewhere"

@@ -1,18 +1,23 @@
 """The generations of a sink's checkpoint, which begin at offsets that are kept in the database.
 
 A rewind starts the next one and stores where it begins. A sink that cannot continue its checkpoint starts the next one
-too, and leaves the stored beginning as it is.
+too, and leaves the stored beginning as it is. `outbox.sink.running.checkpoint` reads the checkpoint itself.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
+from outbox.base.settings import Settings
 from outbox.sink.remembering.positions import Offsets
+
+LOCAL = re.compile(r"(?:file:(?://)?)?(/.*)")
 
 INSERT = 'INSERT INTO public.checkpoint_generations (sink, generation, topic, partition, "offset") VALUES %s'
 BEGINNING = 'SELECT topic, partition, "offset" FROM public.checkpoint_generations WHERE sink = %s AND generation = %s'
@@ -52,3 +57,14 @@ def beginning(cursor: extensions.cursor, sink: str) -> Beginning:
     for topic, partition, offset in cursor:
         found.setdefault(topic, {})[partition] = offset
     return Beginning(int(generation), found)
+
+
+def checkpoint_uri(settings: Settings, sink: str, generation: int) -> str:
+    """The checkpoint of a generation of a sink: one that cannot be continued is left for the next."""
+    return f"{settings.checkpoints.rstrip('/')}/{f'{sink}.{generation}' if generation else sink}"
+
+
+def checkpoint_folder(uri: str) -> Path | None:
+    """The folder of a checkpoint; None if it is elsewhere, as in an object store. Nothing is percent-encoded."""
+    found = LOCAL.fullmatch(uri)
+    return Path(found[1]) if found else None

@@ -22,8 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from outbox.base.errors import Failure
-from outbox.sink.remembering.generations import TopicOffsets
-from outbox.sink.spark import local_checkpoint
+from outbox.sink.remembering.generations import TopicOffsets, checkpoint_folder
 from outbox.sink.spark.session import reason
 
 Offsets = dict[str, dict[int, int]]  # by topic and partition
@@ -51,7 +50,7 @@ class Checkpoint:
         written to.
         """
         self.uri = uri
-        self._folder = local_checkpoint.folder(uri)
+        self._folder = checkpoint_folder(uri)
         self._jvm: Any = spark._jvm
         self._gateway = spark.sparkContext._gateway
         try:

@@ -35,11 +35,11 @@ from outbox.sink.decoding.batch import Batch
 from outbox.sink.frames.transform import Transform
 from outbox.sink.reading.reader import Reader
 from outbox.sink.remembering import positions
-from outbox.sink.remembering.generations import Beginning, TopicOffsets
+from outbox.sink.remembering.generations import Beginning, TopicOffsets, checkpoint_uri
 from outbox.sink.running.checkpoint import Checkpoint, Offsets
 from outbox.sink.running.metrics import Metrics
 from outbox.sink.running.watchdog import Guard
-from outbox.sink.spark import local_checkpoint, session
+from outbox.sink.spark import session
 from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
@@ -239,7 +239,7 @@ class Stream:
     def _use(self, beginning: Beginning) -> None:
         """Read the checkpoint of a generation."""
         self._rewound = beginning
-        uri = local_checkpoint.uri(self._settings, self._spec.name, beginning.generation)
+        uri = checkpoint_uri(self._settings, self._spec.name, beginning.generation)
         self._checkpoint = Checkpoint(self._spark, uri)
 
     def _begin(self) -> Offsets:

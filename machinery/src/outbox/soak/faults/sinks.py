@@ -14,7 +14,7 @@ import psutil
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink.spark import local_checkpoint
+from outbox.sink.remembering.generations import checkpoint_folder, checkpoint_uri
 from outbox.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox.soak.faults import commands
 from outbox.soak.testbed import Testbed
@@ -260,7 +260,7 @@ def wait_committed(testbed: Testbed, sink: str, since_s: float = 0.0) -> str:
 
 def _folder(testbed: Testbed, sink: str) -> Path:
     [(generation,)] = testbed.query(GENERATION, [sink], SinkRole.AUDITOR)
-    folder = local_checkpoint.folder(local_checkpoint.uri(testbed.settings, sink, generation))
+    folder = checkpoint_folder(checkpoint_uri(testbed.settings, sink, generation))
     if folder is None:
         raise NotFired(f"the checkpoint of sink {sink} is not on this host")
     return folder
