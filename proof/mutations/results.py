@@ -38,8 +38,8 @@ class Result:
 
 
 def digest(mutation: Mutation) -> str:
-    """Names the mistake and the tests that must notice it; the text around it may change."""
-    parts = msgspec.json.encode([mutation.suite, mutation.file, mutation.new, mutation.tests])
+    """Names the mistake and the tests that must notice it; the text around it may change, and the file may move."""
+    parts = msgspec.json.encode([mutation.suite, Path(mutation.file).name, mutation.new, mutation.tests])
     return hashlib.sha256(parts).hexdigest()[:12]
 
 

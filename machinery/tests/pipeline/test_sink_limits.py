@@ -32,31 +32,33 @@ from tests.support.topic_reader import topic_of
 
 RANDOM = Random(41)  # noqa: S311
 TIMEOUT_S = 180
-# More than the heap that the sink gets, in one batch.
-INVALID_RECORDS, INVALID_BYTES = 13_000, 50_000
+# Several times the heap that the sink gets, in one batch.
+HEAP_MIB = 512
+INVALID_RECORDS, INVALID_BYTES = 33_000, 50_000
 
 
 LARGE_RECORDS, LARGE_BYTES = 400, 900_000
 MEMORY_MAX_MIB = 512  # without the bounds it would be some 2,700
 
 
-def produce(settings: Settings, count: int, value: bytes, **more: bytes) -> None:
-    """Records that are no events, each with an id of its own, and with more headers."""
-    producer = Producer({**client_config(settings), "queue.buffering.max.kbytes": 1 << 20, "linger.ms": 20})
+def produce(settings: Settings, count: int, value: bytes, partition: int = -1, **more: bytes) -> None:
+    """Records that are no events, each with an id of its own, and with more headers; in all partitions, or in one."""
+    producer = Producer({**client_config(settings), "queue.buffering.max.kbytes": 1 << 20, "compression.type": "lz4"})
     for number in range(count):
         headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1", **more}
-        producer.produce(topic_of(settings), key=str(number), value=value, headers=headers)
+        producer.produce(topic_of(settings), value, str(number), partition, headers=headers)
         producer.poll(0)
         if number % 100 == 0:
             producer.flush(60)
     assert producer.flush(120) == 0
 
 
-def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings) -> None:
-    produce(topic, INVALID_RECORDS, json.dumps({"note": "x" * INVALID_BYTES}).encode())
+@pytest.mark.parametrize("partition", [0, -1], ids=["one partition", "all"])
+def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings, partition: int) -> None:
+    produce(topic, INVALID_RECORDS, json.dumps({"note": "x" * INVALID_BYTES}).encode(), partition)
     publisher = Publisher(topic)
     publisher.send(publisher.events(10))
-    small = topic.model_copy(update={"sink_driver_memory": "600m"})
+    small = topic.model_copy(update={"sink_driver_memory": f"{HEAP_MIB}m"})
     done = catch_up_alone(small)
     assert done.returncode == 0, done.stderr[-2000:]
     dead = [int(str(line["dead"])) for line in logged(done, "applied") if line["batch"] == 0]
