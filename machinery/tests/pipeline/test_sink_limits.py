@@ -41,12 +41,12 @@ LARGE_RECORDS, LARGE_BYTES = 400, 900_000
 MEMORY_MAX_MIB = 512  # without the bounds it would be some 2,700
 
 
-def produce(settings: Settings, count: int, value: bytes, partition: int = -1, **more: bytes) -> None:
+def produce(settings: Settings, count: int, value: bytes, more: dict[str, bytes] | None = None, at: int = -1) -> None:
     """Records that are no events, each with an id of its own, and with more headers; in all partitions, or in one."""
     producer = Producer({**client_config(settings), "queue.buffering.max.kbytes": 1 << 20, "compression.type": "lz4"})
     for number in range(count):
-        headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1", **more}
-        producer.produce(topic_of(settings), value, str(number), partition, headers=headers)
+        headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1", **(more or {})}
+        producer.produce(topic_of(settings), value, str(number), at, headers=headers)
         producer.poll(0)
         if number % 100 == 0:
             producer.flush(60)
@@ -55,7 +55,7 @@ def produce(settings: Settings, count: int, value: bytes, partition: int = -1, *
 
 @pytest.mark.parametrize("partition", [0, -1], ids=["one partition", "all"])
 def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings, partition: int) -> None:
-    produce(topic, INVALID_RECORDS, json.dumps({"note": "x" * INVALID_BYTES}).encode(), partition)
+    produce(topic, INVALID_RECORDS, json.dumps({"note": "x" * INVALID_BYTES}).encode(), at=partition)
     publisher = Publisher(topic)
     publisher.send(publisher.events(10))
     small = topic.model_copy(update={"sink_driver_memory": f"{HEAP_MIB}m"})
@@ -95,7 +95,7 @@ def peak_mib(settings: Settings, found: Queue[tuple[int, float]]) -> None:
 def test_a_task_holds_few_of_the_largest_records_at_once(
     topic: Settings, value: bytes, headers: dict[str, bytes]
 ) -> None:
-    produce(topic, LARGE_RECORDS, value, **headers)
+    produce(topic, LARGE_RECORDS, value, headers)
     context = multiprocessing.get_context("spawn")
     found: Queue[tuple[int, float]] = context.Queue()
     process = context.Process(target=peak_mib, args=(topic, found), daemon=True)
