@@ -1,4 +1,4 @@
-"""Chunks: whatever shares records are read in, and whoever reads them, the sink gets the same."""
+"""Chunks: whatever shares records are read in, and whether the driver or a task reads them, the sink gets the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record that is no event, as a row of a dead letter: all of the record, and why it is none."""
+"""A record that is no event, as a row of a dead letter: all of the record, and the reason."""
 
 from __future__ import annotations
 
