@@ -45,7 +45,8 @@ def produce(settings: Settings, count: int, value: bytes, more: dict[str, bytes]
     """Records that are no events, each with an id of its own, and with more headers; in all partitions, or in one."""
     producer = Producer({**client_config(settings), "queue.buffering.max.kbytes": 1 << 20, "compression.type": "lz4"})
     for number in range(count):
-        headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1", **(more or {})}
+        headers: dict[str, str | bytes | None] = {"id": uuid7(RANDOM), "eventType": "x", "schemaVersion": "1"}
+        headers.update(more or {})
         producer.produce(topic_of(settings), value, str(number), at, headers=headers)
         producer.poll(0)
         if number % 100 == 0:

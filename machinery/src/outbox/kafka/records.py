@@ -37,12 +37,31 @@ def read(settings: Settings, name: str, within: Within) -> Iterator[Message]:
 
 
 def batches(
-    settings: Settings, name: str, within: Within, *, require_all: bool = False
+    settings: Settings, name: str, within: Within, *, at_least: int = 1, require_all: bool = False
 ) -> Generator[Sequence[Message], None, None]:
-    """The same, as many at once as the client has, within bounds of number and bytes. None is empty.
+    """The same, as many at once as the client has, within bounds of number and bytes; but for the last ones, so many
+    ``at_least`` if they are small. None is empty.
 
     With ``require_all``, raises Failure `events-lost` if the topic no longer has one of these offsets.
     """
+    waiting, waiting_bytes = list[Message](), 0
+    for messages, size in _sized(_read(settings, name, within, require_all=require_all)):
+        if waiting and waiting_bytes + size > BATCH_BYTES:
+            yield waiting
+            waiting, waiting_bytes = [], 0
+        waiting += messages
+        waiting_bytes += size
+        if len(waiting) >= at_least:
+            yield waiting
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield waiting
+
+
+def _read(
+    settings: Settings, name: str, within: Within, *, require_all: bool
+) -> Generator[Sequence[Message], None, None]:
+    """The records, as many at once as the client has."""
     end = {partition: last for partition, (first, last) in within.items() if first < last}
     others = {"auto.offset.reset": "error" if require_all else "earliest", "enable.partition.eof": True}
     with consumer(settings, others=others) as client:
@@ -53,7 +72,7 @@ def batches(
             messages = [] if first is None else [first, *client.consume(BATCH_RECORDS - 1, 0)]
             stops = _stops(name, messages)
             found = [message for message in messages if message.error() is None] if stops else messages
-            yield from _bounded(_selected(found, within, end))
+            yield _selected(found, within, end)
             # The end may be a marker, which no consumer returns but passes; or an aborted record whose marker is not to
             # be read yet, and then the client says only that it has come to the end.
             passed = client.position([TopicPartition(name, partition) for partition in end])
@@ -128,7 +147,7 @@ def _stops(name: str, messages: Iterable[Message]) -> Sequence[Message]:
 
 def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int]) -> Sequence[Message]:
     """The records between the first offset and the end of a partition that is not read yet."""
-    # By columns, as in `size_bytes`: without a call in Python for each record.
+    # By columns, as in `_size_bytes`: without a call in Python for each record.
     places: Iterable[tuple[Message, Any, Any]] = zip(
         messages, map(Message.partition, messages), map(Message.offset, messages), strict=True
     )
@@ -139,22 +158,26 @@ def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int
     ]
 
 
-def _bounded(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    if messages and size_bytes(messages) <= BATCH_BYTES:
-        yield messages
-        return
-    part, size = list[Message](), 0
-    for message in messages:
-        part.append(message)
-        size += size_bytes([message])
-        if size > BATCH_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+def _sized(parts: Iterable[Sequence[Message]]) -> Iterator[tuple[Sequence[Message], int]]:
+    """The records in parts that are bounded in bytes, each with its size. None is empty."""
+    for messages in parts:
+        size = _size_bytes(messages)
+        if size <= BATCH_BYTES:
+            if messages:
+                yield messages, size
+            continue
+        part, size = list[Message](), 0
+        for message in messages:
+            part.append(message)
+            size += _size_bytes([message])
+            if size > BATCH_BYTES:
+                yield part, size
+                part, size = [], 0
+        if part:
+            yield part, size
 
 
-def size_bytes(messages: Sequence[Message]) -> int:
+def _size_bytes(messages: Sequence[Message]) -> int:
     """About how many bytes values, keys and headers have together."""
     headers = chain.from_iterable(map(headers_of, messages))
     others = filter(None, chain(map(Message.key, messages), chain.from_iterable(headers)))

@@ -18,7 +18,7 @@ from outbox.sink.decoding.batch import TRACED_MAX, Chunk, Decoded, Rows, Traced,
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import EVENT_TYPE, Layout
-from outbox.sink.decoding.records import Records, joined
+from outbox.sink.decoding.records import Records
 
 Reached = dict[int, int]  # by partition, the offset behind the last record
 
@@ -48,7 +48,7 @@ class Chunking:
         It takes some of them in any case, and ends once it has so many bytes.
         """
         making, reached = _Making(self), Reached()
-        for records in joined(read, self.decoder.at_once):
+        for records in read:
             making.add(self.decoder.decode(records))
             reached |= {partition: offset + 1 for partition, offset in _last(records).items()}
             if making.size_bytes >= max_bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +19,6 @@ T = TypeVar("T")
 Place = tuple[int, int]  # partition and offset
 
 RUN_GAP = 1_000  # offsets: it is faster to read over a smaller gap than to seek
-JOINED_MAX_BYTES = 4 << 20  # of values; a single larger part stays alone
 
 
 class Record(NamedTuple):
@@ -65,14 +63,6 @@ class Records:
             partitions=each(Message.partition),
             offsets=each(Message.offset),
         )
-
-    @classmethod
-    def together(cls, parts: Sequence[Records]) -> Records:
-        """What these have together, in their order."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return cls(*(list(chain.from_iterable(column)) for column in columns))
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -127,24 +117,6 @@ def _runs(places: Collection[Place]) -> Iterator[records.Within]:
     while runs:
         yield {partition: (run[0][0], run[0][1]) for partition, run in runs.items()}
         runs = defaultdict(list, {partition: run[1:] for partition, run in runs.items() if run[1:]})
-
-
-def joined(parts: Iterable[Records], count: int) -> Iterator[Records]:
-    """The same records in larger parts: of so many at least, unless they are large."""
-    waiting: list[Records] = []
-    size_bytes = 0
-    for part in parts:
-        of_part = sum(len(value) for value in part.values if value is not None)
-        if waiting and size_bytes + of_part > JOINED_MAX_BYTES:
-            yield Records.together(waiting)
-            waiting, size_bytes = [], 0
-        waiting.append(part)
-        size_bytes += of_part
-        if sum(map(len, waiting)) >= count:
-            yield Records.together(waiting)
-            waiting, size_bytes = [], 0
-    if waiting:
-        yield Records.together(waiting)
 
 
 def values_at(numbers: Sequence[int], column: Sequence[T]) -> Sequence[T]:

@@ -47,7 +47,7 @@ from outbox.kafka.part import Part
 from outbox.kafka.records import batches
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
-from outbox.sink.decoding.records import Records, joined
+from outbox.sink.decoding.records import Records
 from outbox.sink.decoding.values import schema_of
 from outbox.sink.discovery import event_decoders
 
@@ -131,9 +131,8 @@ class ReadTask:
 
     def _read(self, share: Part) -> Iterator[pa.RecordBatch]:
         decoder = self.decoders[share.topic]
-        read = map(Records.of, batches(self.settings, share.topic, share.within, require_all=True))
-        for records in joined(read, decoder.at_once):
-            rows = self.layout.table(decoder.decode(records).rows)
+        for messages in batches(self.settings, share.topic, share.within, at_least=decoder.at_once, require_all=True):
+            rows = self.layout.table(decoder.decode(Records.of(messages)).rows)
             yield from as_events(rows, share.topic).combine_chunks().to_batches()
 
 

@@ -169,7 +169,8 @@ class ReadTask:
     def __call__(self, share: Part) -> Read | Failure:
         """What it has read, or why it cannot: Spark would pass on the text of an error only."""
         try:
-            with closing(batches(self.settings, self.topic, share.within, require_all=True)) as read:
+            at_once = self.chunking.decoder.at_once
+            with closing(batches(self.settings, self.topic, share.within, at_least=at_once, require_all=True)) as read:
                 return Read.of(*self.chunking.first(map(Records.of, read), self.max_bytes))
         except Failure as failure:
             return failure
