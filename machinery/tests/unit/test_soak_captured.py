@@ -12,7 +12,7 @@ import pytest
 from outbox.soak.checkers import captured, copies
 from outbox.soak.folder import Folder
 from outbox.soak.seen import Copy, RowChange, Seen
-from outbox.soak.verdict import Record, judge
+from outbox.soak.verdict import RunRecord, judge
 from tests.support.soak_run import HISTORY, SEEN, Domain
 
 
@@ -189,7 +189,7 @@ def test_a_captured_table_whose_changes_are_wrong(found: dict[str, int], seen: S
 
 def test_repeated_row_change_needs_at_least_once_or_a_release() -> None:
     block = [replace(one, offset=one.offset + 40) for one in MOVES[3:]]
-    assert judge(Domain(), Record(seen=with_changes(*MOVES, *block))).repeats == len(block)  # type: ignore[arg-type]
+    assert judge(Domain(), RunRecord(seen=with_changes(*MOVES, *block))).repeats == len(block)  # type: ignore[arg-type]
     assert not promises(with_changes(*MOVES, *block), may_repeat=True)
     assert not promises(with_changes(*MOVES, *block, released_changes={"items": 1}))
     assert promises(with_changes(*MOVES, *block)) == {ONCE: 1}
@@ -214,11 +214,11 @@ def test_without_a_version_no_gap_is_looked_for() -> None:
 
 def test_captured_tables_are_judged_with_everything_else() -> None:
     sound = replace(SEEN, row_changes=MOVES, copies=[COPY])
-    verdict = judge(Domain(), Record(HISTORY, sound))  # type: ignore[arg-type]
+    verdict = judge(Domain(), RunRecord(HISTORY, sound))  # type: ignore[arg-type]
     assert (verdict.result, verdict.row_changes, verdict.repeats) == ("valid", len(MOVES), 0)
     for wrong in (with_rows(*TABLE[:1]), with_changes(*MOVES[:-1])):
         seen = replace(sound, row_changes=wrong.row_changes, copies=wrong.copies)
-        assert judge(Domain(), Record(HISTORY, seen)).result == "invalid"  # type: ignore[arg-type]
+        assert judge(Domain(), RunRecord(HISTORY, seen)).result == "invalid"  # type: ignore[arg-type]
 
 
 def test_captured_tables_survive_a_round_trip_through_files(tmp_path: Path) -> None:

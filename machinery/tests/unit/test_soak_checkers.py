@@ -32,7 +32,7 @@ from outbox.soak.history import SET_UP, History
 from outbox.soak.injection import Injection, Planned
 from outbox.soak.observe import Kept, forgotten
 from outbox.soak.seen import ComparedTotals, Foreign, Seen, Sink, StoredAnswer, TopicEvent
-from outbox.soak.verdict import Record, broken_off, judge
+from outbox.soak.verdict import RunRecord, broken_off, judge
 from tests.support.soak_run import (
     ADDS,
     BROKEN,
@@ -267,7 +267,7 @@ def test_an_answer_after_broken_ones_counts() -> None:
 
 def test_a_repeat_is_allowed_where_the_relay_may_repeat() -> None:
     assert not arrival.check(replace(SEEN, events=REPEATED), may_repeat=True)
-    assert judge(Domain(), Record(seen=replace(SEEN, events=REPEATED))).repeats == 1  # type: ignore[arg-type]
+    assert judge(Domain(), RunRecord(seen=replace(SEEN, events=REPEATED))).repeats == 1  # type: ignore[arg-type]
 
 
 def test_release_explains_one_block_of_repeats_per_partition() -> None:
@@ -369,52 +369,54 @@ def set_up(history: History) -> History:
 @pytest.mark.parametrize(
     ("record", "result"),
     {
-        "sound": (Record(HISTORY, SEEN), "valid"),
-        "wrong": (Record(HISTORY, having(20)), "invalid"),
-        "empty": (Record(), "unknown"),
-        "no sink": (Record(HISTORY, replace(SEEN, sinks=())), "unknown"),
+        "sound": (RunRecord(HISTORY, SEEN), "valid"),
+        "wrong": (RunRecord(HISTORY, having(20)), "invalid"),
+        "empty": (RunRecord(), "unknown"),
+        "no sink": (RunRecord(HISTORY, replace(SEEN, sinks=())), "unknown"),
         "an invalid answer to a read": (
-            Record(History((*HISTORY.attempts, attempt(1, OK, "nothing", method="GET"))), SEEN),
+            RunRecord(History((*HISTORY.attempts, attempt(1, OK, "nothing", method="GET"))), SEEN),
             "unknown",
         ),
-        "nothing succeeded": (Record(History((attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))), "unknown"),
-        "only the set-up succeeded": (Record(set_up(HISTORY), SEEN), "unknown"),
+        "nothing succeeded": (RunRecord(History((attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))), "unknown"),
+        "only the set-up succeeded": (RunRecord(set_up(HISTORY), SEEN), "unknown"),
         "no read succeeded": (
-            Record(History(tuple(HISTORY.attempts[number] for number in (0, 2, 3, 4))), SEEN),
+            RunRecord(History(tuple(HISTORY.attempts[number] for number in (0, 2, 3, 4))), SEEN),
             "unknown",
         ),
-        "no fault happened": (Record(HISTORY, SEEN, selected=["kafka-killed", "prune"]), "unknown"),
-        "one of two faults happened": (Record(HISTORY, SEEN, [KILLED], selected=["kafka-killed", "prune"]), "valid"),
-        "a loss was repaired": (Record(HISTORY, SEEN, checks=[LOST]), "invalid"),
-        "a process died": (Record(HISTORY, SEEN, deaths=[Death("service", 9.0)]), "invalid"),
+        "no fault happened": (RunRecord(HISTORY, SEEN, selected=["kafka-killed", "prune"]), "unknown"),
+        "one of two faults happened": (RunRecord(HISTORY, SEEN, [KILLED], selected=["kafka-killed", "prune"]), "valid"),
+        "a loss was repaired": (RunRecord(HISTORY, SEEN, checks=[LOST]), "invalid"),
+        "a process died": (RunRecord(HISTORY, SEEN, deaths=[Death("service", 9.0)]), "invalid"),
     }.values(),
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_verdict(record: Record, result: str) -> None:
+def test_the_verdict(record: RunRecord, result: str) -> None:
     assert judge(Domain(), record).result == result  # type: ignore[arg-type]
 
 
 def test_the_verdict_names_the_faults_that_did_not_happen() -> None:
-    verdict = judge(Domain(), Record(HISTORY, SEEN, [KILLED], selected=["kafka-killed", "prune"]))  # type: ignore[arg-type]
+    verdict = judge(Domain(), RunRecord(HISTORY, SEEN, [KILLED], selected=["kafka-killed", "prune"]))  # type: ignore[arg-type]
     assert (verdict.selected, verdict.not_happened) == (2, ["prune"])
 
 
 def test_a_run_that_broke_off_is_judged_by_its_faults() -> None:
-    assert broken_off(Record(injections=[KILLED]), "Kafka is unavailable").result == "unknown"
-    assert broken_off(Record(injections=[replace(KILLED, is_healed=False)]), "Kafka is unavailable").result == "invalid"
-    assert broken_off(Record(checks=[LOST]), "Kafka is unavailable").result == "invalid"
+    assert broken_off(RunRecord(injections=[KILLED]), "Kafka is unavailable").result == "unknown"
+    assert (
+        broken_off(RunRecord(injections=[replace(KILLED, is_healed=False)]), "Kafka is unavailable").result == "invalid"
+    )
+    assert broken_off(RunRecord(checks=[LOST]), "Kafka is unavailable").result == "invalid"
     drift = Checked("before sink-rewound", problems=[Problem("sink-drift", "perhaps of a naive sink", "totals")])
-    assert broken_off(Record(checks=[drift]), "Kafka is unavailable").result == "unknown"
+    assert broken_off(RunRecord(checks=[drift]), "Kafka is unavailable").result == "unknown"
 
 
 def test_a_fault_that_a_run_had_no_time_to_heal_is_no_broken_promise() -> None:
     stopped = replace(KILLED, is_healed=False, is_broken_off=True)
-    assert broken_off(Record(injections=[stopped]), "a client has ended").result == "unknown"
+    assert broken_off(RunRecord(injections=[stopped]), "a client has ended").result == "unknown"
 
 
 def test_a_checker_that_fails_is_named_and_hides_no_other() -> None:
     history = History((*HISTORY.attempts, attempt(1, OK, "nothing", method="GET")))
-    verdict = judge(Domain(), Record(history, having(20)))  # type: ignore[arg-type]
+    verdict = judge(Domain(), RunRecord(history, having(20)))  # type: ignore[arg-type]
     assert (verdict.result, len(verdict.findings)) == ("invalid", 1)
     assert "reads" in verdict.why_unknown
 
@@ -593,7 +595,7 @@ def test_sinks_that_do_not_catch_up_are_found() -> None:
 @pytest.mark.parametrize(("malformed", "found"), [(0, 0), (3, 0), (4, 1)])
 def test_invalid_records_that_no_fault_has_sent_are_found(malformed: int, found: int) -> None:
     sent = [replace(KILLED, invalid=2)]  # and a foreign event
-    verdict = judge(Domain(), Record(HISTORY, SEEN, sent, checks=[Checked("at the end", malformed=malformed)]))  # type: ignore[arg-type]
+    verdict = judge(Domain(), RunRecord(HISTORY, SEEN, sent, checks=[Checked("at the end", malformed=malformed)]))  # type: ignore[arg-type]
     assert len(verdict.findings) == found
 
 

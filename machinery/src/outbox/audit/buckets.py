@@ -20,7 +20,7 @@ import msgspec
 
 from outbox.base.errors import Failure
 
-Row = TypeVar("Row")
+R = TypeVar("R")
 
 COUNT = 128
 PACKED_ROWS = 10_000  # at a time: a row takes some 300 bytes before, and 70 after
@@ -29,10 +29,10 @@ LENGTH_BYTES = 4
 SALT_BYTES = 16
 
 
-class Packed(Generic[Row]):
+class Packed(Generic[R]):
     """Rows in memory, packed by bucket."""
 
-    def __init__(self, row: type[Row], salt: bytes) -> None:
+    def __init__(self, row: type[R], salt: bytes) -> None:
         """``row`` is a type that msgspec encodes. Numbers beyond 64 bits need the type Decimal.
 
         What has the same ``salt`` spreads ids alike. Nobody who does not know it can choose ids that all fall into one
@@ -46,10 +46,10 @@ class Packed(Generic[Row]):
     def _empty(self) -> None:
         self.bytes = 0
         self._chunks: list[list[bytes]] = [[] for _ in range(COUNT)]
-        self._added: list[list[tuple[bytes, Row]]] = [[] for _ in range(COUNT)]
+        self._added: list[list[tuple[bytes, R]]] = [[] for _ in range(COUNT)]
         self._added_rows = 0
 
-    def add(self, event_id: bytes, row: Row) -> None:
+    def add(self, event_id: bytes, row: R) -> None:
         """Add a row."""
         bucket = blake2b(event_id, digest_size=1, key=self._salt).digest()[0] % COUNT
         self._added[bucket].append((event_id, row))
@@ -72,13 +72,13 @@ class Packed(Generic[Row]):
         self._empty()
         return taken
 
-    def rows(self, bucket: int) -> Iterator[tuple[bytes, Row]]:
+    def rows(self, bucket: int) -> Iterator[tuple[bytes, R]]:
         """The rows of a bucket, as they were added."""
         for chunk in self._chunks[bucket]:
             yield from self.unpacked(BytesIO(chunk))
         yield from self._added[bucket]
 
-    def unpacked(self, packed: IO[bytes]) -> Iterator[tuple[bytes, Row]]:
+    def unpacked(self, packed: IO[bytes]) -> Iterator[tuple[bytes, R]]:
         """Rows that `take` has returned, of one bucket."""
         while length := packed.read(LENGTH_BYTES):
             yield from self._decode(packed.read(int.from_bytes(length)))
@@ -89,21 +89,21 @@ class Packed(Generic[Row]):
         added, self._added, self._added_rows = self._added, [[] for _ in range(COUNT)], 0
         self.add_all([self._chunk(rows) if rows else b"" for rows in added])
 
-    def _chunk(self, rows: list[tuple[bytes, Row]]) -> bytes:
+    def _chunk(self, rows: list[tuple[bytes, R]]) -> bytes:
         encoded = self._encode(rows)
         return len(encoded).to_bytes(LENGTH_BYTES) + encoded
 
 
-class Buckets(Generic[Row]):
+class Buckets(Generic[R]):
     """Rows, of which those beyond some in memory are in files. Rows may be added after others were read."""
 
-    def __init__(self, row: type[Row], salt: bytes) -> None:
+    def __init__(self, row: type[R], salt: bytes) -> None:
         """See `Packed`."""
         self._in_memory = Packed(row, salt)
         self._files: list[IO[bytes]] = []
         self._closing = ExitStack()
 
-    def add(self, event_id: bytes, row: Row) -> None:
+    def add(self, event_id: bytes, row: R) -> None:
         """Add a row."""
         self._in_memory.add(event_id, row)
         self._spill()
@@ -113,7 +113,7 @@ class Buckets(Generic[Row]):
         self._in_memory.add_all(packed)
         self._spill()
 
-    def rows(self, bucket: int) -> Iterator[tuple[bytes, Row]]:
+    def rows(self, bucket: int) -> Iterator[tuple[bytes, R]]:
         """The rows of a bucket, as they were added."""
         if self._files:
             self._files[bucket].seek(0)

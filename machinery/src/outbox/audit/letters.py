@@ -77,7 +77,7 @@ def read(
     topics = {topic.name: topic for topic in declared.topics}
     found: dict[str, dict[bytes, Letter]] = defaultdict(dict)
     letters = rows(connection, LETTERS, [list(elsewhere)])
-    while some := [_Row(*row) for row in islice(letters, DECODED_AT_ONCE)]:
+    while some := [_Stored(*row) for row in islice(letters, DECODED_AT_ONCE)]:
         for row in some:
             found[row.sink][identity_bytes(row.identity)] = _letter(row)
         for topic in {row.topic for row in some if row.is_event} & topics.keys():
@@ -114,7 +114,7 @@ def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset
     return frozenset(identity_bytes(identity) for (identity,) in cursor)
 
 
-class _Row(NamedTuple):
+class _Stored(NamedTuple):
     """A letter as it is stored; key, headers and value of a valid event are whole."""
 
     sink: str
@@ -130,14 +130,14 @@ class _Row(NamedTuple):
     recorded_ms: int
 
 
-def _letter(row: _Row) -> Letter:
+def _letter(row: _Stored) -> Letter:
     """The letter of a row, without what its event says."""
     origin = TopicOffset(row.partition, row.offset)
     key = bytes(row.key or b"")[:KEY_MAX_BYTES].decode(errors="replace")
     return Letter(row.topic, key, row.is_open, None if row.is_event else origin, row.is_event, origin=origin)
 
 
-def _events(topic: EventTopic, letters: Sequence[_Row]) -> Iterator[tuple[str, bytes, Delivered]]:
+def _events(topic: EventTopic, letters: Sequence[_Stored]) -> Iterator[tuple[str, bytes, Delivered]]:
     """By sink and event id, the events of letters as they are decoded today; those that are no events are left out."""
     events = [letter for letter in letters if letter.is_event]
     records = Records(

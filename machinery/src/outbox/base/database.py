@@ -19,6 +19,8 @@ from psycopg2.extensions import connection, make_dsn
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Role, Settings, SinkRole, SourceRole, password_setting, role_database
 
+Row = Mapping[str, Any]  # by column
+
 CONNECT_TIMEOUT_S = 5
 # Detect a vanished host within half a minute, not after hours.
 WAITS = {

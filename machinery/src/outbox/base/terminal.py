@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
+
+Progress = Callable[[str], None]
+"""Takes a line that says how far long work has come."""
 
 # Colours, bold and dim are ours. Every other control character is shown, and so is what reverses the direction of text.
 _STYLE = r"\x1b\[(?:[012]|[39][1-7])?m"

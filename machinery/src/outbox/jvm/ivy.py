@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from outbox.base.errors import Failure
+from outbox.base.terminal import Progress
 from outbox.jvm import truststore
 from outbox.jvm.java import PACKAGED_HOME, java
 
-Report = Callable[[str], None]
 SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
 <property name="ivy.maven.lookup.sources" value="false"/><property name="ivy.maven.lookup.javadoc" value="false"/>
 {properties}<resolvers><ibiblio name="maven" m2compatible="true" {options}/></resolvers></ivysettings>"""
@@ -21,7 +21,7 @@ NO_CHECKSUMS = '<property name="ivy.checksums" value=""/>'
 
 
 def retrieve(
-    ivy_file: Path, configurations: Sequence[str], pattern: str, folder: Path, *, is_complete: bool, report: Report
+    ivy_file: Path, configurations: Sequence[str], pattern: str, folder: Path, *, is_complete: bool, report: Progress
 ) -> None:
     """Download the jars of configurations of a file of Ivy, and copy them to ``pattern``.
 
@@ -74,7 +74,7 @@ def _trust(file: Path) -> list[str]:
     return [f"-Djavax.net.ssl.trustStore={file}"] if PACKAGED_HOME in java().parents and truststore.write(file) else []
 
 
-def _follow(ivy: subprocess.Popen[str], report: Report) -> list[str]:
+def _follow(ivy: subprocess.Popen[str], report: Progress) -> list[str]:
     """Read the output of Ivy, report how many jars have come, and return the lines."""
     lines, fetched = [], 0
     for line in ivy.stdout or ():

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import platformdirs
 
 from outbox.base.errors import Failure
+from outbox.base.terminal import Progress
 from outbox.jvm import ivy
-from outbox.jvm.ivy import Report
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
 LOCK_FILE = Path(__file__).with_name("jars.lock")
@@ -51,7 +51,7 @@ class Jar(NamedTuple):
         return Path(self.configuration, "lib", f"{self.module}-{self.revision}.jar")
 
 
-def jars(configuration: str, report: Report = lambda _: None) -> list[Path]:
+def jars(configuration: str, report: Progress = lambda _: None) -> list[Path]:
     """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse or s3."""
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
@@ -66,7 +66,7 @@ def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
     return str(resolve(configuration, ivy_file=ivy_file) / "lib" / "*")
 
 
-def resolve(configuration: str, report: Report = lambda _: None, ivy_file: Path = IVY_FILE) -> Path:
+def resolve(configuration: str, report: Progress = lambda _: None, ivy_file: Path = IVY_FILE) -> Path:
     """The folder of a configuration; its jars are in ``lib`` in there, which makes it a plugin path of Connect.
 
     Downloads it the first time, together with the others of its set; an existing folder is complete, because one
@@ -126,7 +126,7 @@ def _set(configuration: str) -> tuple[str, ...]:
     return together
 
 
-def _download(ivy_file: Path | None, together: Sequence[str], folder: Path, report: Report) -> None:
+def _download(ivy_file: Path | None, together: Sequence[str], folder: Path, report: Progress) -> None:
     """Download a set of ours, or the configurations of ``ivy_file``, to ``folder``."""
     ivy_folder = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
     ivy_folder.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ topic or the log make useless are deleted in small batches (`outbox.maintenance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from psycopg2 import extensions
 
 from outbox.base.settings import Settings, SinkRole
+from outbox.base.terminal import Progress
 from outbox.maintenance import event_topics, evidence, expiry
 from outbox.maintenance.evidence import Evidence, Nudge, connected, first_uuid
 from outbox.maintenance.turn import between_batches
@@ -52,8 +53,6 @@ SELECT name, days, estimated_rows, pg_total_relation_size(name)
   FROM public.processed_partitions WHERE bound <= public.first_uuid_of(%s) ORDER BY bound
 """
 DROP = "SELECT name, days, estimated_rows, bytes FROM public.drop_processed_events(%s)"
-
-Report = Callable[[str], None]
 
 
 class Partition(NamedTuple):
@@ -94,7 +93,7 @@ class RetentionResult:
 
 
 def expire(
-    settings: Settings, *, dry_run: bool = False, report: Report = lambda _: None, nudge: Nudge = lambda: None
+    settings: Settings, *, dry_run: bool = False, report: Progress = lambda _: None, nudge: Nudge = lambda: None
 ) -> RetentionResult:
     """Forget what nothing can bring again, beside running writers, relay and sinks.
 
@@ -145,7 +144,7 @@ def drop(settings: Settings, day: date) -> tuple[Partition, ...]:
     return dropped
 
 
-def _collect(settings: Settings, due: date, report: Report, nudge: Nudge) -> Iterator[Evidence]:
+def _collect(settings: Settings, due: date, report: Progress, nudge: Nudge) -> Iterator[Evidence]:
     held = evidence.glance(settings, due)
     for found in evidence.gather(settings, due, nudge) if held is None else (held,):
         report(str(found))

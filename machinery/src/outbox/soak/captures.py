@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from outbox.base.database import query
+from outbox.base.database import Row, query
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
@@ -17,7 +17,7 @@ from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.records import Records
 from outbox.sink.spec import SinkSpec
 from outbox.soak.domain import Domain, TableCopy, copies_of
-from outbox.soak.seen import Copy, Row, RowChange
+from outbox.soak.seen import Copy, RowChange
 
 ROWS = "SELECT to_jsonb(found.*)::text FROM ({}) AS found"
 

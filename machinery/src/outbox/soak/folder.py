@@ -27,7 +27,7 @@ from outbox.soak.checked import Checked
 from outbox.soak.death import Death
 from outbox.soak.injection import Injection
 from outbox.soak.seen import RowChange, Seen, TopicEvent
-from outbox.soak.verdict import Record
+from outbox.soak.verdict import RunRecord
 
 T = TypeVar("T")
 
@@ -91,11 +91,11 @@ class Folder:
         return replace(self._read("seen.json", Seen), events=events, row_changes=row_changes)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> RunRecord:
         """All that is judged. Raises Failure if the run did not get so far."""
         with self._opened("history.jsonl").open(encoding="utf-8") as lines:
             attempts = history.read(lines)
-        return Record(
+        return RunRecord(
             history=attempts,
             seen=self.seen,
             injections=self._read("injections.json", list[Injection]),

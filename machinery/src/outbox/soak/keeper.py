@@ -16,18 +16,18 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from outbox.base.errors import Failure
+from outbox.base.terminal import Progress
 from outbox.relay.connectors import Connector
 from outbox.soak.death import Death
 from outbox.soak.testbed import Testbed
 from outbox.stack.process import MARK, Process, environment
-from outbox.stack.stack import Report
 
 INTERVAL_S = 1.0
 PATIENCE_S = 15.0
 
 
 @contextmanager
-def keeping(testbed: Testbed, report: Report) -> Iterator[list[Death]]:
+def keeping(testbed: Testbed, report: Progress) -> Iterator[list[Death]]:
     """Look after service, sinks and connectors until the end of the block, except while a fault breaks them.
 
     Returns the deaths, which are added to the list as they happen. The last look at the processes is at the end of the
@@ -58,7 +58,7 @@ def keeping(testbed: Testbed, report: Report) -> Iterator[list[Death]]:
         raise Failure(f"nobody knows which processes have ended: {error}", code="soak-keeper-failed") from error
 
 
-def attempt(look: Callable[[], None], report: Report) -> None:
+def attempt(look: Callable[[], None], report: Progress) -> None:
     """Look, and report what goes wrong. The next look comes soon, and a keeper that has ended would look no more."""
     try:
         look()
@@ -117,7 +117,7 @@ def _watched(testbed: Testbed) -> dict[str, Process]:
     return {one.mark: one for one in (*servers, testbed.service, *testbed.sinks, *testbed.cluster)}
 
 
-def _restart(testbed: Testbed, report: Report) -> None:
+def _restart(testbed: Testbed, report: Progress) -> None:
     for part, processes in {"service": [testbed.service], "sinks": testbed.sinks}.items():
         with testbed.free(part) as is_free:
             found = leaders({process.mark for process in processes}) if is_free else {}
@@ -133,7 +133,7 @@ def _restart(testbed: Testbed, report: Report) -> None:
 class _Connectors:
     """Looks after the connectors. Each may start again by itself, and gets time for that."""
 
-    def __init__(self, testbed: Testbed, report: Report, watch: Watch) -> None:
+    def __init__(self, testbed: Testbed, report: Progress, watch: Watch) -> None:
         self._testbed, self._report, self._watch = testbed, report, watch
         self._down_since_s: dict[str, float] = {}  # by name
         self._running_s: dict[str, float] = defaultdict(time.monotonic)  # by name, when it was last seen to run

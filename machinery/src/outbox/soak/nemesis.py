@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from outbox.base.terminal import Progress
 from outbox.base.wait import nothing
 from outbox.soak.fault import Fault, Make, NoChance
 from outbox.soak.injection import Injection, Planned
@@ -20,7 +21,6 @@ AT_ONCE = 3
 BESIDE_SHARE = 1 / 3  # of the faults begin while others last
 BESIDE_PAUSE = 0.3  # then the pause before it is this part of the usual one
 POLL_S = 0.5
-Report = Callable[[str], None]
 Watch = Callable[[], None]
 
 
@@ -52,7 +52,7 @@ def _in_turns(chance: random.Random, faults: Sequence[str]) -> Iterator[str]:
 class Nemesis:
     """Breaks a testbed. The seed decides the order of faults; what they cost decides how many there are."""
 
-    def __init__(self, testbed: Testbed, faults: Mapping[str, Make], seed: int, report: Report) -> None:
+    def __init__(self, testbed: Testbed, faults: Mapping[str, Make], seed: int, report: Progress) -> None:
         self._testbed = testbed
         self._faults = {name: make for name, make in faults.items() if make().is_possible(testbed)}
         self._seed = seed

@@ -25,7 +25,7 @@ from outbox.soak.injection import Injection
 from outbox.soak.keeper import keeping
 from outbox.soak.nemesis import Nemesis
 from outbox.soak.testbed import Testbed
-from outbox.soak.verdict import Record, Verdict
+from outbox.soak.verdict import RunRecord, Verdict
 
 REPORTED_EVERY_S = 60.0  # for those who follow a run for hours
 STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is
@@ -101,7 +101,7 @@ class _Run:
     def broken_off(self, why: str) -> Verdict:
         """Judge what there is of a run that does not go on, and write the verdict."""
         self._write_looks(self._testbed.checks)
-        record = Record(
+        record = RunRecord(
             injections=self._injections,
             deaths=self._deaths,
             checks=self._testbed.checks,

@@ -8,6 +8,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from outbox.base.database import Row
 from outbox.soak.foreign import Totals, keys_of_totals
 
 
@@ -63,7 +64,6 @@ class RowChange:
 
 
 R = TypeVar("R", TopicEvent, RowChange)
-Row = Mapping[str, Any]  # by column
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import psycopg2
 from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Role, Settings, SourceRole
+from outbox.base.terminal import Progress
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
@@ -37,7 +38,7 @@ from outbox.stack.command import Command
 from outbox.stack.connect import Connect
 from outbox.stack.kafka import Kafka
 from outbox.stack.process import Process
-from outbox.stack.stack import Report, Stack, quiet
+from outbox.stack.stack import Stack, quiet
 from outbox.walkthrough.processes import SinkProcess
 
 Forge = Callable[[random.Random], ForeignEvent]
@@ -100,7 +101,7 @@ class LinkedStack(Stack):
         }
         return settings.model_copy(update=own)
 
-    def start_cluster(self, report: Report) -> None:
+    def start_cluster(self, report: Progress) -> None:
         """Start a Spark cluster of this host. Its workers need not be ready: sinks wait for them."""
         self.up(["spark-master"], workers=WORKERS, report=report)
         for number in range(WORKERS):
@@ -252,7 +253,7 @@ class Testbed:
         """All that it needs: that of the outbox, and those of captured tables."""
         return [connectors.load(self.settings), *self.captures]
 
-    def start(self, report: Report = quiet) -> None:
+    def start(self, report: Progress = quiet) -> None:
         """Start every part and the relay, on empty data."""
         self.stack.up(["postgres"], report=report)  # which chooses all ports
         settings = self.settings
@@ -319,7 +320,7 @@ class Testbed:
             if is_free:
                 lock.release()
 
-    def stop(self, report: Report = quiet) -> None:
+    def stop(self, report: Progress = quiet) -> None:
         """End everything."""
         self.stack.down(report)
         for proxy in self.links.values():

@@ -38,7 +38,7 @@ REREADING = {"sinks", "postgres", "kafka", "sinks-postgres", "sinks-kafka"}
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """Everything that is judged."""
 
     history: History = field(default_factory=History)
@@ -84,7 +84,7 @@ class Verdict:
     why_unknown: str = ""
 
 
-def judge(domain: Domain, record: Record) -> Verdict:
+def judge(domain: Domain, record: RunRecord) -> Verdict:
     """Let every checker look."""
     history, seen = record.history, record.seen
     may_repeat, may_reread = record.may_repeat, record.may_reread
@@ -138,7 +138,7 @@ def _found(checkers: Mapping[str, Callable[[], Sequence[Finding]]]) -> tuple[lis
     return found, "; ".join(failed)
 
 
-def broken_off(record: Record, why: str) -> Verdict:
+def broken_off(record: RunRecord, why: str) -> Verdict:
     """The verdict on a run that could not read what was left: by its faults, the deaths, and the checks so far."""
     sent = [one for fault in record.injections for one in fault.foreign]
     keys = {key for one in sent for key in keys_of_totals(one.key, one.totals)}
@@ -157,7 +157,7 @@ def broken_off(record: Record, why: str) -> Verdict:
     )
 
 
-def _lacking(domain: Domain, record: Record, missed: Sequence[str]) -> str:
+def _lacking(domain: Domain, record: RunRecord, missed: Sequence[str]) -> str:
     """What a run without findings lacks to be valid. The operations that set it up do not count."""
     if not record.seen.sinks:
         return "no sink was looked at"

@@ -13,6 +13,7 @@ from pathlib import Path
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
+from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
@@ -21,7 +22,7 @@ from outbox.relay import lifecycle
 from outbox.sink import discovery
 from outbox.stack.command import Command
 from outbox.stack.process import Process
-from outbox.stack.stack import FREE_PORTS, Report, Stack
+from outbox.stack.stack import FREE_PORTS, Stack
 
 START_TIMEOUT_S = 300.0  # without an archive, and with one to write: on a busy machine a start takes minutes
 SINK_TIMEOUT_S = 300.0
@@ -48,7 +49,7 @@ def missing() -> list[str]:
     return [name for name, files in class_paths().items() if not archive.path(name, files).exists()]
 
 
-def record(report: Report) -> list[str]:
+def record(report: Progress) -> list[str]:
     """Record every archive, and return the names of those that were not written. Then the home stays, with its logs."""
     stack = _stack()
     stack.down()  # what an interrupted recording left
@@ -63,7 +64,7 @@ def record(report: Report) -> list[str]:
     return failed
 
 
-def _run(stack: Stack, report: Report) -> None:
+def _run(stack: Stack, report: Progress) -> None:
     stack.up(report=report)
     settings = stack.settings
     migrate(settings)

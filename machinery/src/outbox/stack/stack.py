@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import psutil
 
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings, load, variable
+from outbox.base.terminal import Progress
 from outbox.jvm.jars import resolve
 from outbox.relay import lifecycle
 from outbox.stack import envfile, ports
@@ -35,7 +36,6 @@ FREE_PORTS = {
     f"{name}_port": 0
     for name in ("stack_postgres", "stack_kafka", "stack_controller", "stack_connect", "stack_spark", "service")
 }
-Report = Callable[[str], None]
 
 
 def quiet(_: str) -> None:
@@ -63,7 +63,7 @@ class Stack:
         cluster = ["spark-master", *(f"spark-worker-{number + 1}" for number in range(workers))] if workers else []
         return [*PARTS, *cluster]
 
-    def up(self, only: Iterable[str] = (), workers: int | None = None, report: Report = quiet) -> None:
+    def up(self, only: Iterable[str] = (), workers: int | None = None, report: Progress = quiet) -> None:
         """Start the parts that do not run, in order, and return when all are ready. ``only`` leaves the others alone.
 
         ``workers`` is the number of workers of a Spark cluster, on which sinks that start later run; 0 ends it.
@@ -93,7 +93,7 @@ class Stack:
                 part.start()
                 report(f"{part.name}: ready")
 
-    def down(self, report: Report = quiet, *, gently: bool = True) -> int:
+    def down(self, report: Progress = quiet, *, gently: bool = True) -> int:
         """Stop every process of this home folder: first the users of the stack, then its parts. Returns how many ran.
 
         Stacks in folders below, such as those of the walkthrough and of tests, are stopped too. With ``gently=False``
@@ -114,7 +114,7 @@ class Stack:
                     stopped += 1
         return stopped
 
-    def reset(self, report: Report = quiet) -> None:
+    def reset(self, report: Progress = quiet) -> None:
         """Stop everything and delete the home folder."""
         self.down(report)
         if self.home.exists():
@@ -143,7 +143,7 @@ class Stack:
         names = {name for home, name in _marked(self.home) if home == self.home and name not in self.parts}
         return [Process(name, self.home) for name in sorted(names)]
 
-    def _resize(self, workers: int, report: Report) -> None:
+    def _resize(self, workers: int, report: Progress) -> None:
         """Let the cluster have so many workers, and stop those that are too many."""
         file = self._given.stack_env_file
         values = {name: value for name, value in envfile.read(file).items() if name not in map(variable, CLUSTER)}

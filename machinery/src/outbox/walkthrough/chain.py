@@ -6,12 +6,10 @@ Two implementations: `processes` of a stack of its own, and the `containers` of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Protocol
 
 from outbox.base.settings import Settings
-
-Report = Callable[[str], None]
+from outbox.base.terminal import Progress
 
 
 class Watched(Protocol):
@@ -75,15 +73,15 @@ class Chain(ABC):
         """
 
     @abstractmethod
-    def start(self, report: Report) -> None:
+    def start(self, report: Progress) -> None:
         """Return once every part is ready, with migrated databases and an applied connector. Parts that run go on, so
         that it also repairs a chain.
         """
 
     @abstractmethod
-    def switch(self, *, exactly_once: bool, report: Report) -> None:
+    def switch(self, *, exactly_once: bool, report: Progress) -> None:
         """Restart the worker with exactly-once on or off, and apply the connector."""
 
     @abstractmethod
-    def restore(self, report: Report) -> None:
+    def restore(self, report: Progress) -> None:
         """Leave the chain as it was before the walkthrough. May be called at any time, and repeated."""

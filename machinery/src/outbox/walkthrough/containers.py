@@ -20,11 +20,12 @@ import psutil
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
 from outbox.sink.running import metrics
 from outbox.stack import ports
-from outbox.walkthrough.chain import Chain, Report
+from outbox.walkthrough.chain import Chain
 
 WORKER_CLASS = "org.apache.kafka.connect.cli.ConnectDistributed"
 MODE_FILE = "exactly-once"
@@ -185,7 +186,7 @@ class Containers(Chain):
     def sink_urls(self) -> list[str]:
         return self._sink_urls
 
-    def start(self, report: Report) -> None:
+    def start(self, report: Progress) -> None:
         for part in (self.worker, self.sinks):
             part.resume()  # a walkthrough that was killed may have left it frozen
             part.start()
@@ -193,13 +194,13 @@ class Containers(Chain):
         report(f"connector: {lifecycle.status(self.settings).mode}")
         report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
 
-    def switch(self, *, exactly_once: bool, report: Report) -> None:
+    def switch(self, *, exactly_once: bool, report: Progress) -> None:
         report(f"{self.worker.name}: switching exactly-once {'on' if exactly_once else 'off'}")
         self._write_mode(exactly_once)
         self._restart_worker(self._configured.model_copy(update={"exactly_once": exactly_once}))
         report(f"{self.worker.name}: ready")
 
-    def restore(self, report: Report) -> None:
+    def restore(self, report: Progress) -> None:
         for part in (self.worker, self.sinks):
             part.resume()
         if not self._mode_file.exists():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outbox.base.settings import Settings
+from outbox.base.terminal import Progress
 from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle
 from outbox.stack import command
 from outbox.stack.command import SinkCommand
 from outbox.stack.stack import Stack
-from outbox.walkthrough.chain import Chain, Report
+from outbox.walkthrough.chain import Chain
 
 
 class SinkProcess(SinkCommand):
@@ -43,7 +44,7 @@ class Processes(Chain):
     def sink_urls(self) -> list[str]:
         return [self.sinks.url()]
 
-    def start(self, report: Report) -> None:
+    def start(self, report: Progress) -> None:
         self._stack.up(report=report)
         migrate(self.settings)
         report("databases migrated")
@@ -59,11 +60,11 @@ class Processes(Chain):
         report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
         self.sinks.wait_ready()
 
-    def switch(self, *, exactly_once: bool, report: Report) -> None:
+    def switch(self, *, exactly_once: bool, report: Progress) -> None:
         self._stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
         self._stack.up(["connect"], report=report)
         lifecycle.apply(self.settings)
         self.worker = self._stack.part("connect")
 
-    def restore(self, report: Report) -> None:
+    def restore(self, report: Progress) -> None:
         self._stack.down(report=report)

@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from outbox.base.database import Row
 from outbox.soak.finding import Finding, findings
 from outbox.soak.repeats import differing, unexplained
-from outbox.soak.seen import Row, RowChange, Seen
+from outbox.soak.seen import RowChange, Seen
 
 SNAPSHOT, CREATED, UPDATED, DELETED = "r", "c", "u", "d"
 NEVER_BEFORE = {CREATED: {CREATED, UPDATED}, UPDATED: {DELETED}, DELETED: {DELETED}}

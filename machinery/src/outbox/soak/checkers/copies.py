@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from outbox.base.database import Row
 from outbox.soak.finding import Finding, findings
-from outbox.soak.seen import Copy, Row, Seen
+from outbox.soak.seen import Copy, Seen
 
 
 def check(seen: Seen) -> list[Finding]:

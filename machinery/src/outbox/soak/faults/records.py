@@ -46,7 +46,7 @@ SELECT sink, identity, partition, "offset", event_id::text FROM public.dead_lett
 POSITIONS = "SELECT sink, partition, next_offset FROM public.positions WHERE topic = %s AND sink = ANY(%s)"
 
 
-class Record(NamedTuple):
+class HostileRecord(NamedTuple):
     """A record for a topic."""
 
     key: bytes | None
@@ -62,7 +62,7 @@ class Record(NamedTuple):
         return None if claimed is None else claimed.decode()
 
 
-Delivered = Mapping[Place, Record]
+Delivered = Mapping[Place, HostileRecord]
 
 
 class Hostile(Fault):
@@ -84,7 +84,7 @@ class Hostile(Fault):
             raise NotFired(f"no sink reads topic {topic}")
         made = list(self.records(testbed, topic, chance))
         testbed.foreign += [record.event for record in made if record.event is not None]  # a check may see them at once
-        delivered: dict[Place, Record] = {}
+        delivered: dict[Place, HostileRecord] = {}
         try:
             send(testbed, topic, made, delivered)
         finally:
@@ -115,7 +115,7 @@ class Hostile(Fault):
         """The topic to send to: of events, or of a captured table."""
         return chance.choice(sorted([*catalog.of(testbed.settings).topics, *captured_topics(testbed)]))
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
         """The records."""
         raise NotImplementedError
 
@@ -154,7 +154,7 @@ class Forged(Hostile):
         return catalog.of(testbed.settings).aggregates[schema.aggregate].topic
 
 
-def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: Record) -> bool:
+def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: HostileRecord) -> bool:
     """Whether a sink asks for the event that a record claims to be. It skips others without a look at them."""
     if topic in captured_topics(testbed):
         return True
@@ -171,13 +171,13 @@ def has_passed(testbed: Testbed, sinks: Sequence[SinkSpec], topic: str, places: 
     return all(read.get((sink, partition), 0) > offset for sink in names for partition, offset in places)
 
 
-def send(testbed: Testbed, topic: str, made: Sequence[Record], delivered: dict[Place, Record]) -> None:
+def send(testbed: Testbed, topic: str, made: Sequence[HostileRecord], delivered: dict[Place, HostileRecord]) -> None:
     """Send records, and add each that arrives. Raises NotFired if one does not."""
     producer = Producer({**client_config(testbed.settings), "message.max.bytes": 2_000_000, "enable.idempotence": True})
     failed: list[str] = []
     for record in made:
 
-        def arrived(error: KafkaError | None, message: Message, record: Record = record) -> None:
+        def arrived(error: KafkaError | None, message: Message, record: HostileRecord = record) -> None:
             if error is not None:
                 failed.append(str(error))
             else:
@@ -209,10 +209,12 @@ class Foreign(Hostile):
 
     name = "records-foreign"
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
         del testbed, topic
         for _ in range(RECORDS):
-            yield Record(chance.randbytes(8), {}, chance.choice([b"hello", b"[]", b"", None, chance.randbytes(50)]))
+            yield HostileRecord(
+                chance.randbytes(8), {}, chance.choice([b"hello", b"[]", b"", None, chance.randbytes(50)])
+            )
 
 
 class Malformed(Hostile):
@@ -220,16 +222,16 @@ class Malformed(Hostile):
 
     name = "records-malformed"
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
         for _ in range(RECORDS):
             if topic in captured_topics(testbed):
-                yield Record(str(uuid.uuid4()).encode(), {}, broken_change(chance))
+                yield HostileRecord(str(uuid.uuid4()).encode(), {}, broken_change(chance))
                 continue
             headers, event = example(testbed, topic, chance)
             broken = dict(event)
             broken.pop(chance.choice(sorted(broken)))
             values = [json.dumps(broken), "{", "null", json.dumps(event)[:-5], '{"a": NaN}']
-            yield Record(str(uuid.uuid4()).encode(), headers, chance.choice(values).encode())
+            yield HostileRecord(str(uuid.uuid4()).encode(), headers, chance.choice(values).encode())
 
 
 class Huge(Hostile):
@@ -237,13 +239,13 @@ class Huge(Hostile):
 
     name = "records-huge"
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
         for _ in range(3):
             if topic in captured_topics(testbed):
-                yield Record(b"huge", {}, json.dumps({**envelope(chance), "op": "x" * HUGE_BYTES}).encode())
+                yield HostileRecord(b"huge", {}, json.dumps({**envelope(chance), "op": "x" * HUGE_BYTES}).encode())
                 continue
             headers, event = example(testbed, topic, chance)
-            yield Record(b"huge", headers, json.dumps({**event, "more": "x" * HUGE_BYTES}).encode())
+            yield HostileRecord(b"huge", headers, json.dumps({**event, "more": "x" * HUGE_BYTES}).encode())
 
 
 class Decades(Forged):
@@ -251,7 +253,7 @@ class Decades(Forged):
 
     name = "records-of-decades"
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
         now_ms = round(time.time() * 1000)
         age_max_ms = testbed.settings.sink_id_age_max_days * DAY_MS
         for number in range(RECORDS):
@@ -263,7 +265,7 @@ class Decades(Forged):
                 future = (now_ms + 2 * DAY_MS, now_ms + DECADES_MS)
                 headers, event = example(testbed, topic, chance)
                 event_id = uuid_v7(chance, chance.randint(*chance.choice([past, future])))
-                yield Record(b"decades", {**headers, "id": event_id.encode()}, json.dumps(event).encode())
+                yield HostileRecord(b"decades", {**headers, "id": event_id.encode()}, json.dumps(event).encode())
 
 
 class SameId(Forged):
@@ -273,7 +275,7 @@ class SameId(Forged):
     needs = ("kafka", "postgres")
     has_id_of_event = True
 
-    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[Record]:
+    def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
         """On the partition of the real event: if a sink reads everything again, that comes first again."""
         for number, (event_id, partition) in enumerate(self._used_ids(testbed, topic, chance)):
             if number % 2 and testbed.forge is not None:
@@ -281,7 +283,7 @@ class SameId(Forged):
             else:
                 headers, event = example(testbed, topic, chance)
                 value = json.dumps({**event, "version": -1}).encode()
-                yield Record(b"used", {**headers, "id": event_id.encode()}, value)
+                yield HostileRecord(b"used", {**headers, "id": event_id.encode()}, value)
 
     @staticmethod
     def _used_ids(testbed: Testbed, topic: str, chance: random.Random) -> list[tuple[str, int]]:
@@ -310,10 +312,10 @@ def newest(testbed: Testbed, event: str) -> EventSchema:
     return max(catalog.of(testbed.settings).aggregates[aggregate].events[type_].values(), key=lambda one: one.version)
 
 
-def forged(testbed: Testbed, event: ForeignEvent, event_id: str, partition: int = ANY_PARTITION) -> Record:
+def forged(testbed: Testbed, event: ForeignEvent, event_id: str, partition: int = ANY_PARTITION) -> HostileRecord:
     """The record of a foreign event, as the relay would write it."""
     headers = headers_of(newest(testbed, event.event), event_id)
-    return Record(event.key.encode(), headers, json.dumps(event.payload).encode(), partition, event)
+    return HostileRecord(event.key.encode(), headers, json.dumps(event.payload).encode(), partition, event)
 
 
 def example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Headers, dict[str, Any]]:

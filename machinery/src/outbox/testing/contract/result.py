@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from psycopg2 import extensions, sql
 
 from outbox.audit import tables
+from outbox.base.database import Row
 from outbox.sink.remembering.strategy import Strategy
 
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
@@ -36,8 +37,6 @@ SELECT attname, coalesce(pg_get_expr(adbin, adrelid), '') ~* %(time)s,
 """
 TIME = r"\m(now|current_timestamp|current_date|localtimestamp|\w+_timestamp)\M"
 OPEN_LETTERS = "SELECT identity, reason FROM public.dead_letters WHERE sink = %s AND status = 'open'"
-
-Row = Mapping[str, Any]
 
 
 class Table(NamedTuple):
