@@ -62,7 +62,7 @@ class Decoded(NamedTuple):
         return cls(
             rows={name: pa.concat_tables(found) for name, found in tables.items()},
             dead=[one for part in parts for one in part.dead],
-            traced=[one for part in parts for one in part.traced],
+            traced=[one for part in parts for one in part.traced][:TRACED_MAX],
             skipped=_sum(part.skipped for part in parts),
         )
 
@@ -91,6 +91,12 @@ class Chunk:
     events: pa.Table | None = None
 
     @property
+    def size_bytes(self) -> int:
+        """How much memory it takes, nearly."""
+        encoded = sum(one.size_bytes for one in (*self.rows, *self.dead))
+        return encoded + (0 if self.events is None else self.events.nbytes)
+
+    @property
     def skipped_count(self) -> int:
         """How many events the sink has not asked for."""
         return sum(self.skipped.values())
@@ -107,10 +113,10 @@ class Chunk:
             dead=Encoded.together(one for part in parts for one in part.dead),
             dead_count=sum(part.dead_count for part in parts),
             days={day for part in parts for day in part.days},
-            traced=[one for part in parts for one in part.traced],
+            traced=[one for part in parts for one in part.traced][:TRACED_MAX],
             traced_count=sum(part.traced_count for part in parts),
             skipped=_sum(part.skipped for part in parts),
-            events=pa.concat_tables(events) if events else None,
+            events=pa.concat_tables(events).combine_chunks() if events else None,
         )
 
 
