@@ -105,7 +105,7 @@ class Transform:
 
     def apply_to_many(self, events: pa.Table) -> Returned:
         """The same of as many events as a part has. Raises TransformFailed if it fails for one of them."""
-        return Returned(self._rows(events, self._large))
+        return Returned(self._rows(events, self._large)) if events.num_rows else self.apply(events)
 
     def _rows(self, events: pa.Table, session: SparkSession) -> pa.Table:
         returned = self._returned(session.createDataFrame(events, self._schema))
