@@ -176,7 +176,8 @@ class TestTasks:
 
     def read(self, seen: Seen, topic: str, *records: Record) -> Batch:
         task = seen.spec.chunking(topic)
-        found = [task.first([as_read(one, partition=0)], max_bytes=1)[0] for one in records]
+        read = [replace(as_read(one, partition=0), offsets=[offset]) for offset, one in enumerate(records)]
+        found = [task.first([one], max_bytes=1)[0] for one in read]
         return Batch(topic, TOPIC_ID, {0: 0}, {0: len(records)}, Chunk.together(found))
 
     def test_events_of_several_types_are_applied_as_their_driver_would(self, seen: Seen) -> None:
