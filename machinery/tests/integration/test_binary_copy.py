@@ -89,6 +89,17 @@ def test_what_is_no_uuid_is_refused(text: str) -> None:
         binary.encode(pa.table({"it": [text]}), {"it": "uuid"})
 
 
+def test_no_rows_among_others_end_no_copy(connection: extensions.connection) -> None:
+    types: Mapping[str, binary.Type] = {"number": "integer"}
+    tables = [pa.table({"number": pa.array(numbers, pa.int32())}) for numbers in ([], [1], [], [2, 3])]
+    [together] = binary.Encoded.together(binary.encode(one, types) for one in tables)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("TRUNCATE copied")
+        together.copy(cursor, sql.Identifier("copied"))
+        cursor.execute("SELECT count(*) FROM copied")
+        assert cursor.fetchone() == (3,)
+
+
 def test_no_rows_are_a_copy_of_none(connection: extensions.connection) -> None:
     types: Mapping[str, binary.Type] = {"number": "integer", "text_column": "text"}
     empty = pa.table({"number": pa.array([], pa.int32()), "text_column": pa.array([], pa.string())})

@@ -11,6 +11,7 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
@@ -22,7 +23,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.part import Part
 from outbox.sink import discovery
-from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.reading import reader
 from outbox.sink.remembering import fence
 from tests.support.made_events import DAY_MS, MAIN, NOW_MS, TOPIC, uuid7
@@ -131,6 +132,39 @@ def test_a_part_has_as_much_as_fits(topic: Settings, spark: SparkSession, monkey
     assert sum(batch.chunk.dead_count for batch in found) == large
     assert sum(batch.chunk.count for batch in found) == len(some)
     assert len(found) < 40, "they are not read one by one"
+
+
+class Widening:
+    """A transform that returns much more than it gets."""
+
+    def apply(self, events: pa.Table) -> Returned:
+        return Returned(events.append_column("more", pa.array(["x" * 20_000] * events.num_rows)))
+
+    apply_to_many = apply
+
+
+def test_what_a_transform_returns_counts_too(
+    topic: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "PART_MAX_BYTES", 4_000_000)
+    monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 400)
+    publisher = Publisher(topic)
+    some = publisher.events(2_000)
+    publisher.send(some)
+    name = topic_of(topic)
+    end = topics.last_stable_offsets(topic, name)
+    rest = Part(name, dict.fromkeys(end, 0), end)
+    spec = discovery.sinks(topic)["dedup"]
+    spec = replace(spec, job=replace(spec.job, transform="not:loaded"))
+    sizes: list[int] = []
+    with closing(reader.Reader(topic, spec, {name: "x"}, Widening())) as reading:  # type: ignore[arg-type]
+        while rest.count:
+            batch = reading.read(spark.sparkContext, rest)
+            assert batch.returned is not None
+            sizes.append(batch.returned.rows.nbytes)
+            rest = rest.behind(batch.end)
+    assert sizes[0] > reader.PART_MAX_BYTES, "nobody knew"
+    assert max(sizes[1:]) < 1.1 * reader.PART_MAX_BYTES
 
 
 def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Settings) -> None:

@@ -55,13 +55,14 @@ WELL = {"place": nth_key(1), "lines": [1], "price": 1.5, "due": "2026-11-21T05:0
 # By kind of event the column, and the value in Spark's SQL.
 REFUSED: dict[str, tuple[str, str]] = {
     "a text with NUL": ("note", "concat('a', char(0))"),
+    "a text that is no UTF-8": ("note", "cast(unbase64('/w==') AS string)"),
     "an empty UUID": ("place", "''"),
     "a UUID without hyphens": ("place", "replace(place, '-', '')"),
     "JSON with NUL": ("lines", r"""'["a\\u0000"]'"""),
     "no JSON": ("lines", "'[1'"),
     "no number": ("price", "'abc'"),
     "NaN": ("price", "'NaN'"),
-    "a number without room": ("price", "'1e200000'"),
+    "a number without room": ("price", "repeat('1', 4301)"),
     "a late time": ("due", "due + interval '9000' year"),
 }
 # And as the projection sees it.

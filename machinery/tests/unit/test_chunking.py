@@ -19,7 +19,7 @@ from outbox.sink.decoding.batch import TRACED_MAX, Chunk
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Record, Records
 from outbox.sink.reading.reader import Read
-from tests.support.made_events import MAIN, TOPIC, TRACE, Event, as_read, nth_key, uuid7
+from tests.support.made_events import DECODER, MAIN, TOPIC, TRACE, Event, as_read, nth_key, uuid7
 from tests.support.record_corpus import HEADERS_OF, VALUES, record
 
 RANDOM = Random(11)  # noqa: S311
@@ -109,9 +109,9 @@ def test_rows_and_events_of_a_chunk_are_the_same() -> None:
 
 
 def test_a_flood_of_traces_is_counted_and_a_few_are_kept() -> None:
-    records = [good(3 * number) for number in range(2 * TRACED_MAX)]
+    records = [good(3 * number) for number in range(DECODER.at_once + TRACED_MAX)]
     chunk = PLAIN.chunk(read(records))
-    assert (len(chunk.traced), chunk.traced_count) == (TRACED_MAX, 2 * TRACED_MAX)
+    assert (len(chunk.traced), chunk.traced_count) == (TRACED_MAX, len(records))
 
 
 @pytest.mark.parametrize(

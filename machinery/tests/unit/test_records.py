@@ -7,10 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection
+from outbox.kafka import records as kafka_records
 from outbox.sink.decoding.batch import Decoded, Traced
 from outbox.sink.decoding.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
 from outbox.sink.decoding.records import Record, Records
@@ -165,6 +167,11 @@ def both_ways(records: Records, decoder: RecordDecoder = DECODER) -> Decoded:
         assert sorted(mine, key=lambda one: one.offset) == sorted(theirs, key=lambda one: one.offset)
     assert dict(decoded.skipped) == dict(expected.skipped)
     return decoded
+
+
+def test_a_header_weighs_what_its_objects_take() -> None:
+    many = Message("t", 0, 1, value=b"v", headers=[("h", b"")] * 10_000)
+    assert kafka_records._size_bytes([many]) >= 1_000_000
 
 
 class TestRecords:

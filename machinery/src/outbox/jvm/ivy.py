@@ -7,12 +7,15 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from outbox.base.errors import Failure
-from outbox.base.terminal import Progress
 from outbox.jvm import truststore
 from outbox.jvm.java import PACKAGED_HOME, java
+
+if TYPE_CHECKING:
+    from outbox.base.terminal import Progress
 
 SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
 <property name="ivy.maven.lookup.sources" value="false"/><property name="ivy.maven.lookup.javadoc" value="false"/>

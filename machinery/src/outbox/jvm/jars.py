@@ -15,13 +15,15 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import platformdirs
 
 from outbox.base.errors import Failure
-from outbox.base.terminal import Progress
 from outbox.jvm import ivy
+
+if TYPE_CHECKING:
+    from outbox.base.terminal import Progress
 
 IVY_FILE = Path(__file__).with_name("ivy.xml")
 LOCK_FILE = Path(__file__).with_name("jars.lock")

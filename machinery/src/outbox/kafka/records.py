@@ -20,6 +20,7 @@ from outbox.kafka.headers import headers_of
 # More at once are no faster, and may not fit into memory.
 BATCH_RECORDS = 1_000
 BATCH_BYTES = 4 << 20
+HEADER_BYTES = 100  # of a header's objects in Python: a record may have 100,000 empty ones
 POLL_S = 0.01  # a range that ends with a transaction's marker is known to be read after the next poll
 SILENCE_TIMEOUT_S = 30.0
 CLOCK_MARGIN = timedelta(minutes=10)  # how far the clocks of source database and brokers may differ
@@ -179,9 +180,9 @@ def _sized(parts: Iterable[Sequence[Message]]) -> Iterator[tuple[Sequence[Messag
 
 def _size_bytes(messages: Sequence[Message]) -> int:
     """About how many bytes values, keys and headers have together."""
-    headers = chain.from_iterable(map(headers_of, messages))
-    others = filter(None, chain(map(Message.key, messages), chain.from_iterable(headers)))
-    return sum(map(len, messages)) + sum(map(len, others))
+    headers = list(map(headers_of, messages))
+    others = filter(None, chain(map(Message.key, messages), chain.from_iterable(chain.from_iterable(headers))))
+    return sum(map(len, messages)) + sum(map(len, others)) + HEADER_BYTES * sum(map(len, headers))
 
 
 def is_end(message: Message) -> bool:

@@ -67,7 +67,7 @@ def filtered(cursor: extensions.cursor, traced: Sequence[Traced]) -> dict[tuple[
 
 def log_outcomes(sink: str, found: Sequence[tuple[Traced, Outcome]], count: int) -> None:
     """Log them, once that transaction is committed; of ``count``, what is more than TRACED_MAX only as a number."""
-    for traced, outcome in found[:TRACED_MAX]:
+    for traced, outcome in found:
         place = {"partition": traced.partition, "offset": traced.offset}
         names = {"trace_id": traced.trace_id, "event_id": traced.event_id}
         _log.info(f"event {outcome}", sink=sink, outcome=outcome, **names, **place)

@@ -62,7 +62,7 @@ class Decoded(NamedTuple):
         return cls(
             rows={name: pa.concat_tables(found) for name, found in tables.items()},
             dead=[one for part in parts for one in part.dead],
-            traced=[one for part in parts for one in part.traced][:TRACED_MAX],
+            traced=[one for part in parts for one in part.traced],
             skipped=_sum(part.skipped for part in parts),
         )
 

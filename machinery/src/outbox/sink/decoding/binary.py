@@ -81,7 +81,7 @@ class _Pieces:
         self._pieces = pieces
 
     def read(self, _size: int = -1) -> bytes:
-        return next(self._pieces, b"")
+        return next(filter(None, self._pieces), b"")  # an empty one would be the end
 
 
 def types_of(columns: Iterable[Column]) -> Mapping[str, Type]:

@@ -97,7 +97,7 @@ def events(
     layout = Layout.of(decoders)
     ranges = [_range(settings, topic, start, end) for topic in sorted(decoders)]
     shares = [share for one in ranges for share in one.in_parts(TASK_MAX_RECORDS)]
-    read = ReadTask(settings.without_secrets("kafka_password"), decoders, layout, shares)
+    read = EventsTask(settings.without_secrets("kafka_password"), decoders, layout, shares)
     if not shares:
         return spark.createDataFrame([], schema(layout))
     return spark.range(0, len(shares), 1, len(shares)).mapInArrow(read, schema(layout))
@@ -115,7 +115,7 @@ def as_events(rows: pa.Table, topic: str) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class ReadTask:
+class EventsTask:
     """What an executor runs for each number of a share: it reads and decodes it."""
 
     settings: Settings

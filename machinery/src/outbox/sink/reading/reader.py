@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
+from confluent_kafka import KafkaException
 from pyspark import SparkContext
 
 from outbox.base.errors import Failure
@@ -56,7 +57,8 @@ class Reader:
         self._spec = spec
         self._topic_ids = topic_ids
         self._transform = transform
-        self._most = PART_MAX_RECORDS  # records that are expected to fit into a chunk
+        # Records that are expected to fit. Nobody knows how wide the rows are that a transform returns.
+        self._most = PART_MAX_RECORDS if transform is None else TASK_MIN_RECORDS
         self._chunkings = {topic: spec.chunking(topic) for topic in spec.topics}
         self._followers: dict[str, Follower] = {}
         with ExitStack() as opened:
@@ -92,7 +94,10 @@ class Reader:
                 returned = transform(frame.as_events(chunk.events, part.topic))
             except TransformFailed:  # of many events
                 return self.read(context, Part(part.topic, part.start, end).divided(2)[0])
-        return Batch(part.topic, self._topic_ids[part.topic], part.start, end, chunk, returned)
+        batch = Batch(part.topic, self._topic_ids[part.topic], part.start, end, chunk, returned)
+        if not is_small:
+            self._expect(batch)
+        return batch
 
     def close(self) -> None:
         """Leave Kafka, and end a read of the driver. Tasks on executors are Spark's."""
@@ -105,7 +110,7 @@ class Reader:
 
     def _read_by_tasks(self, context: SparkContext, part: Part) -> tuple[Chunk, Mapping[int, int]]:
         """The chunk of the first records of a part, and where it ends. What is behind a share that has ended early is
-        read again: so the next parts are smaller for a while.
+        read again.
         """
         part = part.first(min(part.count, self._most))
         shares = part.divided(min(context.defaultParallelism, math.ceil(part.count / TASK_MIN_RECORDS)))
@@ -127,9 +132,14 @@ class Reader:
                 end = {**end, **result.reached}
                 break
             end = share.end
-        rest = part.behind(end).count
-        self._most = max(part.count - rest, 1) if rest else min(2 * self._most, PART_MAX_RECORDS)
         return Chunk.together(chunks), end
+
+    def _expect(self, batch: Batch) -> None:
+        """Let the next parts have as many records as fit, by the bytes of this one, but grow no faster than twofold."""
+        returned = 0 if batch.returned is None else batch.returned.rows.nbytes
+        size_bytes = max(batch.chunk.size_bytes, returned, 1)
+        fit = Part(batch.topic, batch.start, batch.end).count * PART_MAX_BYTES // size_bytes
+        self._most = max(1, min(2 * self._most, fit, PART_MAX_RECORDS))
 
 
 class Read(NamedTuple):
@@ -174,6 +184,8 @@ class ReadTask:
                 return Read.of(*self.chunking.first(map(Records.of, read), self.max_bytes))
         except Failure as failure:
             return failure
+        except (KafkaException, OSError, MemoryError):
+            raise  # Spark runs the task again
         except Exception as error:  # of a decoder of the project's own
             return Failure(
                 f"a task cannot read {self.topic}: {shortened(repr(error))}", "correct it", code="unexpected"

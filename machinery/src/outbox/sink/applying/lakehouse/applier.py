@@ -43,6 +43,7 @@ DROP_FILTERED = f'DELETE FROM pg_temp.outbox_batch AS batch WHERE batch."{IS_FIL
 
 def prepare(cursor: extensions.cursor) -> None:
     """Make the tables of a session."""
+    cursor.execute("SET temp_buffers = '64MB'")  # as for a sink of Postgres: a replay may come to one in this session
     cursor.execute(TABLES)
     cursor.execute(dead_letters.TABLE)
 

@@ -38,7 +38,7 @@ SQL_TYPES: Mapping[pa.DataType, SqlType] = {
 }
 UUID = r"\A[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\z"
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?", re.ASCII)
-NUMBER_MAX_CHARACTERS = 6_000  # Postgres has room for 131,072 digits before the point and 16,383 behind it
+NUMBER_MAX_CHARACTERS = 4_000  # Python reads no number of more than 4,300 digits; Postgres has room for more
 # What Spark and Python know; Postgres knows more.
 CALENDAR = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 NUMBER_OF_EVENT, NUMBER_OF_ROW = "outbox_event", "outbox_row"
@@ -79,11 +79,16 @@ def storable(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
     """Rows that Spark returns as columns of these types. Raises ValueError for a value that a column does not take."""
     schema = schema_of(columns)
     found = rows.select(schema.names).cast(schema)
-    for column in columns:
+    types = {column.name: column.type for column in columns}
+    for name in schema.names:
+        values = found[name].drop_null()
         try:
-            CHECKS.get(column.type, _anything)(found[column.name].drop_null())
+            if values.type == pa.string():
+                values.cast(pa.binary()).cast(pa.string())  # a string of Spark may be no UTF-8
+            if name in types:
+                CHECKS.get(types[name], _anything)(values)
         except ValueError as error:
-            raise ValueError(f"column {column.name}: {error}") from None
+            raise ValueError(f"column {name}: {error}") from None
     return found
 
 
@@ -132,7 +137,7 @@ def _broken(sink: str, events: pa.Table, kept: pa.Table) -> Failure:
     """The failure of a transform that breaks a rule, with the first event of which it does."""
     given, found = ([tuple(row.values()) for row in one.select(PLACE).to_pylist()] for one in (events, kept))
     strangers, twice = {*found} - {*given}, {place for place, times in Counter(found).items() if times > 1}
-    event_id, partition, offset = min(strangers | twice, key=lambda place: (*place[1:], place[0]))
+    event_id, partition, offset = min(strangers | twice, key=repr)
     is_known = (event_id, partition, offset) not in strangers
     problem = "several rows of one event" if is_known else "a row that belongs to no event of the batch"
     return Failure(
