@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from outbox.base.database import Row
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
@@ -46,6 +45,7 @@ PLACES_KEPT, ONE_ROW, SAME_ROW = (
 )
 
 Place = tuple[str, int, int]
+Row = dict[str, Any]
 
 
 def events(
