@@ -57,5 +57,5 @@ class Part:
         return Part(self.topic, self.start, cut)
 
     def behind(self, reached: Mapping[int, int]) -> Part:
-        """What is left of it when it was read up to these offsets."""
+        """The rest of the part once it was read up to these offsets."""
         return Part(self.topic, reached, self.end)

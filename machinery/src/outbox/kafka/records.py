@@ -40,8 +40,8 @@ def read(settings: Settings, name: str, within: Within) -> Iterator[Message]:
 def batches(
     settings: Settings, name: str, within: Within, *, at_least: int = 1, require_all: bool = False
 ) -> Generator[Sequence[Message], None, None]:
-    """The same, as many at once as the client has, within bounds of number and bytes; but for the last ones, so many
-    ``at_least`` if they are small. None is empty.
+    """Batches of the records that `read` returns, within bounds of number and bytes: as many at once as the client has;
+    but for the last batch, ``at_least`` so many if they are small. None is empty.
 
     With ``require_all``, raises Failure `events-lost` if the topic no longer has one of these offsets.
     """

@@ -29,7 +29,7 @@ from outbox.sink.remembering.strategy import Memory
 from outbox.sink.spec import SinkJob, SinkSpec, unusable
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # with `-rebuild` or a strategy behind it, a name must fit into 63
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # with a suffix too, it must fit into 63 characters
 
 
 def jobs(settings: Settings) -> list[SinkJob]:

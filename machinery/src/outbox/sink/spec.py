@@ -149,7 +149,7 @@ class Target(ABC):
         """What applies the events of dead letters in a replay. A sink with a transform needs that."""
 
     def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:
-        """Few rows that the sink's transform has returned, as the target takes them.
+        """Rows that the sink's transform has returned, as the target takes them.
 
         Raises ValueError for one that it does not take.
         """

@@ -121,7 +121,7 @@ class Chunk:
 
 
 class Returned(NamedTuple):
-    """What a transform has returned of some events: rows with their places and its columns. ``failed``: by partition
+    """Rows that a transform has returned of some events, with their places and its columns. ``failed``: by partition
     and offset of an event, how the transform failed.
     """
 

@@ -53,7 +53,7 @@ def encode(dead: Sequence[DeadRecord]) -> binary.Encoded:
 
 
 def headers(stored: Sequence[dict[str, Any]]) -> list[Header]:
-    """The headers that a letter keeps as JSON."""
+    """Headers of a record, from the JSON that its dead letter keeps."""
     return [((_bytes("key", header) or b"").decode(), _bytes("value", header)) for header in stored]
 
 

@@ -104,7 +104,7 @@ class Transform:
         return Returned(rows, failed)
 
     def apply_to_many(self, events: pa.Table) -> Returned:
-        """The same of as many events as a part has. Raises TransformFailed if it fails for one of them."""
+        """Apply the transform to as many events as a part has. Raises TransformFailed if it fails for one of them."""
         return Returned(self._rows(events, self._large)) if events.num_rows else self.apply(events)
 
     def _rows(self, events: pa.Table, session: SparkSession) -> pa.Table:

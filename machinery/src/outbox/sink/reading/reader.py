@@ -143,7 +143,7 @@ class Reader:
 
 
 class Read(NamedTuple):
-    """What a task returns: its chunk, compressed, and where that ends if it is before the end of the task's share."""
+    """The result of a task: its chunk, compressed, and where that ends if the task's share goes on behind it."""
 
     compressed: bytes
     size_bytes: int
@@ -164,7 +164,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What an executor runs: it reads its share of a part."""
+    """The function that an executor runs on its share of a part."""
 
     settings: Settings
     chunking: Chunking

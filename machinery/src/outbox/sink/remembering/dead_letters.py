@@ -47,7 +47,7 @@ SELECT DISTINCT ON (dead.identity) %(sink)s, dead.identity, %(topic_id)s, %(topi
  ORDER BY dead.identity, dead.partition, dead."offset"
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """  # noqa: S608
-# Writes the letter of a valid event. It replaces the letter of an undecodable record with the same id, if there is one.
+# The dead letter of a valid event replaces the dead letter of an undecodable record that has the same id.
 INSERT_REJECTED = f"""
 INSERT INTO public.dead_letters ({COLUMNS}, is_event, version) VALUES %s
 ON CONFLICT (sink, identity) DO UPDATE

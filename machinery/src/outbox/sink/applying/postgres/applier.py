@@ -15,9 +15,9 @@ from typing import Any
 from psycopg2 import extensions, sql
 
 from outbox.base.errors import Failure
+from outbox.sink.applying.postgres.returned import Known
 from outbox.sink.applying.projection import Projection, load
 from outbox.sink.decoding.batch import Batch
-from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout, TransformedLayout, view_name
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters
@@ -156,9 +156,8 @@ class PostgresApplier(Applier):
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
                 code="projection-needs-version",
             )
-        self._names: Mapping[str, Mapping[str, str]] = {
-            topic: names(decoder, spec.layout) for topic, decoder in spec.decoders.items()
-        }
+        self._known = {topic: Known.of(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
+        self._names = {topic: names(known.key, known.version) for topic, known in self._known.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
         columns = sql.SQL(", ").join(
@@ -289,12 +288,11 @@ def _count(cursor: extensions.cursor, query: str) -> int:
     return int(count)
 
 
-def names(decoder: RecordDecoder, layout: Layout) -> dict[str, str]:
+def names(key: str, version: str | None) -> dict[str, str]:
     """What SQL may name without knowing the events of a topic: the columns of key and version."""
-    event = next(iter(decoder.types))
-    found = {"key": sql_name(layout.place(event, decoder.key))}
-    if decoder.version is not None:
-        found["version"] = sql_name(layout.place(event, decoder.version))
+    found = {"key": sql_name(key)}
+    if version is not None:
+        found["version"] = sql_name(version)
     return found
 
 

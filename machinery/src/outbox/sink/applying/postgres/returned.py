@@ -1,4 +1,4 @@
-"""What a transform returns, as columns of Postgres, and joined with the events that it was given.
+"""The rows that a transform returns, as columns of Postgres, and joined with the events that it was given.
 
 The sink knows each event as it was decoded, and projections see what the transform returned of it. The two are joined
 by the place of the event. So the strategy, parking and dead letters go by the event as it was, whatever the transform

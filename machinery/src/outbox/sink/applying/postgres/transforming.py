@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from psycopg2 import extensions
 
 from outbox.events.schema import Column
-from outbox.sink.applying.postgres.applier import BATCH, PostgresApplier
-from outbox.sink.applying.postgres.returned import Known, join
+from outbox.sink.applying.postgres.applier import BATCH, PostgresApplier, names
+from outbox.sink.applying.postgres.returned import join
 from outbox.sink.decoding import binary
 from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, VERSION, TransformedLayout
@@ -45,8 +45,9 @@ class TransformingApplier(PostgresApplier):
         super().__init__(spec)
         self._shape = TransformedLayout(spec.layout, returned)
         self._columns, self._transform, self._dry_run = returned, transform, dry_run
-        self._known = {topic: Known.of(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
-        self._names = {topic: _names(known) for topic, known in self._known.items()}
+        self._names = {
+            topic: names(KEY, None if known.version is None else VERSION) for topic, known in self._known.items()
+        }
         self._has_filtered = self._has_failed = False
 
     def take(self, cursor: extensions.cursor, batch: Batch) -> None:
@@ -79,8 +80,3 @@ class TransformingApplier(PostgresApplier):
             cursor.execute(REJECT_FAILED, [TRANSFORM_FAILED])
             failed = cursor.rowcount
         return filtered, failed
-
-
-def _names(known: Known) -> Mapping[str, str]:
-    """What SQL may name of ``batch``."""
-    return {"key": f'"{KEY}"', **({} if known.version is None else {"version": f'"{VERSION}"'})}
