@@ -68,9 +68,9 @@ def upgrade() -> None:
     execute("""
         CREATE TABLE totals (
             sink text, key uuid, total numeric, version bigint, events bigint, PRIMARY KEY (sink, key)
-        ) WITH (fillfactor = 70);
-        GRANT SELECT, INSERT, UPDATE ON totals TO {writer};
+        ) WITH (fillfactor = 70)
     """)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON totals TO {role('writer')}")
 '''
 UUID_RULE = {"type": "string", "format": "uuid", "maxLength": 36}
 BIGINT_RULE = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}

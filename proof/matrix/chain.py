@@ -40,6 +40,7 @@ SINKS: Mapping[str, str] = MappingProxyType(
         "lakehouse": "lakehouse",
         "changes": "changes",
         "offsets": "balances-offsets",
+        "offset-log": "balances-offset-log",
         "naive": "balances-naive",
     }
 )

@@ -148,6 +148,7 @@ def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
     sinks = bake.python(project, "-c", LOAD, *modules).split()
     optional = {folder: [folder] for folder in ("changes", "lakehouse", "turnover")}
     optional["naive"] = ["balances-naive", "balances-naive-logged"]
+    optional["offset_log"] = ["balances-offset-log"]
     there = {sink for folder, names in optional.items() if (project / "sinks" / folder).exists() for sink in names}
     if (project / "sinks" / "depots").exists():
         assert set(sinks) == {"depots"}

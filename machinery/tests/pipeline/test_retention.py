@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Message, Producer, TopicPartition
@@ -22,14 +24,33 @@ from outbox.kafka.topics import TopicSpec
 from outbox.maintenance import evidence, retention
 from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors
+from outbox.sink import discovery
 from outbox.stack.postgres import Postgres
 from outbox.testing.queries import query
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
+from tests.support.made_events import JOB
 from tests.support.outbox_rows import insert, row
 from tests.support.topic_reader import relayed, topic_of
 
 pytestmark = pytest.mark.usefixtures("whole_day")
+
+EVENT_LOG = """
+CREATE TABLE event_log (
+    sink text, topic_id text, partition integer, "offset" bigint, PRIMARY KEY (sink, topic_id, partition, "offset")
+);
+GRANT SELECT, INSERT ON event_log TO {writer};
+GRANT SELECT, DELETE ON event_log TO {pruner};
+"""
+OFFSET_LOG = """
+-- idea: a place that is not in event_log is new
+-- survives: re-reads
+-- costs: a row per event
+-- choose: here
+-- memory: event_log by topic_id partition offset
+INSERT INTO public.event_log SELECT %(sink)s, %(topic_id)s, batch.partition, batch."offset"
+  FROM pg_temp.outbox_batch AS batch;
+"""
 
 INSERT = "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'item', 'a', 'received', '{}')"
 # A session whose latest statement has looked for transactions that write events.
@@ -337,6 +358,68 @@ def delete_records(settings: Settings, topic: str, before: int, partition: int =
     admin = AdminClient(client_config(settings))
     for future in admin.delete_records([TopicPartition(topic, partition, before)]).values():
         future.result(10)
+
+
+@pytest.fixture
+def logging(topic: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A project with a sink whose strategy remembers the places of events, in a table of the project's own."""
+    roles = {name: topic.role_name(role) for name, role in (("writer", SinkRole.WRITER), ("pruner", SinkRole.PRUNER))}
+    kept_rows.query(topic, EVENT_LOG.format(**roles))
+    file = tmp_path / "offset-log.sql"
+    file.write_text(OFFSET_LOG)
+    jobs = [*discovery.jobs(topic), replace(JOB, name="offset-log", strategy=file)]
+    monkeypatch.setattr(discovery, "jobs", lambda _: jobs)
+    return topic
+
+
+def logged(settings: Settings) -> set[tuple[object, ...]]:
+    return set(kept_rows.query(settings, 'SELECT sink, topic_id, partition, "offset" FROM event_log'))
+
+
+def log(settings: Settings, sink: str, topic_id: str, *offsets: int, partition: int = 0) -> None:
+    for offset in offsets:
+        statement = "INSERT INTO event_log VALUES (%s, %s, %s, %s)"
+        kept_rows.query(settings, statement, sink, topic_id, partition, offset, role=SinkRole.WRITER)
+
+
+def test_the_event_log_ends_where_the_topic_begins(logging: Settings) -> None:
+    """A record that the topic has dropped cannot come again under its offset; any other is still a duplicate."""
+    produce(logging, *(aged(0) for _ in range(9)))
+    topic_id = topics.describe(logging, topic_of(logging)).id
+    kept_rows.start(logging, "without positions")
+    kept_rows.stand(logging, "offset-log", topic_of(logging), topic_id, offset=10)
+    log(logging, "offset-log", topic_id, *range(10))
+    log(logging, "offset-log", topic_id, 0, partition=1)
+    log(logging, "offset-log", "an earlier topic", 5)
+    log(logging, "without positions", topic_id, 0)
+    assert expire(logging).deleted == {"event_log": 1}, "the topic that was deleted"
+    delete_records(logging, topic_of(logging), before=4)
+    assert expire(logging, dry_run=True).deleted == {"event_log": 4}
+    assert expire(logging).deleted == {"event_log": 4}
+    places = {("offset-log", topic_id, 0, offset) for offset in range(4, 10)}
+    assert logged(logging) == {*places, ("offset-log", topic_id, 1, 0), ("without positions", topic_id, 0, 0)}
+
+
+def test_the_event_log_of_one_topic_does_not_keep_or_drop_that_of_another(logging: Settings) -> None:
+    item, order = (topics.describe(logging, topic_of(logging, name)) for name in ("item", "order"))
+    produce(logging, *(aged(0) for _ in range(9)))
+    delete_records(logging, item.name, before=4)
+    kept_rows.stand(logging, "offset-log", item.name, item.id, offset=10)
+    log(logging, "offset-log", item.id, *range(10))
+    log(logging, "offset-log", order.id, 5)  # without a position, the sink may read that topic again
+    kept_rows.stand(logging, "offset-log", "gone", "an earlier topic", offset=10)
+    log(logging, "offset-log", "an earlier topic", 5)
+    assert expire(logging).deleted == {"event_log": 4}
+    left = {(topic_id, offset) for _, topic_id, _, offset in logged(logging)}
+    assert left == {*((item.id, offset) for offset in range(4, 10)), (order.id, 5), ("an earlier topic", 5)}
+
+
+def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has_accepted_that(
+    logging: Settings,
+) -> None:
+    kept_rows.stand(logging, "offset-log", topic_of(logging), "an earlier topic", offset=10)
+    log(logging, "offset-log", "an earlier topic", 5)
+    assert expire(logging).deleted == {}
 
 
 @pytest.fixture

@@ -130,6 +130,7 @@ IDS = "INSERT INTO ids SELECT FROM batch, dedup_horizon"
         ("ids by event_id", ("event_id",)),
         ("ids by key version", ("key", "version")),
         ("ids by key versions", ("key", "versions")),
+        ("ids by topic_id partition offset", ("topic_id", "partition", "offset")),
         ("ids by table_name pk lsn op", ("table_name", "pk", "lsn", "op")),
     ],
 )

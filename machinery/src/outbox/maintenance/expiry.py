@@ -13,6 +13,8 @@ Each table has a rule that says when a row is useless:
   or the next reader would set it aside once more. An id that claims a future time is kept until that time has passed.
   Open dead letters stay. So do discarded ones that hold a valid event, because `outbox check` subtracts them from what
   is due; and those of captured tables, whose horizon is unknown. There are as many of both as were resolved by hand.
+- What strategies remember by topic_id, partition and offset, as `offset-log` does in event_log: the topic has dropped
+  the offset, or it was deleted. What a topic has dropped can come only as a new record with a new offset.
 - What strategies remember of captured tables, in processed_changes: the position in the write-ahead log is before the
   slot's restart position, so the log cannot bring the change, and before the position of every change on the topic. A
   new snapshot brings the rows with its own, later position. The slot's confirmed position would not do: a transaction
@@ -58,7 +60,14 @@ SELECT DISTINCT topic FROM public.dead_letters
 """  # noqa: S608
 CHANGES = "lsn < %(lsn)s"
 
+DROPPED = 'topic_id = %(topic_id)s AND partition = %(partition)s AND "offset" < %(first)s'
+DELETED = "topic_id <> ALL (%(topic_ids)s)"
+
 SINKS = "SELECT name FROM public.sinks ORDER BY name"
+LOGGING = """
+SELECT name FROM public.sinks WHERE EXISTS (SELECT FROM public.{table} WHERE sink = name) ORDER BY name
+"""
+READ = "SELECT DISTINCT topic, topic_id FROM public.positions WHERE sink = %s"
 CAPTURING = """
 SELECT sink, lsn
   FROM (SELECT DISTINCT sink FROM public.positions WHERE topic = %s) AS reader
@@ -84,8 +93,8 @@ class Rule(NamedTuple):
     @property
     def delete(self) -> str:
         """The statement that deletes some of the rows."""
-        key = ", ".join(self.key)
-        same = " AND ".join(f"kept.{column} = useless.{column}" for column in self.key)
+        key = ", ".join(f'"{column}"' for column in self.key)
+        same = " AND ".join(f'kept."{column}" = useless."{column}"' for column in self.key)
         return f"""
             DELETE FROM public.{self.table} AS kept
              USING (SELECT {key} {self.rows} LIMIT {DELETE_ROWS}) AS useless
@@ -128,15 +137,34 @@ def _rules(settings: Settings, connection: extensions.connection, horizon: UUID,
             if memory.is_of_ids and not memory.is_partitioned:
                 yield Rule(memory.table, memory.by, sink, IDS, days)
         yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, of_letters)
-    for connector in connectors.others(settings):
-        for memory in memories:
-            if memory.is_of_changes:
-                yield from _captured(settings, connection, connector, memory)
+    for memory in memories:
+        if memory.is_of_places:
+            yield from _logged(settings, connection, memory)
+        for connector in connectors.others(settings) if memory.is_of_changes else ():
+            yield from _captured(settings, connection, connector, memory)
 
 
 def _before(oldest: datetime | None) -> str:
     """What was seen before this is on a topic no more, of which this is the oldest record."""
     return "infinity" if oldest is None else (oldest - CLOCK_MARGIN).isoformat()
+
+
+def _logged(settings: Settings, connection: extensions.connection, memory: Memory) -> Iterator[Rule]:
+    for (sink,) in _rows(connection, LOGGING.format(table=memory.table)):
+        read = _rows(connection, READ, [sink])
+        if not read:
+            continue  # it may still have to read its topics again
+        names = {*event_topics.all_names(settings), *(connector.topic for connector in connectors.others(settings))}
+        current = topics.existing(settings, {*names, *(topic for topic, _ in read)})
+        for topic, topic_id in read:
+            if topic not in current or current[topic].id != topic_id:
+                continue  # its rows stay until the sink has accepted that the topic was deleted, or created anew
+            for partition, first in topics.first_offsets(settings, topic).items():
+                place: dict[str, object] = {"topic_id": topic_id, "partition": partition, "first": first}
+                yield Rule(memory.table, memory.by, sink, DROPPED, place)
+        # An existing topic without a position is no deleted one: the sink may have to read it again.
+        ids = {topic_id for _, topic_id in read} | {topic.id for topic in current.values()}
+        yield Rule(memory.table, memory.by, sink, DELETED, {"topic_ids": sorted(ids)})
 
 
 def _captured(

@@ -228,7 +228,7 @@ class _Sinks:
         Of captured tables it is the identities of the changes that a topic still has, and could bring again.
         """
         memory = spec.strategy.memory
-        if memory is None or memory.is_of_keys:
+        if memory is None or not (memory.is_of_ids or memory.is_of_changes):
             return frozenset()
         statement = REMEMBERED.format(table=memory.table, by=", ".join(memory.by))
         remembered = {identity for (identity,) in self._rows(statement, spec.name)}

@@ -37,7 +37,7 @@ OPTIONS = {
     "repeats": ("all", "re-reads", "none"),
 }
 LINE = re.compile(r"^--[ \t]*(\w+)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-MEMORY = re.compile(r"([a-z_][a-z0-9_]*) by (event_id|key versions?|(?:\w+ )*lsn(?: \w+)*)")
+MEMORY = re.compile(r"([a-z_][a-z0-9_]*) by (event_id|key versions?|topic_id partition offset|(?:\w+ )*lsn(?: \w+)*)")
 PARTITIONED = "processed_events"  # by the days of its ids: partitions are made before the transaction that needs them
 
 
@@ -50,6 +50,7 @@ class Memory:
     - ``event_id``. Retention forgets the ids below the deduplication horizon, and the strategy must set those aside.
     - ``key``, ``version``: the highest version of each key; ``key``, ``versions``: all of them, as an int8multirange.
       The table has a column ``topic`` too. Nothing is forgotten.
+    - ``topic_id``, ``partition``, ``offset``: the place of each event. Retention forgets what a topic has dropped.
     - several with ``lsn``: changes of captured tables. Retention forgets those that neither the log nor the topic has.
     """
 
@@ -65,6 +66,11 @@ class Memory:
     def is_of_keys(self) -> bool:
         """Whether it knows events by key and version."""
         return self.by[0] == "key"
+
+    @property
+    def is_of_places(self) -> bool:
+        """Whether it knows events by their places on a topic."""
+        return "offset" in self.by
 
     @property
     def is_of_changes(self) -> bool:
@@ -161,7 +167,8 @@ def _memory(file: Path, value: str, statements: str) -> Memory | None:
     if found is None:
         raise Failure(
             f"{file}: its header has an unknown value, `memory: {value}`",
-            "write `-- memory: TABLE by event_id`, `… by key version`, `… by key versions`, or `-- memory: none`",
+            "write `-- memory: TABLE by event_id`, `… by key version`, `… by key versions`, "
+            "`… by topic_id partition offset`, or `-- memory: none`",
             code="strategy-header-unknown",
         )
     memory = Memory(found[1], tuple(found[2].split()))

@@ -1,0 +1,13 @@
+"""Balances, with each event stored under (topic, partition, offset): often taken for enough, and it does not survive a
+re-send.
+
+Optional: to do without, delete this folder.
+"""
+
+from pathlib import Path
+
+from outbox.sinks import SinkJob
+
+BALANCES = SinkJob(name="balances", events=["balance"], projections=Path("../balances/projections"))
+
+job = BALANCES.by(Path("strategies/offset-log.sql"))
