@@ -56,7 +56,7 @@ ON CONFLICT (sink, key) DO UPDATE
 """
 MIGRATION = '''"""The totals of each key."""
 
-from outbox.migrations.migrate import execute
+from outbox.migrations import execute, role
 
 revision = "sink_domain_0001"
 down_revision = None
