@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import click
-from outbox.base import project
+from outbox.base import interrupt, project
 from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
-from outbox.soak import interrupt
 from outbox.stack.command import sink
 from outbox.stack.stack import PARTS, Stack
 from outbox.testing.fixtures.stack import private_stack

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from outbox.base import interrupt
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.soak import interrupt, operator
+from outbox.soak import operator
 from outbox.soak.operator import Done
 from outbox.stack.command import Command
 

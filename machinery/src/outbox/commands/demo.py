@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from outbox.base import project
+from outbox.base import interrupt, project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.sink import discovery
@@ -53,7 +52,7 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
     It runs on a new, empty stack of its own in .outbox/demo. With --containers it runs on the chain of docker-compose,
     and compares with what that had at the beginning.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
+    interrupt.once()
     chosen = player.load()
     screen = chosen.screen
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
@@ -78,7 +77,7 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
     except KeyboardInterrupt:
         screen.say("")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it running
+        interrupt.never()  # half of it would keep running
         try:
             chosen.close()
         finally:

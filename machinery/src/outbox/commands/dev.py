@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 
 import click
 
-from outbox.base import project
+from outbox.base import interrupt, project
 from outbox.base.settings import load
 from outbox.stack.development import Development
 from outbox.stack.stack import Stack
@@ -35,7 +34,7 @@ def dev(sinks: tuple[str, ...]) -> None:
         color = colors.setdefault(part, "white" if part == "dev" else next(free))
         click.echo(f"{click.style(f'{part:<{WIDTH}} │', fg=color, bold=part == 'dev')} {line}")
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
+    interrupt.once()
     development = Development(stack, sinks, show)
     try:
         development.start()
@@ -46,5 +45,5 @@ def dev(sinks: tuple[str, ...]) -> None:
     except KeyboardInterrupt:
         show("dev", "ends")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it running
+        interrupt.never()  # half of it would keep running
         development.stop()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from outbox.base import project, settings
+from outbox.base import interrupt, project, settings
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale
-from outbox.soak import domain, interrupt, namespace, run
+from outbox.soak import domain, namespace, run
 from outbox.soak.fault import Make
 from outbox.soak.faults import every
 from outbox.soak.faults.disks import DiskFull

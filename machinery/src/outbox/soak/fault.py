@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from outbox.base import interrupt
 from outbox.base.wait import wait_for
-from outbox.soak import interrupt
 from outbox.soak.foreign import ForeignRecord
 from outbox.soak.testbed import Testbed
 

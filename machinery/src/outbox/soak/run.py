@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from outbox.audit import check
 from outbox.audit.report import Report
+from outbox.base import interrupt
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.relay import connectors
-from outbox.soak import captures, checked, interrupt, observe, verdict
+from outbox.soak import captures, checked, observe, verdict
 from outbox.soak.checked import Checked
 from outbox.soak.clients import Clients
 from outbox.soak.death import Death

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from outbox.soak.interrupt import SIGNALS
+from outbox.base.interrupt import SIGNALS
 
 STOPS = """
 import os, signal, subprocess, sys
-from outbox.soak import interrupt
+from outbox.base import interrupt
 
 def send(name):
     os.kill(os.getpid(), getattr(signal, name))
@@ -44,6 +44,12 @@ def test_first_signal_ends_a_run_and_later_ones_are_ignored(name: str) -> None:
     assert said_after(name) == f"stops everything {-signal.SIGTERM}", "what it starts meanwhile can be stopped"
 
 
+def test_a_command_that_stops_its_stack_hears_nothing() -> None:
+    script = "import os\nfrom outbox.base import interrupt\ninterrupt.once()\ninterrupt.never()\n"
+    script += "for one in interrupt.SIGNALS:\n    os.kill(os.getpid(), one)\nprint('stops everything')"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "stops everything"
+
+
 def test_a_run_that_ignores_hangups_goes_on() -> None:
     assert said_after("SIGHUP", ignored="SIGHUP") == "goes on"
 
@@ -51,7 +57,7 @@ def test_a_run_that_ignores_hangups_goes_on() -> None:
 WAITS = """
 import threading
 from outbox.base.errors import Failure
-from outbox.soak import interrupt
+from outbox.base import interrupt
 from outbox.soak.fault import wait_or_not_fired
 
 interrupt.once()
@@ -77,12 +83,12 @@ except KeyboardInterrupt:
 
 def test_a_signal_ends_the_waits_of_faults_too() -> None:
     said = subprocess.check_output([sys.executable, "-c", f"import signal\n{WAITS}"], text=True, timeout=300)
-    assert said.strip() == "['soak-interrupted']"
+    assert said.strip() == "['interrupted']"
 
 
 ENDS_EARLY = """
 import signal, sys
-from outbox.soak import interrupt
+from outbox.base import interrupt
 
 interrupt.once()
 said = []

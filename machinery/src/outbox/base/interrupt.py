@@ -1,4 +1,4 @@
-"""The signals that end a run."""
+"""The signals that end a command, and what it may still do then: whatever owns a stack stops it first."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ _heard = threading.Event()
 
 
 def once() -> None:
-    """Let the first of these signals raise KeyboardInterrupt, and the later ones do nothing: they must not end what
-    stops the stack.
+    """Let the first of these signals raise KeyboardInterrupt, and the later ones do nothing (`never`).
 
     `timeout`, for example, sends SIGTERM to make and to us, and make sends it to us again. What is ignored already
     stays ignored, such as SIGHUP after nohup.
     """
-    heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
     def interrupt(*_: object) -> None:
         _heard.set()
-        for one in heard:
-            signal.signal(one, lambda *_: None)  # a process that we start would inherit SIG_IGN, but not this
+        never()
         raise KeyboardInterrupt
 
-    for number in heard:
-        signal.signal(number, interrupt)
+    _handle(interrupt)
+
+
+def never() -> None:
+    """Let these signals do nothing from now on: they must not end what stops the stack."""
+    _handle(lambda *_: None)  # a process that we start would inherit SIG_IGN, but not this
+
+
+def _handle(handler: Callable[..., None]) -> None:
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -56,4 +63,4 @@ def asked_to_end(end: Callable[[], None]) -> Iterator[None]:
 def require_none() -> None:
     """Raises Failure after such a signal: for the waits of other threads, to which a signal raises nothing."""
     if _heard.is_set():
-        raise Failure("the run was interrupted", code="soak-interrupted")
+        raise Failure("the run was interrupted", code="interrupted")
