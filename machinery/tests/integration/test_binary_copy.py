@@ -79,6 +79,8 @@ ROWS = st.fixed_dictionaries({type_: st.none() | values for type_, values in VAL
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(rows=st.lists(ROWS, min_size=1, max_size=5))
 @example([row(text) for text in ("0", "-0.00", "1E+5", "10000", "0.0001", "1E-9", "-12345.6789", "9999.99990000")])
+@example([{**row("1"), "text": text} for text in ("üa", "abc", "a\\N")])  # of one width in bytes
+@example([{**row("1"), "text": text} for text in ("ü" * 60, "a" * 120)])
 def test_values_arrive_as_they_would_as_text(connection: extensions.connection, rows: Sequence[Row]) -> None:
     assert copied(connection, rows) == [as_text(connection, one) for one in rows]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pyarrow as pa
@@ -48,6 +49,14 @@ def test_each_event_has_a_row_in_its_order_whatever_was_returned() -> None:
     assert found[FAILURE].to_pylist() == [None, "it fails", None]
     assert (found[TYPE].to_pylist(), found[KEY].to_pylist()) == (["order.placed"] * 3, ["x", "y", "z"])
     assert found[VERSION].to_pylist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_the_order_of_what_was_returned_means_nothing(order: tuple[int, ...]) -> None:
+    rows = [(*PLACES[number], 10 * number) for number in order]
+    found = join("s", EVENTS, returned(*rows), COLUMNS, KNOWN)
+    assert (found["event_id"].to_pylist(), found["total"].to_pylist()) == (["a", "b", "c"], [0, 10, 20])
+    assert found[IS_FILTERED].to_pylist() == [False] * 3
 
 
 def test_an_event_without_a_row_is_filtered() -> None:

@@ -1,6 +1,7 @@
 """Arrow columns as the input of a binary COPY, which costs Postgres a third of what CSV does.
 
-Built by columns: values of one width are copied by NumPy, and what varies from row to row is joined in between.
+Built by columns: values of one width are copied by NumPy, and what varies from row to row is joined in between. Texts
+are of one width too, if all of a chunk happen to be: currencies, codes, UUIDs as text.
 The format: https://www.postgresql.org/docs/18/sql-copy.html, "Binary Format". That of a type: its `recv` function.
 """
 
@@ -23,9 +24,9 @@ from psycopg2 import extensions, sql
 from outbox.events.schema import Column, SqlType
 from outbox.sink.decoding import values
 
-Type = SqlType | Literal["integer", "bytea", "label"]  # label: a text that is the same in all rows
+Type = SqlType | Literal["integer", "bytea"]
 
-ARROW_TYPES = {**values.ARROW_TYPES, "integer": pa.int32(), "bytea": pa.binary(), "label": pa.string()}
+ARROW_TYPES = {**values.ARROW_TYPES, "integer": pa.int32(), "bytea": pa.binary()}
 
 HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 NULL = -1  # as a field's length
@@ -35,6 +36,7 @@ FROM_1970_TO_2000_US = round(
 FROM_1970_TO_2000_DAYS = FROM_1970_TO_2000_US // (24 * 60 * 60 * 10**6)
 HYPHENS = (8, 13, 18, 23)
 UUID_CHARACTERS = 36
+TEXT_MAX_WIDTH = 100  # bytes: a longer one costs more memory than it saves time
 JSONB_VERSION = b"\1"
 DIGIT = 4  # decimal places in a digit of numeric
 NEGATIVE = 0x4000
@@ -106,30 +108,32 @@ def encode(rows: pa.Table, types: Mapping[str, Type]) -> Encoded:
 
     Raises ValueError if a value is not of its column's type.
     """
-    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
-    found = {name: _of_one_width(types[name], column) for name, column in columns.items()}
-    fixed = {name: array for name, array in found.items() if array is not None}
-    varying = {name: _varying(types[name], column) for name, column in columns.items() if name not in fixed}
-    # A piece of a row ends with the length of the value that follows it.
-    pieces: list[Sequence[bytes]] = []
-    piece: list[np.ndarray[Any, Any]] = [np.full(rows.num_rows, len(columns), ">i2")]
-    for array in fixed.values():
-        piece += [np.full(rows.num_rows, array.dtype.itemsize, ">i4"), array]
-    for contents in varying.values():
+    pieces: list[list[bytes]] = []
+    piece: list[np.ndarray[Any, Any]] = [np.full(rows.num_rows, rows.num_columns, ">i2")]
+    for name in rows.column_names:
+        column = rows[name].combine_chunks()
+        array = _of_one_width(types[name], column)
+        if array is not None:
+            piece += [np.full(rows.num_rows, array.dtype.itemsize, ">i4"), array]
+            continue
+        contents = _varying(types[name], column)
         lengths = (NULL if content is None else len(content) for content in contents)
-        pieces += [_joined([*piece, np.fromiter(lengths, ">i4", rows.num_rows)]), [one or b"" for one in contents]]
+        piece.append(np.fromiter(lengths, ">i4", rows.num_rows))  # the end of a piece, before what it is of
+        pieces += [_side_by_side(piece).tolist(), [content or b"" for content in contents]]
         piece = []
+    if not pieces:
+        return Encoded((*rows.column_names,), [_side_by_side(piece).tobytes()])
     if piece:
-        pieces.append(_joined(piece))
-    return Encoded((*fixed, *varying), [b"".join(chain.from_iterable(zip(*pieces, strict=True)))])
+        pieces.append(_side_by_side(piece).tolist())
+    return Encoded((*rows.column_names,), [b"".join(chain.from_iterable(zip(*pieces, strict=True)))])
 
 
-def _joined(arrays: Sequence[np.ndarray[Any, Any]]) -> list[bytes]:
-    """The bytes of each row."""
+def _side_by_side(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """By row the bytes of each array, one behind the other."""
     rows = np.empty(len(arrays[0]), [(str(number), array.dtype) for number, array in enumerate(arrays)])
     for number, array in enumerate(arrays):
         rows[str(number)] = array
-    return rows.view(f"V{rows.dtype.itemsize}").tolist()
+    return rows.view(f"V{rows.dtype.itemsize}")
 
 
 def _of_one_width(type_: Type, column: pa.Array) -> np.ndarray[Any, Any] | None:
@@ -141,8 +145,11 @@ def _varying(type_: Type, column: pa.Array) -> list[bytes | None]:
     """The values as Postgres takes them; None for NULL."""
     array = _of_one_width(type_, column.drop_null())
     if array is not None:
-        values = iter(_joined([array]))
+        values = iter(array.view(f"V{array.itemsize}").tolist())
         return [next(values) if is_valid else None for is_valid in column.is_valid().to_pylist()]
+    if type_ in ("text", "bytea"):
+        contents: list[bytes | None] = column.cast(pa.binary()).to_pylist()
+        return contents
     return [None if value is None else VARYING[type_](value) for value in column.to_pylist()]
 
 
@@ -161,28 +168,34 @@ def _days(column: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _uuids(column: pa.Array) -> np.ndarray[Any, Any]:
-    rows = _characters(column).reshape(len(column), UUID_CHARACTERS)
+    if len(column) and _width(column) != UUID_CHARACTERS:
+        raise ValueError("a value is no UUID")
+    rows = _characters(column, UUID_CHARACTERS).reshape(len(column), UUID_CHARACTERS)
     if (rows[:, HYPHENS] != ord("-")).any():
         raise ValueError("a value is no UUID")
     digits = np.delete(rows, HYPHENS, axis=1).tobytes()
     return np.frombuffer(binascii.unhexlify(digits), "V16")
 
 
-def _characters(column: pa.Array) -> np.ndarray[Any, Any]:
-    """The characters of texts, one behind the other. Raises ValueError if one is not as long as a UUID."""
+def _texts(column: pa.Array) -> np.ndarray[Any, Any] | None:
+    """None if they are not of one width, or too wide."""
+    width = _width(column)
+    return np.frombuffer(_characters(column, width), f"V{width}") if 0 < width <= TEXT_MAX_WIDTH else None
+
+
+def _width(column: pa.Array) -> int:
+    """How many bytes each of the texts has; 0 if they differ, or if there is none."""
+    lengths = pc.min_max(pc.binary_length(column)).as_py()
+    return int(lengths["min"] or 0) if lengths["min"] == lengths["max"] else 0
+
+
+def _characters(column: pa.Array, width: int) -> np.ndarray[Any, Any]:
+    """The bytes of texts of this width, one behind the other."""
     if not len(column):
         return np.empty(0, np.uint8)
-    lengths = pc.min_max(pc.binary_length(column)).as_py()
-    if {*lengths.values()} != {UUID_CHARACTERS}:
-        raise ValueError("a value is no UUID")
     _, offsets, content = column.buffers()
     first = int(np.frombuffer(offsets, np.int32)[column.offset])
-    return np.frombuffer(content, np.uint8, len(column) * UUID_CHARACTERS, first)
-
-
-def _label(column: pa.Array) -> np.ndarray[Any, Any]:
-    content = str(column[0]).encode() if len(column) else b"-"
-    return np.full(len(column), np.frombuffer(content, f"V{len(content)}")[0])
+    return np.frombuffer(content, np.uint8, len(column) * width, first)
 
 
 def _numerics(column: pa.Array) -> np.ndarray[Any, Any] | None:
@@ -234,12 +247,10 @@ FIXED: Mapping[Type, Callable[[pa.Array], np.ndarray[Any, Any] | None]] = {
     "boolean": _numbers("u1"),
     "double precision": _numbers(">f8"),
     "date": _days,
-    "label": _label,
     "numeric": _numerics,
+    "text": _texts,
 }
 VARYING: Mapping[Type, Callable[[Any], bytes]] = {
-    "text": str.encode,
     "numeric": _numeric,
     "jsonb": lambda text: JSONB_VERSION + text.encode(),
-    "bytea": bytes,
 }

@@ -13,7 +13,7 @@ from outbox.sink.decoding import binary, dead_records, ids
 from outbox.sink.decoding.batch import TRACED_MAX, Chunk, Decoded, Rows, event_ids
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import RecordDecoder
-from outbox.sink.decoding.layout import EVENT_TYPE, Layout
+from outbox.sink.decoding.layout import Layout
 from outbox.sink.decoding.records import Records
 
 Reached = dict[int, int]  # by partition, the offset behind the last record
@@ -64,7 +64,7 @@ class Chunking:
 
 def encoded_rows(rows: Rows, layout: Layout) -> list[Encoded]:
     """The rows of each event for a table of this layout; columns that an event lacks are left out."""
-    types: dict[str, binary.Type] = {**binary.types_of(layout.columns), EVENT_TYPE: "label"}
+    types = binary.types_of(layout.columns)
     return [binary.encode(layout.rows(event, table), types) for event, table in rows.items()]
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -48,6 +48,9 @@ from outbox.sink.writer import Applier
 
 # For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
 SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
+# For parts of large ones: Spark would make rows of less than 48 MB in its driver, and send each row to a task again. So
+# tasks get what they get of more: Arrow's batches.
+LARGE = {"spark.sql.execution.arrow.localRelationThreshold": "0"}
 FAILED_MAX = 10  # of the events that the driver transforms at once
 # Of an executor or of the whole job, and no fault of an event.
 LOST = ("ExecutorLostFailure", "FetchFailed", "cancelled", "SparkContext was shut down", "OutOfMemoryError")
@@ -67,10 +70,8 @@ class Transform:
         self._spec, self._sink, self._name = spec, spec.name, str(spec.job.transform)
         self._function = self._load()
         self._schema = frame.schema(spec.layout)
-        self._large = spark.newSession()  # with Spark's own settings, as the adopter knows them
-        self._small = spark.newSession()
-        for name, value in SMALL.items():
-            self._small.conf.set(name, value)
+        # Each has Spark's own settings beside ours, as the adopter knows them.
+        self._large, self._small = _session(spark, LARGE), _session(spark, SMALL)
         self.returned = self._returned_schema()
         """The place of each event, and the columns that it returns."""
 
@@ -240,6 +241,13 @@ def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
             remedy = "cast it, or make it a string with to_json"
             return f"it returns {name} as {type_.simpleString()}, which no table takes", remedy
     return None
+
+
+def _session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    session = spark.newSession()
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    return session
 
 
 def _arrow_type(type_: DataType) -> pa.DataType:

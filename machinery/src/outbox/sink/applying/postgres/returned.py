@@ -85,7 +85,7 @@ def storable(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
         try:
             if values.type == pa.string():
                 values.cast(pa.binary()).cast(pa.string())  # a string of Spark may be no UTF-8
-            if name in types:
+            if name in types and not pa.types.is_decimal(rows[name].type):
                 CHECKS.get(types[name], _anything)(values)
         except ValueError as error:
             raise ValueError(f"column {name}: {error}") from None
@@ -98,14 +98,9 @@ def join(sink: str, events: pa.Table, returned: Returned, columns: Sequence[Colu
 
     Raises Failure if a row belongs to no event, or if two belong to one.
     """
-    kept = returned.rows
-    pairs = _numbered(events, NUMBER_OF_EVENT).join(_numbered(kept, NUMBER_OF_ROW), PLACE, join_type="left outer")
-    pairs = pairs.sort_by(NUMBER_OF_EVENT)
-    rows = pairs[NUMBER_OF_ROW]
-    if pairs.num_rows != events.num_rows or len(rows) - rows.null_count != kept.num_rows:
-        raise _broken(sink, events, kept)
     failures = _failures(events, returned.failed)
-    is_missing = pc.is_null(rows).combine_chunks()
+    kept = _in_order(sink, events, returned.rows)
+    is_missing = pc.is_null(kept["event_id"]).combine_chunks()
     types = pa.repeat(known.type_, events.num_rows) if known.type_ is not None else events[EVENT_TYPE]
     versions = pa.nulls(events.num_rows, pa.int64()) if known.version is None else events[known.version]
     return pa.table(
@@ -116,9 +111,21 @@ def join(sink: str, events: pa.Table, returned: Returned, columns: Sequence[Colu
             VERSION: versions,
             IS_FILTERED: pc.and_(is_missing, pc.is_null(failures)),
             FAILURE: failures,
-            **{column.name: kept[column.name].take(rows) for column in columns},
+            **{column.name: kept[column.name] for column in columns},
         }
     )
+
+
+def _in_order(sink: str, events: pa.Table, kept: pa.Table) -> pa.Table:
+    """By event its row of these, NULL if there is none. Raises Failure if they are not of these events, one each."""
+    if kept.select(PLACE).equals(events.select(PLACE)):
+        return kept  # as mostly: nothing is filtered, and Spark has kept the order
+    pairs = _numbered(events, NUMBER_OF_EVENT).join(_numbered(kept, NUMBER_OF_ROW), PLACE, join_type="left outer")
+    pairs = pairs.sort_by(NUMBER_OF_EVENT)
+    rows = pairs[NUMBER_OF_ROW]
+    if pairs.num_rows != events.num_rows or len(rows) - rows.null_count != kept.num_rows:
+        raise _broken(sink, events, kept)
+    return kept.take(rows)
 
 
 def _numbered(rows: pa.Table, name: str) -> pa.Table:

@@ -60,7 +60,8 @@ class TransformingApplier(PostgresApplier):
         known = self._known[batch.topic]
         rows = join(self.name, batch.chunk.events, batch.returned, self._columns, known)
         self._has_filtered, self._has_failed = pc.any(rows[IS_FILTERED]).as_py(), bool(batch.returned.failed)
-        binary.encode(rows, binary.types_of(self._shape.columns)).copy(cursor, BATCH)
+        known_of_all = [name for name in rows.column_names if rows[name].null_count < rows.num_rows]
+        binary.encode(rows.select(known_of_all), binary.types_of(self._shape.columns)).copy(cursor, BATCH)
 
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """Let the events pass the transform, while no transaction is open, and apply what it returns."""
