@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ from outbox.events.values import (
     may_be_deep,
     parse_json,
 )
+from outbox.kafka.headers import Header
 from outbox.sink.decoding.batch import DeadRecord, Decoded, Rows, Traced
 from outbox.sink.decoding.ids import made_at_ms
 from outbox.sink.decoding.records import Record, Records, values_at
@@ -48,8 +49,9 @@ DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records of an event that are decoded by columns; a bad one costs its neighbours some time
 AT_ONCE_EVENTS_MAX = 8
+Contents = Sequence[bytes | None]  # of one header, record by record
 Kind = tuple[bytes | None, bytes | None]  # event type and schema version, as the headers have them
-IS_TRACED = methodcaller("__contains__", "traceparent")
+HEADERS = ID, TYPE, VERSION, TRACE = "id", "eventType", "schemaVersion", "traceparent"
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
 
@@ -67,18 +69,18 @@ class Columns:
     traceparents: Sequence[bytes | None]
 
     @classmethod
-    def of(cls, records: Records, headers: Sequence[Mapping[str, bytes | None]]) -> Columns:
+    def of(cls, records: Records, headers: Mapping[str, Contents]) -> Columns:
         """Those of records with these headers. Raises ValueError if an id is not UTF-8."""
         return cls(
             places={
-                "event_id": pa.array([one.get("id") for one in headers], pa.binary()).cast(pa.string()),
+                "event_id": pa.array(headers[ID], pa.binary()).cast(pa.string()),
                 "partition": pa.array(records.partitions, pa.int32()),
                 "offset": pa.array(records.offsets, pa.int64()),
             },
             keys=pa.array(records.keys, pa.binary()),
             values=records.values,
             recorded_ms=(min(records.recorded_ms, default=0), max(records.recorded_ms, default=0)),
-            traceparents=[one.get("traceparent") for one in headers] if any(map(IS_TRACED, headers)) else (),
+            traceparents=headers[TRACE] if any(headers[TRACE]) else (),
         )
 
     def at(self, numbers: Sequence[int]) -> Columns:
@@ -156,7 +158,7 @@ class RecordDecoder(ABC):
 
     def event_id(self, record: Record) -> str | None:
         """The id by which a dead letter of the record is known; None if it has no UUID."""
-        event_id = _text(dict(record.headers).get("id"))
+        event_id = _text(dict(record.headers).get(ID))
         return event_id if event_id is not None and UUID.fullmatch(event_id) else None
 
     def decode(self, records: Records) -> Decoded:
@@ -176,7 +178,7 @@ class RecordDecoder(ABC):
             else:
                 event_id = self.event_id(record)
                 dead.append(DeadRecord(partition, offset, record, event_id, found))
-            trace_id = _sampled_trace(dict(record.headers).get("traceparent"))
+            trace_id = _sampled_trace(dict(record.headers).get(TRACE))
             if trace_id is not None:
                 traced.append(Traced(trace_id, event_id, partition, offset, isinstance(found, Rejection)))
         return Decoded(self.rows(events), dead, traced, skipped)
@@ -253,14 +255,14 @@ class EventDecoder(RecordDecoder):
     def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
         """The event of a record, or why it was rejected, or that it was not asked for."""
         headers = {name: _text(content) for name, content in record.headers}
-        type_, version = headers.get("eventType"), headers.get("schemaVersion")
+        type_, version = headers.get(TYPE), headers.get(VERSION)
         skipped = self._skipped(type_, version)
         if skipped is not None:
             return skipped
         value, rejection = parse_json(record.value)
         if rejection is not None:
             return rejection
-        event_id = headers.get("id")
+        event_id = headers.get(ID)
         rejection = self._id_rejection(event_id, record.recorded_ms)
         if rejection is not None:
             return rejection
@@ -273,12 +275,12 @@ class EventDecoder(RecordDecoder):
         """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
         if len(records) > self.at_once:
             return self.decode_parts(records.parts(self.at_once))
-        headers = list(map(dict, records.headers))
+        headers = _by_name(records.headers)
         try:
             columns = Columns.of(records, headers)
         except ValueError:
             return super().decode(records)
-        kinds = _places([(one.get("eventType"), one.get("schemaVersion")) for one in headers])
+        kinds = _places(headers[TYPE], headers[VERSION])
         found = []
         for kind, places in kinds.items():
             type_, version = map(_text, kind)
@@ -422,11 +424,28 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _places(kinds: Sequence[Kind]) -> dict[Kind, Sequence[int]]:
+def _by_name(headers: Sequence[Sequence[Header]]) -> Mapping[str, Contents]:
+    """By name of a header that means something here, its contents, record by record."""
+    none = (None,) * len(headers)
+    if len({*map(len, headers)}) == 1:
+        # Mostly all records have the same headers in one order: then a few calls in C do it.
+        columns = [tuple(zip(*column, strict=True)) for column in zip(*headers, strict=True)]
+        found: dict[str, Contents] = {names[0]: contents for names, contents in columns}
+        if len(found) == len(columns) and all(_are_same(names) for names, _ in columns):
+            return {name: found.get(name, none) for name in HEADERS}
+    dicts = list(map(dict, headers))
+    return {name: [one.get(name) for one in dicts] for name in HEADERS}
+
+
+def _are_same(contents: Sequence[Any]) -> bool:
+    return contents.count(contents[0]) == len(contents)
+
+
+def _places(types: Contents, versions: Contents) -> Mapping[Kind, Sequence[int]]:
     """The places of each kind. Mostly there is one kind, which is faster to see at once."""
-    if kinds and kinds.count(kinds[0]) == len(kinds):
-        return {kinds[0]: range(len(kinds))}
+    if types and _are_same(types) and _are_same(versions):
+        return {(types[0], versions[0]): range(len(types))}
     found = defaultdict[Kind, list[int]](list)
-    for place, kind in enumerate(kinds):
+    for place, kind in enumerate(zip(types, versions, strict=True)):
         found[kind].append(place)
-    return dict(found)
+    return found
