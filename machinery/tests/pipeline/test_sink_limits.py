@@ -134,6 +134,26 @@ def test_a_part_has_as_much_as_fits(topic: Settings, spark: SparkSession, monkey
     assert len(found) < 40, "they are not read one by one"
 
 
+def test_what_the_driver_reads_itself_is_bounded_too(
+    topic: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few records may need much memory: by their headers, a hundred times of what they have on the topic."""
+    monkeypatch.setattr(reader, "PART_MAX_BYTES", 1_000_000)
+    headers = {f"{number:05}": b"" for number in range(20_000)}
+    produce(topic, 30, b"x", headers)
+    name = topic_of(topic)
+    end = topics.last_stable_offsets(topic, name)
+    rest = Part(name, dict.fromkeys(end, 0), end)
+    found: list[Batch] = []
+    with closing(reader.Reader(topic, discovery.sinks(topic)["dedup"], {name: "x"})) as reading:
+        while rest.count:
+            found.append(reading.read(spark.sparkContext, rest))
+            rest = rest.behind(found[-1].end)
+    assert sum(batch.chunk.dead_count for batch in found) == 30
+    assert all(one.end == following.start for one, following in pairwise(found))
+    assert max(batch.chunk.dead_count for batch in found) < 10, "some at once"
+
+
 class Widening:
     """A transform that returns much more than it gets."""
 

@@ -45,8 +45,13 @@ def batches(
 
     With ``require_all``, raises Failure `events-lost` if the topic no longer has one of these offsets.
     """
+    yield from bounded(_read(settings, name, within, require_all=require_all), at_least)
+
+
+def bounded(read: Iterable[Sequence[Message]], at_least: int) -> Generator[Sequence[Message], None, None]:
+    """Records as they are read in batches, as `batches` says. No more than two are in memory at once."""
     waiting, waiting_bytes = list[Message](), 0
-    for messages, size in _sized(_read(settings, name, within, require_all=require_all)):
+    for messages, size in _sized(read):
         if waiting and waiting_bytes + size > BATCH_BYTES:
             yield waiting
             waiting, waiting_bytes = [], 0
@@ -73,11 +78,12 @@ def _read(
             messages = [] if first is None else [first, *client.consume(BATCH_RECORDS - 1, 0)]
             stops = _stops(name, messages)
             found = [message for message in messages if message.error() is None] if stops else messages
-            yield _selected(found, within, end)
             # The end may be a marker, which no consumer returns but passes; or an aborted record whose marker is not to
             # be read yet, and then the client says only that it has come to the end.
             passed = client.position([TopicPartition(name, partition) for partition in end])
             places = [(place.partition, place.offset) for place in passed]
+            is_any_beyond = len(end) < len(at) or any(offset > end[number] for number, offset in places)
+            yield _selected(found, within, end) if is_any_beyond else found
             places += [(message.partition() or 0, message.offset() or 0) for message in stops]
             reached = {number: offset for number, offset in places if number in end and offset > at[number]}
             if reached:
@@ -139,6 +145,8 @@ def _stops(name: str, messages: Iterable[Message]) -> Sequence[Message]:
     """What the client has sent in place of records: where it came to an end. Raises Failure or KafkaException if it is
     an error.
     """
+    if not any(map(Message.error, messages)):  # as mostly: no call in Python for each
+        return []
     others = [(message, error) for message in messages if (error := message.error()) is not None]
     for message, error in others:
         if not is_end(message):
@@ -147,7 +155,7 @@ def _stops(name: str, messages: Iterable[Message]) -> Sequence[Message]:
 
 
 def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int]) -> Sequence[Message]:
-    """The records between the first offset and the end of a partition that is not read yet."""
+    """The records between the first offset and the end of a partition that was not read before them."""
     # By columns, as in `_size_bytes`: without a call in Python for each record.
     places: Iterable[tuple[Message, Any, Any]] = zip(
         messages, map(Message.partition, messages), map(Message.offset, messages), strict=True

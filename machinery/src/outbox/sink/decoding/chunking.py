@@ -51,7 +51,7 @@ class Chunking:
 
         It takes some of them in any case, and ends once it has so many bytes.
         """
-        chunks, size_bytes, reached = [self.of_decoded(Decoded({}, [], []))], 0, Reached()
+        chunks, size_bytes, reached = list[Chunk](), 0, Reached()
         for records in read:
             chunk = self.chunk(records)
             chunks.append(chunk)
@@ -59,7 +59,7 @@ class Chunking:
             reached |= {partition: offset + 1 for partition, offset in _last(records).items()}
             if size_bytes >= max_bytes:
                 return Chunk.together(chunks), reached
-        return Chunk.together(chunks), None
+        return Chunk.together(chunks or [self.of_decoded(Decoded({}, [], []))]), None
 
 
 def encoded_rows(rows: Rows, layout: Layout) -> list[Encoded]:

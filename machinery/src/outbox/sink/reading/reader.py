@@ -30,7 +30,7 @@ from outbox.base.settings import Settings
 from outbox.events.schema import shortened
 from outbox.kafka.follower import Follower
 from outbox.kafka.part import Part
-from outbox.kafka.records import batches
+from outbox.kafka.records import batches, bounded
 from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.chunking import Chunking, Reached
 from outbox.sink.decoding.records import Records
@@ -105,8 +105,11 @@ class Reader:
             follower.close()
 
     def _read_here(self, part: Part) -> tuple[Chunk, Mapping[int, int]]:
-        messages = list(self._followers[part.topic].read(part.start, part.end))
-        return self._chunkings[part.topic].chunk(Records.of(messages)), part.end
+        # One by one: a record may have 100,000 headers, which need a hundred times its memory in Python.
+        messages = ([message] for message in self._followers[part.topic].read(part.start, part.end))
+        read = map(Records.of, bounded(messages, DRIVER_MAX_RECORDS))
+        chunk, reached = self._chunkings[part.topic].first(read, PART_MAX_BYTES)
+        return chunk, part.end if reached is None else {**part.start, **reached}
 
     def _read_by_tasks(self, context: SparkContext, part: Part) -> tuple[Chunk, Mapping[int, int]]:
         """The chunk of the first records of a part, and where it ends. What is behind a share that has ended early is

@@ -18,6 +18,7 @@ from outbox.base.errors import Failure
 from outbox.sink.applying.postgres.returned import Known
 from outbox.sink.applying.projection import Projection, load
 from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.layout import Layout, TransformedLayout, view_name
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters
@@ -187,10 +188,14 @@ class PostgresApplier(Applier):
         """
         cursor.execute("TRUNCATE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections, pg_temp.outbox_dead")
 
-    def take(self, cursor: extensions.cursor, batch: Batch) -> None:
+    def rows(self, batch: Batch) -> Sequence[Encoded]:
+        """The events of a batch for the table ``batch``: before the transaction, which need not wait for it."""
+        return batch.chunk.rows
+
+    def take(self, cursor: extensions.cursor, rows: Sequence[Encoded]) -> None:
         """Copy the events of a batch into the table ``batch``."""
-        for rows in batch.chunk.rows:
-            rows.copy(cursor, BATCH)
+        for some in rows:
+            some.copy(cursor, BATCH)
 
     def apply(self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch) -> Applied:
         """Apply what is in ``batch``, in the caller's transaction, with the sink's lock held.
@@ -202,7 +207,7 @@ class PostgresApplier(Applier):
         return self._apply(cursor, {"sink": self.name, "topic": topic, "topic_id": topic_id}, admitted, fetch)
 
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
-        self.take(cursor, batch)
+        self.take(cursor, self.rows(batch))
         parameters = {
             "sink": self.name,
             "topic": batch.topic,

@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 from psycopg2 import extensions
 
 from outbox.events.schema import Column
-from outbox.sink.applying.postgres.applier import BATCH, PostgresApplier, names
+from outbox.sink.applying.postgres.applier import PostgresApplier, names
 from outbox.sink.applying.postgres.returned import join
 from outbox.sink.decoding import binary
 from outbox.sink.decoding.batch import Batch, Returned
+from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, VERSION, TransformedLayout
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import fence
@@ -50,8 +51,8 @@ class TransformingApplier(PostgresApplier):
         }
         self._has_filtered = self._has_failed = False
 
-    def take(self, cursor: extensions.cursor, batch: Batch) -> None:
-        """Join the events of a batch with what the transform returned of them, into the table ``batch``.
+    def rows(self, batch: Batch) -> Sequence[Encoded]:
+        """The events of a batch, joined with what the transform returned of them.
 
         Raises Failure if the transform has broken a rule.
         """
@@ -61,7 +62,7 @@ class TransformingApplier(PostgresApplier):
         rows = join(self.name, batch.chunk.events, batch.returned, self._columns, known)
         self._has_filtered, self._has_failed = pc.any(rows[IS_FILTERED]).as_py(), bool(batch.returned.failed)
         known_of_all = [name for name in rows.column_names if rows[name].null_count < rows.num_rows]
-        binary.encode(rows.select(known_of_all), binary.types_of(self._shape.columns)).copy(cursor, BATCH)
+        return [binary.encode(rows.select(known_of_all), binary.types_of(self._shape.columns))]
 
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """Let the events pass the transform, while no transaction is open, and apply what it returns."""

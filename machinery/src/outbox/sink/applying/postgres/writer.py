@@ -11,6 +11,7 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import date
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.returned import columns_of
 from outbox.sink.applying.postgres.transforming import TransformingApplier
 from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters, partitions, positions
 from outbox.sink.spec import SinkSpec
@@ -59,8 +61,9 @@ class PostgresWriter(SinkWriter):
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
         with self._errors(refused):
             self._ensure_partitions(batch)
+            rows = self._applier.rows(batch) if batch.chunk.count else ()
             with self._connection, self._connection.cursor() as cursor:
-                counts = self._apply(cursor, batch)
+                counts = self._apply(cursor, batch, rows)
                 has_transform = self._spec.job.transform is not None
                 outcomes = traces.outcomes(cursor, batch.chunk.traced, has_transform=has_transform)
         traces.log_outcomes(self.name, outcomes, batch.chunk.traced_count)
@@ -72,7 +75,7 @@ class PostgresWriter(SinkWriter):
         partitions.ensure(self._connection, missing)
         self._ensured |= missing  # a partition that is dropped later is below the horizon, where nothing is applied
 
-    def _apply(self, cursor: extensions.cursor, batch: Batch) -> Counts:
+    def _apply(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
         self._enter(cursor)
         if time.monotonic() - self._renewed_at >= RENEWAL_S:
             self._applier.renew(cursor)
@@ -83,7 +86,7 @@ class PostgresWriter(SinkWriter):
         dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
         rows, applied, rejected, filtered = batch.chunk.count, 0, 0, 0
         if rows:
-            self._applier.take(cursor, batch)
+            self._applier.take(cursor, encoded)
             dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=rows, fetch=self._fetch)
             applied, rejected, filtered = self._applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
         duplicates = rows - applied - rejected - filtered
