@@ -1,6 +1,6 @@
-# The images of docker-compose.yml. `service` and `sink` are ours: the service's has neither Spark nor Java. The others are
-# the servers' own images with our configuration files in them, so that nothing is mounted from the clone: a remote engine
-# works, and so does a clone whose files only its owner may read.
+# The images of docker-compose.yml. `service` and `sink` are ours: the service's has neither Spark nor Java. `lab` is the
+# sink's with what the walkthrough needs. The others are the servers' own images with our configuration files in them, so
+# that nothing is mounted from the clone: a remote engine works, and so does a clone whose files only its owner may read.
 #
 # A base is named by its digest: the tag says which version that was, and the engine looks at the digest alone.
 
@@ -52,7 +52,7 @@ WORKDIR /opt/outbox
 
 FROM python AS service
 COPY --from=service-packages /opt/packages /opt/packages
-COPY --from=files /files/machinery /opt/machinery
+COPY --from=files /files/machinery/outbox /opt/machinery/outbox
 COPY --from=files /files/project .
 USER outbox
 WORKDIR /home/outbox
@@ -75,26 +75,30 @@ RUN mv "$(python -m outbox.jvm.jars plugin)" /opt/plugin \
 
 FROM spark AS sink
 COPY --from=jars /opt/cache /opt/cache
-COPY --from=files /files/machinery /opt/machinery
+COPY --from=files /files/machinery/outbox /opt/machinery/outbox
+COPY --from=files /files/machinery/outbox_lab/stack/spark-log4j2.properties /etc/outbox/
 COPY --from=files /files/project .
 USER outbox
 # Spark makes folders where it is started.
 WORKDIR /home/outbox
 
+FROM sink AS lab
+COPY --from=files /files/machinery/outbox_lab /opt/machinery/outbox_lab
+
 
 FROM postgres:18@sha256:86c951e05bf56c93d95d397747fb8820ac76cc3bedb78f43abd83eedbe3666ae AS postgres
-COPY --from=files /files/machinery/outbox/stack/postgres.conf /files/machinery/outbox/stack/pg_hba.conf \
+COPY --from=files /files/machinery/outbox_lab/stack/postgres.conf /files/machinery/outbox_lab/stack/pg_hba.conf \
     /files/machinery/outbox/migrations/roles.sql /etc/outbox/
 
 FROM apache AS kafka
-COPY --from=files /files/machinery/outbox/stack/broker.properties /files/machinery/outbox/stack/log4j2.properties /etc/outbox/
+COPY --from=files /files/machinery/outbox_lab/stack/broker.properties /files/machinery/outbox_lab/stack/log4j2.properties /etc/outbox/
 # A file of the project wins.
 COPY --from=files /files/project/connect/ /etc/outbox/
 
 # Kafka Connect of the same image and version, with Debezium in its plugin folder.
 FROM apache AS connect
-COPY --from=files /files/machinery/outbox/stack/worker.properties \
-    /files/machinery/outbox/stack/log4j2.properties /files/machinery/outbox/stack/connect.sh /etc/outbox/
+COPY --from=files /files/machinery/outbox_lab/stack/worker.properties \
+    /files/machinery/outbox_lab/stack/log4j2.properties /files/machinery/outbox_lab/stack/connect.sh /etc/outbox/
 COPY --from=files /files/project/connect/ /etc/outbox/
 # worker.properties names the folder `plugins` in the working directory.
 WORKDIR /opt/outbox

@@ -46,7 +46,7 @@ format: install
 # Record the classes that the JVMs load, once: each later start of Kafka, Connect and Spark needs half the time.
 archives: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
 archives: install
-	-@$(BIN)/python -m outbox.stack.archives
+	-@$(BIN)/python -m outbox_lab.stack.archives
 
 # Everything that tests need. `make demo` installs its own part only.
 SET ?= dev

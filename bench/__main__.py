@@ -19,9 +19,9 @@ from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
-from outbox.stack.command import sink
-from outbox.stack.stack import PARTS, Stack
-from outbox.testing.fixtures.stack import private_stack
+from outbox_lab.stack.command import sink
+from outbox_lab.stack.stack import PARTS, Stack
+from outbox_lab.testing.fixtures.stack import private_stack
 
 from bench import (
     append,

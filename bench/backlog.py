@@ -18,7 +18,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
-from outbox.stack.process import Process
+from outbox_lab.stack.process import Process
 
 from bench.event import payload, topic, uuid7
 from bench.meter import Drain, Meter, cpu_s

@@ -18,7 +18,7 @@ from outbox.base.settings import DOTENV, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import lifecycle
-from outbox.stack.stack import Stack
+from outbox_lab.stack.stack import Stack
 from psycopg2.extras import execute_values
 
 from bench import backlog, relay

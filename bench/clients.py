@@ -20,9 +20,9 @@ from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
 from outbox.http.service import Change
 from outbox.kafka.clients import client_config
-from outbox.stack.command import service
-from outbox.stack.process import Process
 from outbox.writing.event import Event
+from outbox_lab.stack.command import service
+from outbox_lab.stack.process import Process
 
 from bench.event import topic
 from service.schemas import NewTransfer

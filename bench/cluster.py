@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import psutil
 from outbox.base.settings import Settings
-from outbox.stack.command import sink
-from outbox.stack.process import Process
-from outbox.stack.stack import Stack
+from outbox_lab.stack.command import sink
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
 
 from bench import backlog
 from bench.meter import Drain, Meter

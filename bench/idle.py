@@ -6,8 +6,8 @@ import time
 from typing import NamedTuple
 
 from outbox.base.settings import Settings
-from outbox.stack.command import sink
-from outbox.stack.stack import Stack
+from outbox_lab.stack.command import sink
+from outbox_lab.stack.stack import Stack
 
 from bench.meter import cpu_s
 

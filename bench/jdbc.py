@@ -16,8 +16,8 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.jvm.jars import resolve
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config, spark_options
-from outbox.stack.connect import CLIENTS
-from outbox.stack.jvm import Jvm
+from outbox_lab.stack.connect import CLIENTS
+from outbox_lab.stack.jvm import Jvm
 
 from bench import backlog
 from bench.event import topic

@@ -16,8 +16,8 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.stack.process import Process
-from outbox.stack.stack import Stack
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
 from psycopg2.extensions import connection
 
 from bench import need, peers

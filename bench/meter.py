@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psutil
 from outbox.base.errors import Failure
-from outbox.stack.process import Process
+from outbox_lab.stack.process import Process
 
 
 class Reading(NamedTuple):

@@ -15,7 +15,7 @@ from outbox.jvm.java import java_home
 from outbox.kafka import topics
 from outbox.kafka.clients import spark_options
 from outbox.sink.applying.lakehouse import table
-from outbox.stack.process import Process
+from outbox_lab.stack.process import Process
 
 from bench import backlog, by_the_book, jdbc, merge_by_hand
 from bench.event import topic

@@ -13,8 +13,8 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import lifecycle
 from outbox.relay.connectors import Connector
-from outbox.stack.process import Process
-from outbox.stack.stack import Stack
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
 
 from bench import need, polling
 from bench.event import topic

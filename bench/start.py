@@ -12,8 +12,8 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.jvm.java import java_home
 from outbox.kafka.clients import spark_options
-from outbox.stack.command import sink
-from outbox.stack.process import Process
+from outbox_lab.stack.command import sink
+from outbox_lab.stack.process import Process
 
 from bench import backlog, bare
 from bench.event import topic

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
-from outbox.stack.postgres import Postgres
+from outbox_lab.stack.postgres import Postgres
 
 from bench.clients import Client, Load
 from bench.meter import cpu_s

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox.soak import ForeignEvent, History, OlderRelease, Refusal, Request, TableCopy, TopicEvent
+from outbox_lab.soak import ForeignEvent, History, OlderRelease, Refusal, Request, TableCopy, TopicEvent
 
 from demo.workload import Workload
 

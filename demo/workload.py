@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from outbox.walkthrough import Request
+from outbox_lab.walkthrough import Request
 
 ACCOUNTS = 100
 ACCOUNTS_MIN = ACCOUNTS // 2  # so many stay open

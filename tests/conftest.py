@@ -11,7 +11,7 @@ from outbox import Settings
 
 from tests.ledger import Client
 
-pytest_plugins = ["outbox.testing.plugin"]
+pytest_plugins = ["outbox_lab.testing.plugin"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

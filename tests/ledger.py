@@ -6,7 +6,7 @@ import uuid
 from typing import Any, NamedTuple
 
 from outbox import Settings
-from outbox.testing import ServiceClient, query
+from outbox_lab.testing import ServiceClient, query
 from werkzeug.test import TestResponse
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from outbox import Failure
 from outbox.dbapi import Event, append
-from outbox.walkthrough import Chain, Part, SourceRole, connect, crash_sinks, rewind_sink, terminate_replication
+from outbox_lab.walkthrough import Chain, Part, SourceRole, connect, crash_sinks, rewind_sink, terminate_replication
 
 from demo.page.client import Client, write_bad_record
 

@@ -13,7 +13,7 @@ from typing import Any
 import requests
 from confluent_kafka import Producer
 from outbox import Failure, Settings
-from outbox.walkthrough import client_config
+from outbox_lab.walkthrough import client_config
 
 ACCOUNTS = 6  # few, so that people can follow each by its colour
 FUNDS_MINOR = 1_000_000

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
-from outbox.walkthrough import Phase, Screen, Story
+from outbox_lab.walkthrough import Phase, Screen, Story
 
 from demo.page.hub import Hub
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg2
 from outbox import Failure, load_settings
-from outbox.walkthrough import Player, Story
+from outbox_lab.walkthrough import Player, Story
 
 from demo.page.actions import ACTIONS, Action, Hands
 from demo.page.app import Desk, Server, create_app

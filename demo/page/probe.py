@@ -13,7 +13,7 @@ import psycopg2
 import requests
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 from outbox import Failure, Settings
-from outbox.walkthrough import (
+from outbox_lab.walkthrough import (
     Chain,
     Checkpoint,
     SinkRole,

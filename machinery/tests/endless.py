@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from outbox.stack.stack import Stack
+from outbox_lab.stack.stack import Stack
 
 STARTED = "ENDLESS_TEST_STARTED"  # names the file into which the test writes the home of its stack
 

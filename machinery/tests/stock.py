@@ -8,8 +8,8 @@ from typing import Any
 from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings
-from outbox.testing.client import ServiceClient
-from outbox.testing.queries import query
+from outbox_lab.testing.client import ServiceClient
+from outbox_lab.testing.queries import query
 
 
 class Client(ServiceClient):

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from outbox.base.settings import load
 from outbox.jvm import jars
-from outbox.stack.postgres import Postgres
+from outbox_lab.stack.postgres import Postgres
 
 from proof.articles import boundary, connection, pruning, snapshot, support, table, upgrade
 from proof.articles.experiment import AS_EXPECTED, Experiment, Row

@@ -16,13 +16,13 @@ from outbox.kafka import records, topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import arrivals, connectors, lifecycle, slot
 from outbox.relay.connectors import Connector
-from outbox.stack.connect import Connect
-from outbox.stack.postgres import Postgres
-from outbox.stack.process import Process
-from outbox.stack.stack import Stack
-from outbox.testing.fixtures.stack import private_stack
-from outbox.testing.homes import Homes
-from outbox.testing.queries import query
+from outbox_lab.stack.connect import Connect
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
+from outbox_lab.testing.fixtures.stack import private_stack
+from outbox_lab.testing.homes import Homes
+from outbox_lab.testing.queries import query
 
 from proof.articles.experiment import NotFired, Report
 from proof.articles.history import Delivery, compare

@@ -9,8 +9,8 @@ from functools import partial
 from confluent_kafka import Message
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.testing.command import run
-from outbox.testing.queries import query
+from outbox_lab.testing.command import run
+from outbox_lab.testing.queries import query
 
 from proof.articles.chain import OUTBOX, PROGRESS_TIMEOUT_S, Chain, Source, own_chain
 from proof.articles.experiment import Experiment, NotFired, Report, Seen

@@ -9,7 +9,7 @@ import requests
 from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
-from outbox.stack import ports
+from outbox_lab.stack import ports
 
 from proof.articles.chain import (
     PROGRESS_TIMEOUT_S,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from outbox.jvm import jars
-from outbox.testing.homes import Homes
+from outbox_lab.testing.homes import Homes
 
 from proof.matrix import results, table
 from proof.matrix.chain import Chain

@@ -20,8 +20,8 @@ from outbox.kafka.clients import client_config
 from outbox.relay import lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox.sink.repair import rewind
-from outbox.stack import ports
-from outbox.walkthrough.crash import Crash
+from outbox_lab.stack import ports
+from outbox_lab.walkthrough.crash import Crash
 
 from proof.matrix import sink_log, topic_log
 from proof.matrix.chain import SETTLE_TIMEOUT_S, Chain

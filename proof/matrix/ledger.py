@@ -7,7 +7,7 @@ import uuid
 from http import HTTPStatus
 
 from outbox import Settings
-from outbox.testing import ServiceClient
+from outbox_lab.testing import ServiceClient
 
 from service.app import create_app
 

@@ -18,7 +18,7 @@ def shared_stack_home() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let it replace the ``stack_home`` of ``outbox.testing``, whose plugin is registered before."""
+    """Let it replace the ``stack_home`` of ``outbox_lab.testing``, whose plugin is registered before."""
     late = ModuleType(f"{__name__}.late")
     vars(late)["stack_home"] = shared_stack_home
     config.pluginmanager.register(late)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 from xml.etree import ElementTree as ET
 
-from outbox.testing.homes import Homes
+from outbox_lab.testing.homes import Homes
 
 from proof.mutations import shared_stack
 from proof.mutations.mutation import ROOT, Mutation
@@ -32,7 +32,7 @@ TAIL = 3000  # characters of the output of a run that has no result
 REASON_MAX = 160  # characters
 NOT_NEEDED = ("-p", "no:cacheprovider", "-p", "no:schemathesis")  # plugins; to import them takes half of a short run
 # A stack that runs already would not show what is changed in these folders.
-OF_A_STACK = ("machinery/src/outbox/migrations/", "machinery/src/outbox/stack/", "machinery/src/outbox/base/")
+OF_A_STACK = ("machinery/src/outbox/migrations/", "machinery/src/outbox_lab/stack/", "machinery/src/outbox/base/")
 # Reasons that say nothing about the promise of a mutation: the code is broken, or pytest-timeout has ended the test.
 NO_EVIDENCE = re.compile(r"(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|NameError|Failed: Timeout)\b")
 

@@ -1,7 +1,7 @@
 """Let mutmut change the pure parts, and show what no unit test notices: ``python -m proof.survivors [PART…]``.
 
 mutmut makes some thousand small changes of the files that ``setup.cfg`` names. A sample of them is tried; the seed says
-which. A part is the beginning of a module's name, such as ``outbox.soak``: then all changes in it are tried.
+which. A part is the beginning of a module's name, such as ``outbox_lab.soak``: then all changes in it are tried.
 
 Status 0 if it ran. A survivor is something to look at: many change only what a message says.
 """
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m proof.survivors", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help="modules to try whole, as outbox.soak")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="modules to try whole, as outbox_lab.soak")
     parser.add_argument("--sample", type=int, default=200, metavar="N", help="without a part: how many mutants to try")
     parser.add_argument("--seed", type=int, default=25, help="which ones")
     parser.add_argument("--seconds", type=float, default=1800, metavar="N", help="stop trying after N seconds")

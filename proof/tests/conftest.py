@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["outbox.testing.plugin"]
+pytest_plugins = ["outbox_lab.testing.plugin"]

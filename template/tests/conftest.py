@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GENERATED = "test_bake.py"  # its parameters are projects
 FIRST = ("test_guide.py", "test_update.py")  # these take longest
-pytest_plugins = ["outbox.testing.plugin"]
+pytest_plugins = ["outbox_lab.testing.plugin"]
 
 
 class Distribution(LoadScopeScheduling):  # type: ignore[misc]  # without type hints

@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from outbox.base import project
+from outbox.base import envfile, project
 from outbox.base.errors import Failure
 from outbox.base.settings import PREFIX, Settings, database_passwords, load
 from outbox.install import LOCKS
 from outbox.jvm import jars, java
 from outbox.sink.running.metrics import Metrics, State, served
-from outbox.stack import config, connect, envfile, jvm, kafka, ports, postgres
-from outbox.testing.failures import raises
-from outbox.walkthrough import containers
+from outbox_lab.stack import config, connect, jvm, kafka, ports, postgres
+from outbox_lab.testing.failures import raises
+from outbox_lab.walkthrough import containers
 from pydantic import SecretStr
 
 from template.tests import dockerfile, test_env_example

@@ -18,7 +18,7 @@ from dotenv import dotenv_values
 from outbox.base import project
 from outbox.base.project import Project
 from outbox.base.settings import DOTENV, PREFIX, READ_ELSEWHERE, Settings, load
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 

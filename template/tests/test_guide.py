@@ -19,8 +19,8 @@ from typing import NamedTuple
 import click
 import pytest
 from outbox.cli import outbox
-from outbox.testing.homes import Homes
-from outbox.testing.leftovers import leftovers
+from outbox_lab.testing.homes import Homes
+from outbox_lab.testing.leftovers import leftovers
 
 from template.tests import bake, pages, scratch
 from template.tests.bake import Template

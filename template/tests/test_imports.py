@@ -24,12 +24,12 @@ PUBLIC = {
         "outbox.dbapi",
         "outbox.migrations",
         "outbox.sinks",
-        "outbox.soak",
+        "outbox_lab.soak",
         "outbox.spark",
-        "outbox.walkthrough",
+        "outbox_lab.walkthrough",
         "outbox.web",
     ),
-    *("outbox.testing", "outbox.testing.contract"),
+    *("outbox_lab.testing", "outbox_lab.testing.contract"),
 }
 # What each package of a project may import of the others.
 OTHERS = {

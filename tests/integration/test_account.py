@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from flask import Flask
 from outbox import Event, Settings
-from outbox.testing import all_at_once, check_events, query
+from outbox_lab.testing import all_at_once, check_events, query
 from werkzeug.test import TestResponse
 
 from tests.ledger import Client, audit, refused, written

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 import pytest
 from outbox import Settings, load_settings
-from outbox.testing import SinkRole, SourceRole, chosen_seed, deliver, outbox_records, query, rebuild, seeded
+from outbox_lab.testing import SinkRole, SourceRole, chosen_seed, deliver, outbox_records, query, rebuild, seeded
 
 from tests.ledger import Client
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outbox import Settings
-from outbox.testing import SinkRole, deliver, differing_keys, outbox_records, query
+from outbox_lab.testing import SinkRole, deliver, differing_keys, outbox_records, query
 
 from tests.ledger import Client
 

@@ -9,7 +9,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from outbox import Settings
-from outbox.testing import SourceRole, query
+from outbox_lab.testing import SourceRole, query
 from sqlalchemy import Engine
 
 from service import tables

@@ -10,7 +10,7 @@ import pytest
 from flask import Flask
 from hypothesis import HealthCheck, assume, note, settings
 from outbox import Settings, load_settings
-from outbox.testing import chosen_seed
+from outbox_lab.testing import chosen_seed
 from pydantic import ValidationError
 from schemathesis import Case as AnyCase
 from schemathesis.config import SchemathesisConfig

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from flask import Flask
 from outbox import Settings
-from outbox.testing import all_at_once, chosen_seed, query, seeded
+from outbox_lab.testing import all_at_once, chosen_seed, query, seeded
 from sqlalchemy import Engine, event
 
 from service.ledger import BALANCE_MAX_MINOR

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from outbox import Settings
-from outbox.testing import SinkRole, query, run
+from outbox_lab.testing import SinkRole, query, run
 
 from tests.ledger import Client
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from outbox import Event, Failure
-from outbox.testing import check_events
+from outbox_lab.testing import check_events
 
 from service import events
 from service.ledger import BALANCE_MAX_MINOR, BALANCE_MIN_MINOR, Account

@@ -12,9 +12,9 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
 from outbox import Settings
-from outbox.testing import SourceRole
+from outbox_lab.testing import SourceRole
 
-pytest_plugins = ["outbox.testing.plugin"]
+pytest_plugins = ["outbox_lab.testing.plugin"]
 os.environ["DJANGO_SETTINGS_MODULE"] = "library.settings"
 django.setup()
 

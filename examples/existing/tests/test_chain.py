@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox import Settings
-from outbox.testing import SinkRole, query, run
+from outbox_lab.testing import SinkRole, query, run
 
 from loans.models import Book
 from tests.conftest import Library

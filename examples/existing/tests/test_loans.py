@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from outbox import Failure, Settings
-from outbox.testing import SinkRole, deliver, outbox_records, query
-from outbox.testing.contract import test_sinks_keep_their_contract  # noqa: F401
+from outbox_lab.testing import SinkRole, deliver, outbox_records, query
+from outbox_lab.testing.contract import test_sinks_keep_their_contract  # noqa: F401
 
 from loans.models import Book
 from tests.conftest import Library

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outbox.walkthrough import Request
+from outbox_lab.walkthrough import Request
 
 PRODUCTS = [f"TEA-{number}" for number in range(40)]
 ON_THE_SHELF, RARE = 1_000_000, 50  # pieces; the first product is soon sold out

@@ -7,10 +7,10 @@ import uuid
 import pytest
 from flask import Flask
 from outbox import Settings
-from outbox.testing import ServiceClient
+from outbox_lab.testing import ServiceClient
 from werkzeug.test import TestResponse
 
-pytest_plugins = ["outbox.testing.plugin"]
+pytest_plugins = ["outbox_lab.testing.plugin"]
 TEA = {"product": "TEA-1", "pieces": 2, "cents": 450}
 
 

@@ -1,8 +1,8 @@
 """The public API for services that write events.
 
-Nine other modules are public: `outbox.dbapi` without SQLAlchemy, `outbox.web` for Flask, `outbox.sinks` to declare
-sinks, `outbox.migrations`, `outbox.spark` for DataFrames, `outbox.testing` and `outbox.testing.contract` for tests,
-`outbox.walkthrough` for `outbox demo`, and `outbox.soak`. Everything else is private and may change.
+Other public modules: `outbox.dbapi` without SQLAlchemy, `outbox.web` for Flask, `outbox.sinks` to declare sinks,
+`outbox.migrations`, and `outbox.spark` for DataFrames. `outbox_lab` has those for development and tests. Everything
+else is private and may change.
 
     from outbox import Event, append
 

@@ -14,7 +14,7 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
-from outbox.testing.contract.contract import keep
+from outbox_lab.testing.contract.contract import keep
 
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 

@@ -19,10 +19,10 @@ from outbox.base.wait import wait_for
 from outbox.jvm.ivy import pyspark_folder
 from outbox.jvm.jars import jars
 from outbox.jvm.java import java_home
-from outbox.stack.process import Process
-from outbox.stack.stack import Stack
-from outbox.testing.fixtures.stack import private_stack
-from outbox.testing.homes import Homes
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
+from outbox_lab.testing.fixtures.stack import private_stack
+from outbox_lab.testing.homes import Homes
 from tests.support.made_events import sums
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database

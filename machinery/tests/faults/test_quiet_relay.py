@@ -21,11 +21,11 @@ from outbox.kafka.clients import consumer
 from outbox.maintenance import prune
 from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle
-from outbox.stack import ports
-from outbox.stack.kafka import Kafka
-from outbox.stack.stack import Stack
-from outbox.testing.fixtures.stack import WAITS_MS, private_stack
-from outbox.testing.homes import Homes
+from outbox_lab.stack import ports
+from outbox_lab.stack.kafka import Kafka
+from outbox_lab.stack.stack import Stack
+from outbox_lab.testing.fixtures.stack import WAITS_MS, private_stack
+from outbox_lab.testing.homes import Homes
 from tests.support.outbox_rows import ids, insert, row
 from tests.support.topic_reader import relayed
 

@@ -13,9 +13,9 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
 from outbox.relay import lifecycle
-from outbox.stack.connect import Connect
-from outbox.stack.process import Process
-from outbox.stack.stack import Stack
+from outbox_lab.stack.connect import Connect
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
 from tests.support.outbox_rows import Row, ids, insert
 from tests.support.topic_reader import topic_of
 

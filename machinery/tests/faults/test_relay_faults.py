@@ -20,8 +20,8 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import hanging, lifecycle
-from outbox.stack.process import Process
-from outbox.stack.stack import Stack
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
 from tests.support.outbox_rows import Writer, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed, topic_of
 

@@ -21,10 +21,10 @@ from sqlalchemy.pool import NullPool
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events.values import parse_json
-from outbox.testing.failures import raises
-from outbox.testing.queries import query
 from outbox.writing import dbapi, rows
 from outbox.writing.append import Event, append
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.queries import query
 from tests.transactions import WAYS, Way, django_connection, url
 
 KEY = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"

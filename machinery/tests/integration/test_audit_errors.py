@@ -14,7 +14,7 @@ from outbox.audit.source import snapshot
 from outbox.audit.totals import read_totals
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.sink.remembering.generations import TopicOffsets
 from outbox.sink.running.checkpoint import Checkpoint
-from outbox.testing.fixtures.spark import leaves_sockets
+from outbox_lab.testing.fixtures.spark import leaves_sockets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,8 +25,8 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from outbox.testing import command
-from outbox.testing.failures import raises
+from outbox_lab.testing import command
+from outbox_lab.testing.failures import raises
 from tests.support.deliveries import SURVIVES_RE_SENDS
 from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
 from tests.support.record_corpus import unread

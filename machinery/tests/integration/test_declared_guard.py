@@ -19,10 +19,10 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.events.catalog import load
 from outbox.migrations import declared
 from outbox.migrations.migrate import is_current, migrate, owner_engine
-from outbox.stack.postgres import Postgres
-from outbox.testing import command
-from outbox.testing.failures import raises
-from outbox.testing.queries import query
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing import command
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.queries import query
 from tests.support import suite
 from tests.support.outbox_rows import remove_guard
 

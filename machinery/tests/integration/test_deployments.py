@@ -12,7 +12,7 @@ from outbox.events.catalog import Catalog
 from outbox.sink.decoding.records import Record
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.writer import Counts
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.seen import ORDERED, Seen, create_tables
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import record

@@ -21,7 +21,7 @@ from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.writer import Counts
-from outbox.testing import command
+from outbox_lab.testing import command
 from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink

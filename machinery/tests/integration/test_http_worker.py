@@ -22,8 +22,8 @@ from outbox.base.settings import Settings, load
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.http.body import MAX_BYTES
 from outbox.http.worker import CONNECTIONS, HEAD_MAX_BYTES
-from outbox.stack import ports
-from outbox.stack.command import Command
+from outbox_lab.stack import ports
+from outbox_lab.stack.command import Command
 from tests.support.echo import LARGE_PATH, PATH
 from tests.support.paths import ROOT
 

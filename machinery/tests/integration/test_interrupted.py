@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from outbox.base.wait import wait_for
-from outbox.testing import homes
-from outbox.testing.leftovers import leftovers
+from outbox_lab.testing import homes
+from outbox_lab.testing.leftovers import leftovers
 from tests.endless import STARTED
 from tests.support.paths import ROOT
 

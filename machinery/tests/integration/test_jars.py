@@ -9,7 +9,7 @@ import pytest
 
 from outbox.base.errors import Failure
 from outbox.jvm import jars
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 CONTENT = b"a jar"
 

@@ -26,11 +26,11 @@ from outbox.http.database import make_engine
 from outbox.http.idempotency import KEYS
 from outbox.migrations import migrate
 from outbox.migrations.grants import Database
-from outbox.stack import ports
-from outbox.stack.postgres import Postgres
-from outbox.testing.failures import raises
-from outbox.testing.queries import query
 from outbox.writing.append import OUTBOX
+from outbox_lab.stack import ports
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.queries import query
 
 APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', 'b', 'placed', '{}')"
 

@@ -1,11 +1,11 @@
-"""What `outbox.testing` gives the tests of a project: comparisons and rebuilds without Kafka."""
+"""What `outbox_lab.testing` gives the tests of a project: comparisons and rebuilds without Kafka."""
 
 from __future__ import annotations
 
 from random import Random
 
 from outbox.base.settings import Settings, SinkRole
-from outbox.testing import deliver, differing_keys, outbox_records, query, rebuild
+from outbox_lab.testing import deliver, differing_keys, outbox_records, query, rebuild
 from tests.lake import write_source
 from tests.support.made_events import Event, nth_key, uuid7
 

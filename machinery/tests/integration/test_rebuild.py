@@ -29,8 +29,8 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from outbox.testing.command import outbox
-from outbox.testing.failures import raises
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.failures import raises
 from tests.support.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
 from tests.support.made_events import (
     PROJECTIONS,

@@ -17,9 +17,9 @@ from outbox.maintenance import prune
 from outbox.migrations.declared import CONSTRAINTS
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, slot
-from outbox.stack.postgres import Postgres
-from outbox.testing.failures import raises
-from outbox.testing.queries import query
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.queries import query
 
 HOPS = ("source-db", "slot", "sink-db")
 FITS = "columns_fit_a_record"

@@ -23,15 +23,15 @@ from requests.exceptions import ChunkedEncodingError
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
-from outbox.stack.command import Command, service
-from outbox.stack.ports import LOOPBACK
-from outbox.stack.stack import Stack
-from outbox.testing.command import outbox
-from outbox.testing.failures import raises
-from outbox.testing.fixtures.stack import private_stack
-from outbox.testing.homes import Homes
-from outbox.testing.queries import query
-from outbox.testing.seeds import chosen_seed, seeded
+from outbox_lab.stack.command import Command, service
+from outbox_lab.stack.ports import LOOPBACK
+from outbox_lab.stack.stack import Stack
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.stack import private_stack
+from outbox_lab.testing.homes import Homes
+from outbox_lab.testing.queries import query
+from outbox_lab.testing.seeds import chosen_seed, seeded
 from tests.stock import audit
 
 CLIENTS = 4

@@ -27,7 +27,7 @@ from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.orders import cancelled, placed
 from tests.seen import NAME, ORDERED, Seen, create_tables
 from tests.support.declared import TOML, Events, payload

@@ -23,8 +23,8 @@ from outbox.sink.remembering import fence, generations
 from outbox.sink.remembering.generations import Beginning
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.writer import Counts
-from outbox.stack.postgres import Postgres
-from outbox.testing.failures import raises
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.failures import raises
 from tests.support.made_events import (
     NOW_MS,
     PROJECTIONS,

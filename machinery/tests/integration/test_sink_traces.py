@@ -14,7 +14,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.postgres.writer import PostgresWriter
 from outbox.sink.decoding.batch import TRACED_MAX, Batch, Returned
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.support.made_events import (
     STRATEGIES,
     TRACE,

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from outbox.base.settings import load
 from outbox.sink.spark.session import FEW_ROWS, session
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 STRANGER = b"a stranger's object"
 

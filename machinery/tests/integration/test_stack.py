@@ -26,22 +26,23 @@ import pytest
 import requests
 from confluent_kafka import Producer
 
+from outbox.base import envfile
 from outbox.base.settings import Settings, SinkRole, SourceRole, load, variable
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
 from outbox.relay.rest import Rest
-from outbox.stack import envfile, ports
-from outbox.stack.postgres import ROLES_FILE, UNPRIVILEGED, Postgres, unprivileged
-from outbox.stack.process import Process
-from outbox.stack.process import environment as environment_of
-from outbox.stack.stack import PARTS, Stack
-from outbox.testing.command import environment, outbox
-from outbox.testing.failures import raises
-from outbox.testing.fixtures.stack import private_stack
-from outbox.testing.homes import Homes
-from outbox.testing.leftovers import leftovers
+from outbox_lab.stack import ports
+from outbox_lab.stack.postgres import ROLES_FILE, UNPRIVILEGED, Postgres, unprivileged
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.process import environment as environment_of
+from outbox_lab.stack.stack import PARTS, Stack
+from outbox_lab.testing.command import environment, outbox
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.stack import private_stack
+from outbox_lab.testing.homes import Homes
+from outbox_lab.testing.leftovers import leftovers
 from tests.support.fake_postgres import CLEAR_TEXT, MD5, listening
 from tests.support.paths import ROOT
 from tests.support.topic_reader import topic_of

@@ -17,8 +17,8 @@ from outbox.sink.decoding.layout import Layout
 from outbox.sink.discovery import event_decoders
 from outbox.sink.frames import frame, rules
 from outbox.sink.frames.transform import Function, Transform, quoted, unusable
-from outbox.testing.failures import raises
-from outbox.testing.fixtures.spark import leaves_sockets
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests import transforms
 from tests.support import declared
 from tests.support.declared import Events

@@ -14,8 +14,8 @@ import psycopg2
 import pytest
 import requests
 
-from outbox.stack.command import service
-from outbox.testing.command import outbox
+from outbox_lab.stack.command import service
+from outbox_lab.testing.command import outbox
 from tests.fixtures.secured import Secured, plain_login
 from tests.stock import audit
 from tests.support import suite

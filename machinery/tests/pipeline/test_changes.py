@@ -22,14 +22,14 @@ from outbox.relay import connectors, lifecycle, slot
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
 from outbox.sink.repair import rewind
-from outbox.soak import captures
-from outbox.soak.checkers import captured, copies
-from outbox.soak.domain import TableCopy
-from outbox.soak.seen import Seen
-from outbox.stack.postgres import Postgres
-from outbox.testing.command import outbox
-from outbox.testing.queries import query
-from outbox.testing.seeds import chosen_seed
+from outbox_lab.soak import captures
+from outbox_lab.soak.checkers import captured, copies
+from outbox_lab.soak.domain import TableCopy
+from outbox_lab.soak.seen import Seen
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.queries import query
+from outbox_lab.testing.seeds import chosen_seed
 from stock.service import create_app
 from tests.stock import Client
 from tests.support import topic_reader

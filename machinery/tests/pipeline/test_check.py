@@ -29,9 +29,9 @@ from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
-from outbox.stack.postgres import Postgres
-from outbox.testing.command import outbox
-from outbox.testing.failures import raises
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.failures import raises
 from tests.support.made_events import MAIN, PROJECTIONS, uuid7
 from tests.support.topic_reader import topic_of
 

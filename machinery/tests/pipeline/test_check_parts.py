@@ -26,8 +26,8 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
-from outbox.testing.command import environment
-from outbox.testing.seeds import chosen_seed
+from outbox_lab.testing.command import environment
+from outbox_lab.testing.seeds import chosen_seed
 from tests.support.made_events import uuid7
 from tests.support.topic_reader import topic_of
 

@@ -16,8 +16,8 @@ import pytest
 from outbox.base import project
 from outbox.base.settings import load
 from outbox.base.wait import wait_for
-from outbox.stack.stack import Stack
-from outbox.testing.command import environment
+from outbox_lab.stack.stack import Stack
+from outbox_lab.testing.command import environment
 from tests.support import suite
 from tests.support.paths import ROOT
 

@@ -31,8 +31,8 @@ from outbox.migrations.declared import declared, guard
 from outbox.migrations.migrate import owner_engine
 from outbox.relay import connectors, lifecycle
 from outbox.sink.repair import rebuild
-from outbox.stack.postgres import Postgres
-from outbox.testing.command import outbox
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.command import outbox
 from tests.support import suite
 from tests.support.declared_events import declare, work_for
 from tests.support.made_events import NOW_MS, STRATEGIES, uuid7

@@ -15,8 +15,8 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink.frames import frame
-from outbox.testing.failures import raises
-from outbox.testing.fixtures.spark import leaves_sockets
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests.orders import cancelled, placed
 from tests.support.made_events import Event, nth_key
 from tests.support.sink_process import Publisher

@@ -29,9 +29,9 @@ from outbox.base.settings import LOGINS, Settings, variable
 from outbox.base.wait import wait_for
 from outbox.dbapi import Event, append
 from outbox.kafka.clients import client_config, request_timeout_s
-from outbox.stack.postgres import Postgres
-from outbox.stack.stack import Stack
-from outbox.testing.failures import raises
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.stack.stack import Stack
+from outbox_lab.testing.failures import raises
 from tests.support.paths import ROOT
 from tests.support.topic_reader import Log, Record
 

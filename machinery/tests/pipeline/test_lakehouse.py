@@ -51,9 +51,9 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
 from outbox.sink.writer import Counts, SinkWriter
-from outbox.testing.command import outbox
-from outbox.testing.failures import raises
-from outbox.testing.fixtures.spark import leaves_sockets
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests.lake import NAME, folder, ids, write_source
 from tests.support import declared_sinks
 from tests.support.declared import NUMBER, Events

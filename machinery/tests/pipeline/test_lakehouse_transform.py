@@ -26,8 +26,8 @@ from outbox.sink.reading import reader
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
-from outbox.testing.failures import raises
-from outbox.testing.fixtures.spark import leaves_sockets
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests import transforms
 from tests.lake import NAME, folder, ids, write_source
 from tests.orders import placed

@@ -31,8 +31,8 @@ from outbox.maintenance import prune
 from outbox.maintenance.prune import PruneResult
 from outbox.relay import arrivals, connectors, lifecycle, slot
 from outbox.relay.rest import Rest
-from outbox.stack.postgres import Postgres
-from outbox.testing.command import environment, outbox
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.command import environment, outbox
 from tests.support import kept_rows, suite
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of

@@ -16,9 +16,9 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
-from outbox.stack.command import Command
-from outbox.testing.command import outbox
-from outbox.testing.seeds import chosen_seed
+from outbox_lab.stack.command import Command
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.seeds import chosen_seed
 from tests.stock import Client
 from tests.support.made_events import nth_key
 from tests.support.sink_driver import Database

@@ -27,10 +27,10 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox.relay.routing import Config
-from outbox.stack import config
-from outbox.stack.postgres import Postgres
-from outbox.testing.command import outbox
-from outbox.testing.failures import raises
+from outbox_lab.stack import config
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.failures import raises
 from tests.support import slots, suite
 from tests.support.outbox_rows import INSERT, ids, insert, row, writing
 from tests.support.topic_reader import duplicates, out_of_order, read, relayed

@@ -19,7 +19,7 @@ from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import lifecycle
-from outbox.stack.postgres import Postgres
+from outbox_lab.stack.postgres import Postgres
 from tests.shape import SHAPE
 from tests.support.outbox_rows import Row, ids, insert, row
 from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of

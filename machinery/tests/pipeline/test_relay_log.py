@@ -10,7 +10,7 @@ import requests
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.relay.rest import Rest
-from outbox.stack.stack import Stack
+from outbox_lab.stack.stack import Stack
 
 WINDOW_S = 4.0
 CHECKS_PER_S = 5

@@ -28,10 +28,10 @@ from outbox.maintenance.prune import PruneResult
 from outbox.relay import connectors, lifecycle
 from outbox.relay.arrivals import Written
 from outbox.relay.rest import Rest
-from outbox.stack.postgres import Postgres
-from outbox.stack.stack import Stack
-from outbox.testing.failures import raises
-from outbox.testing.fixtures.chain import topic_of
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.stack.stack import Stack
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.chain import topic_of
 from tests.support import kept_rows
 from tests.support.declared_events import declare, work_for
 from tests.support.outbox_rows import INSERT, Row, ids, insert, remove_guard, unfinished_transaction

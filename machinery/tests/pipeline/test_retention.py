@@ -25,8 +25,8 @@ from outbox.maintenance import evidence, retention
 from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors
 from outbox.sink import discovery
-from outbox.stack.postgres import Postgres
-from outbox.testing.queries import query
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.queries import query
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.made_events import JOB

@@ -19,8 +19,8 @@ from outbox.sink.remembering import generations
 from outbox.sink.remembering.generations import Beginning
 from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import Move, TopicPartition
-from outbox.testing.command import outbox
-from outbox.testing.failures import raises
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.failures import raises
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, sink_on
 from tests.support.sink_process import Publisher, applied_until, catch_up, logged

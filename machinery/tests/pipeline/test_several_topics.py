@@ -14,8 +14,8 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink.decoding.records import Record
-from outbox.stack import ports
-from outbox.testing.command import outbox
+from outbox_lab.stack import ports
+from outbox_lab.testing.command import outbox
 from tests.orders import cancelled, placed
 from tests.support import faulty_sink
 from tests.support.made_events import Event, nth_key

@@ -16,8 +16,8 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
 from outbox.sink.remembering import fence
-from outbox.stack.command import SinkCommand
-from outbox.stack.postgres import Postgres
+from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.postgres import Postgres
 from tests.support import faulty_sink
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, open_sink

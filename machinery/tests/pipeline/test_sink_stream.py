@@ -25,9 +25,9 @@ from outbox.sink.decoding import dead_records
 from outbox.sink.reading.reader import DRIVER_MAX_RECORDS
 from outbox.sink.repair import rewind
 from outbox.sink.running.lag import LagLookup
-from outbox.stack import ports
-from outbox.stack.command import SinkCommand
-from outbox.stack.spark import UI_FILTER, UI_SECRET, ui_header
+from outbox_lab.stack import ports
+from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.spark import UI_FILTER, UI_SECRET, ui_header
 from tests.support.made_events import nth_key, sums, uuid7
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (

@@ -11,8 +11,8 @@ import pytest
 from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.stack import command
-from outbox.testing.failures import raises
+from outbox_lab.stack import command
+from outbox_lab.testing.failures import raises
 from tests import transforms
 from tests.support import faulty_sink, suite
 from tests.support.made_events import sums

@@ -12,7 +12,7 @@ import requests
 
 from outbox.base.settings import Settings
 from outbox.sink.repair import rewind
-from outbox.stack.command import Command, service
+from outbox_lab.stack.command import Command, service
 from tests.support.sink_process import catch_up
 from tests.support.topic_reader import Record, relayed
 

@@ -23,8 +23,8 @@ from outbox.sink.reading import reader
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from outbox.testing.failures import raises
-from outbox.testing.fixtures.spark import leaves_sockets
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests import transforms
 from tests.seen import ORDERED, PROJECTION, create_tables
 from tests.support import declared, declared_sinks, transformed

@@ -10,7 +10,7 @@ import pytest
 from outbox.base.settings import Settings
 from outbox.kafka import topics
 from outbox.relay import lifecycle
-from outbox.stack.stack import Stack
+from outbox_lab.stack.stack import Stack
 from tests.stock import Client
 from tests.support import service
 from tests.support.rehearsal import SINK, Rehearsal, failure_codes

@@ -9,7 +9,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay import connectors, slot
 from outbox.relay.rest import Rest
-from outbox.stack.postgres import Postgres
+from outbox_lab.stack.postgres import Postgres
 from tests.support import slots
 from tests.support.outbox_rows import ids
 from tests.support.rehearsal import Rehearsal

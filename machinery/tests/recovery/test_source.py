@@ -16,11 +16,11 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle, slot
-from outbox.soak.proxy import Proxy
-from outbox.stack import ports
-from outbox.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
-from outbox.stack.process import Process
-from outbox.testing.homes import Homes
+from outbox_lab.soak.proxy import Proxy
+from outbox_lab.stack import ports
+from outbox_lab.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
+from outbox_lab.stack.process import Process
+from outbox_lab.testing.homes import Homes
 from tests.stock import Client
 from tests.support import service, suite
 from tests.support.outbox_rows import ids

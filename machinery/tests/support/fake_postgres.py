@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from outbox.stack import ports
+from outbox_lab.stack import ports
 
 CLEAR_TEXT, MD5 = struct.pack("!cII", b"R", 8, 3), struct.pack("!cII4s", b"R", 12, 5, b"salt")
 STARTUP = 3 << 16  # the protocol's version; other first messages ask for encryption

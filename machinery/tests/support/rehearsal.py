@@ -15,7 +15,7 @@ from outbox.audit.doctor import examine
 from outbox.audit.report import Report
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.testing.command import outbox
+from outbox_lab.testing.command import outbox
 from tests.stock import Client
 from tests.support import runbook
 from tests.support.made_events import nth_key

@@ -22,8 +22,8 @@ from outbox.kafka.clients import client_config
 from outbox.sink import discovery
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import fence
-from outbox.stack.command import Command, SinkCommand
-from outbox.testing.command import environment, outbox
+from outbox_lab.stack.command import Command, SinkCommand
+from outbox_lab.testing.command import environment, outbox
 from tests.shape import SHAPE
 from tests.support import faulty_sink
 from tests.support.made_events import NOW_MS, Event, nth_key, uuid7

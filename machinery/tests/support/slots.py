@@ -5,7 +5,7 @@ from __future__ import annotations
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.relay import slot
-from outbox.stack.postgres import Postgres
+from outbox_lab.stack.postgres import Postgres
 
 
 def invalidate(settings: Settings, postgres: Postgres) -> None:

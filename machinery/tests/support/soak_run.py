@@ -7,8 +7,8 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from outbox.soak.history import Attempt, History
-from outbox.soak.seen import Adds, ComparedTotals, Seen, Sink, Source, StoredAnswer, TopicEvent
+from outbox_lab.soak.history import Attempt, History
+from outbox_lab.soak.seen import Adds, ComparedTotals, Seen, Sink, Source, StoredAnswer, TopicEvent
 
 OK, REFUSED, BROKEN = 201, 409, 503
 

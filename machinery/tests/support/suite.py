@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 from outbox.base import project
-from outbox.testing import homes
+from outbox_lab.testing import homes
 from tests.support.paths import ROOT
 
 DOMAIN = ROOT / "tests" / "domain"
 FIXTURES = (
-    "outbox.testing.plugin",
+    "outbox_lab.testing.plugin",
     "tests.fixtures.made_events",
     "tests.fixtures.whole_day",
     "tests.fixtures.secured",

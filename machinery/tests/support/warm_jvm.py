@@ -26,9 +26,9 @@ from pathlib import Path
 from outbox.base import log, project
 from outbox.base.settings import DOTENV, Settings, load
 from outbox.sink import discovery
-from outbox.stack.command import SinkCommand
-from outbox.stack.process import Process
-from outbox.testing.command import outbox
+from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.process import Process
+from outbox_lab.testing.command import outbox
 from tests.support.paths import ROOT
 
 WITH_JARS = "--with-jars"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.testing.archive import unpack
+from outbox_lab.testing.archive import unpack
 
 type_of = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "folder": tarfile.DIRTYPE, "pipe": tarfile.FIFOTYPE}
 Pack = Callable[..., Path]

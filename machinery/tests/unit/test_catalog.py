@@ -10,7 +10,7 @@ import pytest
 from outbox.base import project
 from outbox.base.settings import load
 from outbox.events import catalog
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.support.declared import NUMBER, TOML, Events, payload
 
 TEXT = {"type": "string"}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox.cli import COMMANDS, GROUPS
-from outbox.commands import check
-from outbox.testing.command import environment, outbox
+from outbox.cli import GROUPS, commands
+from outbox.commands import COMMANDS, check
+from outbox_lab.testing.command import environment, outbox
 from tests.support.paths import ROOT
 
 
@@ -32,10 +32,17 @@ def test_help_lists_every_command_in_its_group(tmp_path: Path) -> None:
             group = line.rstrip(":")
         elif group and line.startswith("  ") and line[2] != " ":
             listed[line.split()[0]] = group
-    assert listed == {name: entry.group for name, entry in COMMANDS.items()}
+    assert listed == {name: entry.group for name, entry in commands().items()}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+def test_the_commands_of_the_lab_are_there_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"demo", "soak", "up"} <= commands().keys() - COMMANDS.keys()
+    assert commands().keys() > COMMANDS.keys()
+    monkeypatch.setitem(sys.modules, "outbox_lab", None)  # as in an image
+    assert commands() == COMMANDS
+
+
+@pytest.mark.parametrize("name", commands())
 def test_each_command_has_help(name: str, tmp_path: Path) -> None:
     done = outbox(name, "--help", home=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from outbox.audit import comparison_files
 from outbox.audit.comparison_files import Addend, Comparison
 from outbox.audit.declared import Declared
 from outbox.sink.spec import SinkSpec
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.support.audit_chain import SINK, declare
 
 QUERIES = "\n-- [source]\nSELECT key, total FROM orders;\n\n-- [sink]\nSELECT sink, key, total FROM totals\n"

@@ -12,9 +12,9 @@ from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.jvm import archive
 from outbox.sink.spark import session
-from outbox.stack import config, jvm, ports
-from outbox.stack.kafka import Kafka
-from outbox.stack.spark import SparkMaster
+from outbox_lab.stack import config, jvm, ports
+from outbox_lab.stack.kafka import Kafka
+from outbox_lab.stack.spark import SparkMaster
 
 OWN = "# the project's own\n"
 SPARK_ENVIRONMENT = (

@@ -12,7 +12,7 @@ from outbox.base.settings import Settings, load
 from outbox.events import catalog
 from outbox.relay import connectors, routing
 from outbox.relay.routing import Config
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.support import suite
 from tests.support.declared_events import declare, work_for
 

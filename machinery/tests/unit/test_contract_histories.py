@@ -14,8 +14,8 @@ from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
 from outbox.sink.decoding.decoder import DecodedEvent
-from outbox.testing.contract.events import Histories, History, Lifecycle
-from outbox.testing.contract.values import values
+from outbox_lab.testing.contract.events import Histories, History, Lifecycle
+from outbox_lab.testing.contract.values import values
 
 SETTINGS = load(environment=False)
 ORDERS = discovery.chosen(SETTINGS, "activity")

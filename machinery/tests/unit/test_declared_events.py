@@ -15,7 +15,7 @@ from outbox.events.values import convert
 from outbox.sink.decoding.decoder import DecodedEvent, EventDecoder, Skipped
 from outbox.sink.decoding.records import Record
 from outbox.sink.decoding.values import ARROW_TYPES, convert_all
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder
 from tests.support.made_events import NOW_MS

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.commands import demo
-from outbox.walkthrough import player, workload
-from outbox.walkthrough.player import Player
+from outbox_lab.walkthrough import player, workload
+from outbox_lab.walkthrough.player import Player
 
 
 class Careless(Player):

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from outbox.base.settings import Settings, load
 from outbox.commands import dev
 from outbox.events import catalog
-from outbox.stack import development, ports
-from outbox.stack.command import Command, ServiceCommand
-from outbox.stack.development import SCHEMA, SERVICE, SINKS, Development, _states
-from outbox.stack.process import Process
-from outbox.stack.stack import PARTS
+from outbox_lab.stack import development, ports
+from outbox_lab.stack.command import Command, ServiceCommand
+from outbox_lab.stack.development import SCHEMA, SERVICE, SINKS, Development, _states
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import PARTS
 from tests.support.declared_events import declare, work_for
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.stack.process import MARK
-from outbox.testing.command import outbox
+from outbox_lab.stack.process import MARK
+from outbox_lab.testing.command import outbox
 from tests.unit.test_process import SERVE, Script
 
 Run = Callable[..., Script]

@@ -21,8 +21,8 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.project import Project
 from outbox.events import catalog, examples, revision
-from outbox.testing.command import outbox
-from outbox.testing.failures import raises
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.failures import raises
 from tests.support.declared import EXAMPLE, Events, payload
 from tests.support.declared import TOML as TOML_EVENTS
 

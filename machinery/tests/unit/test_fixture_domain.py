@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox.stack import config
+from outbox_lab.stack import config
 from tests.support import suite
 
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from outbox.base.wait import wait_for
-from outbox.testing import homes
-from outbox.testing.command import outbox
-from outbox.testing.homes import Homes
+from outbox_lab.testing import homes
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.homes import Homes
 from tests.support.paths import ROOT
 from tests.unit.test_process import SERVE, Script
 
@@ -25,7 +25,7 @@ RUN = f"""
 import sys, time
 from pathlib import Path
 from typing import IO
-from outbox.testing.homes import Homes
+from outbox_lab.testing.homes import Homes
 from tests.unit.test_process import Script
 homes = Homes(Path(sys.argv[1]))  # has the lock for as long as it is referred to
 process = Script(homes.new("home"), {SERVE!r})

@@ -58,7 +58,7 @@ WAITS = """
 import threading
 from outbox.base.errors import Failure
 from outbox.base import interrupt
-from outbox.soak.fault import wait_or_not_fired
+from outbox_lab.soak.fault import wait_or_not_fired
 
 interrupt.once()
 codes = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outbox.jvm import jars
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 MODULE = ET.parse(jars.IVY_FILE)  # noqa: S314 - our own file
 CONFIGURATIONS = [conf.attrib["name"] for conf in MODULE.iter("conf")]

@@ -12,7 +12,7 @@ import pytest
 
 from outbox.jvm import java
 from outbox.jvm.java import PACKAGED_HOME
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 
 @pytest.fixture(autouse=True)

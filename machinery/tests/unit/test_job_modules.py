@@ -14,7 +14,7 @@ from outbox.sink import discovery
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkJob
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 PACKAGE = "sinks_of_a_test"
 IMPORTS = "from pathlib import Path\nfrom outbox.sinks import LakehouseTarget, SinkJob\n"

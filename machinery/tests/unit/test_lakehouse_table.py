@@ -16,7 +16,7 @@ from outbox.audit.sinks import SinkState
 from outbox.audit.totals import Totals
 from outbox.base.settings import Settings, load
 from outbox.sink.applying.lakehouse import table
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 NAME = "lake"
 COLUMNS = pa.schema({"item": pa.string(), "number": pa.decimal128(38, 0), "serial": pa.int64()})

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.events.schema import Column, SqlType
 from outbox.sink.decoding.layout import Layout, view_name
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 KEY, PRICE = Column("id", "text", is_nullable=False), Column("price", "bigint", is_nullable=False)
 NOTE = Column("note", "text", is_nullable=True)

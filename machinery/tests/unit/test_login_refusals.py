@@ -19,8 +19,8 @@ from outbox.base import database
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.http.database import make_engine
-from outbox.stack import ports
-from outbox.stack.postgres import Postgres
+from outbox_lab.stack import ports
+from outbox_lab.stack.postgres import Postgres
 
 SERVER = 'connection to server at "127.0.0.1", port 15041 failed: FATAL:  '
 

@@ -22,8 +22,8 @@ from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicRepor
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.relay.restarts import WITHIN_S, Restarts
-from outbox.stack import ports
-from outbox.testing.failures import raises
+from outbox_lab.stack import ports
+from outbox_lab.testing.failures import raises
 
 REPORT = Report(
     topics=[TopicReport("t", lost=["a", "b"])],

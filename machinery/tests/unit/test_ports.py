@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.stack import ports
-from outbox.testing.failures import raises
+from outbox_lab.stack import ports
+from outbox_lab.testing.failures import raises
 
 
 @pytest.fixture

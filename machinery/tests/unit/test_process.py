@@ -16,9 +16,9 @@ from pydantic import SecretStr
 
 from outbox.base.settings import Settings, load, variable
 from outbox.base.wait import wait_for
-from outbox.stack.command import Command, service, sink
-from outbox.stack.process import EMPTY_READS, MARK, Process, environment
-from outbox.testing.failures import raises
+from outbox_lab.stack.command import Command, service, sink
+from outbox_lab.stack.process import EMPTY_READS, MARK, Process, environment
+from outbox_lab.testing.failures import raises
 
 SERVE = "import time, pathlib; pathlib.Path('ready').touch(); time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVE}"

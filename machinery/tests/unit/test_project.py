@@ -8,7 +8,7 @@ import pytest
 
 from outbox.base import project
 from outbox.base.project import Project
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 
 def load(root: Path, *lines: str) -> Project:

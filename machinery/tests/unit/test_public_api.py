@@ -16,11 +16,11 @@ MODULES = (
     "outbox.dbapi",
     "outbox.migrations",
     "outbox.sinks",
-    "outbox.soak",
+    "outbox_lab.soak",
     "outbox.spark",
-    "outbox.testing",
-    "outbox.testing.contract",
-    "outbox.walkthrough",
+    "outbox_lab.testing",
+    "outbox_lab.testing.contract",
+    "outbox_lab.walkthrough",
     "outbox.web",
 )
 PAGE = (ROOT / "docs" / "reference.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 
 from outbox.events.references import bundle
 from outbox.events.schema import Column, PayloadSchema
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 
 def write(folder: Path, **files: Any) -> Path:

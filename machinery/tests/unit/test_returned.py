@@ -12,7 +12,7 @@ from outbox.events.schema import Column
 from outbox.sink.applying.postgres.returned import Known, join
 from outbox.sink.decoding.batch import Returned
 from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, TYPE, VERSION
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 PLACES = [("a", 0, 0), ("b", 0, 1), ("c", 1, 0)]
 KNOWN = Known("order.placed", "id", "number")

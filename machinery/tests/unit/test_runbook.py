@@ -14,7 +14,7 @@ from tests.support import runbook
 from tests.support.paths import ROOT
 from tests.support.runbook import PARTS, Entry
 
-SOURCES = ROOT / "src" / "outbox"
+SOURCES = ROOT / "src"
 ENTRIES = pytest.mark.parametrize("entry", runbook.entries().values(), ids=lambda entry: entry.title)
 
 

@@ -23,8 +23,8 @@ from outbox.base.settings import (
     password_setting,
     role_database,
 )
-from outbox.stack import process
-from outbox.testing.failures import raises
+from outbox_lab.stack import process
+from outbox_lab.testing.failures import raises
 
 
 @pytest.fixture(autouse=True)

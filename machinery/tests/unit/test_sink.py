@@ -20,7 +20,7 @@ from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import positions, strategy
 from outbox.sink.running import supervisor
 from outbox.sink.spec import SinkSpec
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.support import made_events
 from tests.support.declared import Events, payload
 from tests.support.declared_sinks import decoders

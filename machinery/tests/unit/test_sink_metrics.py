@@ -17,7 +17,7 @@ from outbox.sink.remembering.positions import Offsets
 from outbox.sink.running.lag import Lag, LagLookup
 from outbox.sink.running.metrics import Metrics, State, served
 from outbox.sink.writer import Counts
-from outbox.stack import ports
+from outbox_lab.stack import ports
 
 COUNTS = Counts(rows=10, applied=6, duplicates=3, rejected=1, dead=1, skipped=4)
 

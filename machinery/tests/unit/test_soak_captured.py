@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from outbox.soak.checkers import captured, copies
-from outbox.soak.folder import Folder
-from outbox.soak.seen import Copy, RowChange, Seen
-from outbox.soak.verdict import RunRecord, judge
+from outbox_lab.soak.checkers import captured, copies
+from outbox_lab.soak.folder import Folder
+from outbox_lab.soak.seen import Copy, RowChange, Seen
+from outbox_lab.soak.verdict import RunRecord, judge
 from tests.support.soak_run import HISTORY, SEEN, Domain
 
 

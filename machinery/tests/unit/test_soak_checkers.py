@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
-from outbox.soak.checked import Checked, Problem, of_report
-from outbox.soak.checkers import (
+from outbox_lab.soak.checked import Checked, Problem, of_report
+from outbox_lab.soak.checkers import (
     answers,
     arrival,
     changes,
@@ -25,14 +25,14 @@ from outbox.soak.checkers import (
     reads,
     results,
 )
-from outbox.soak.death import Death
-from outbox.soak.folder import Folder, Plan
-from outbox.soak.foreign import ForeignRecord
-from outbox.soak.history import SET_UP, History
-from outbox.soak.injection import Injection, Planned
-from outbox.soak.observe import Kept, forgotten
-from outbox.soak.seen import ComparedTotals, Foreign, Seen, Sink, StoredAnswer, TopicEvent
-from outbox.soak.verdict import RunRecord, broken_off, judge
+from outbox_lab.soak.death import Death
+from outbox_lab.soak.folder import Folder, Plan
+from outbox_lab.soak.foreign import ForeignRecord
+from outbox_lab.soak.history import SET_UP, History
+from outbox_lab.soak.injection import Injection, Planned
+from outbox_lab.soak.observe import Kept, forgotten
+from outbox_lab.soak.seen import ComparedTotals, Foreign, Seen, Sink, StoredAnswer, TopicEvent
+from outbox_lab.soak.verdict import RunRecord, broken_off, judge
 from tests.support.soak_run import (
     ADDS,
     BROKEN,

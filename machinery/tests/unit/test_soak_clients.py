@@ -14,9 +14,9 @@ import pytest
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
-from outbox.soak import Request, clients, history
-from outbox.soak.clients import Clients
-from outbox.soak.history import SET_UP, History, Recorder
+from outbox_lab.soak import Request, clients, history
+from outbox_lab.soak.clients import Clients
+from outbox_lab.soak.history import SET_UP, History, Recorder
 
 
 class Service(BaseHTTPRequestHandler):

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from outbox.base.wait import wait_for
-from outbox.soak import namespace
-from outbox.soak.disk import Disk
-from outbox.soak.faults.disks import FREE, FULL, limit_files
-from outbox.stack.process import Process
+from outbox_lab.soak import namespace
+from outbox_lab.soak.disk import Disk
+from outbox_lab.soak.faults.disks import FREE, FULL, limit_files
+from outbox_lab.stack.process import Process
 
 # In a process of its own: nobody leaves a namespace. It writes until it is refused, gets room, and writes again.
 FILLED = """
 import os, sys
 from pathlib import Path
-from outbox.soak import namespace
-from outbox.soak.disk import Disk
+from outbox_lab.soak import namespace
+from outbox_lab.soak.disk import Disk
 
 assert not namespace.is_entered()
 namespace.enter()
@@ -75,7 +75,7 @@ def test_the_reason_is_that_of_the_process_that_tries(monkeypatch: pytest.Monkey
 
 
 def test_the_process_that_enters_has_one_thread() -> None:
-    count = "import os; from outbox.soak import namespace; print(len(os.listdir('/proc/self/task')))"
+    count = "import os; from outbox_lab.soak import namespace; print(len(os.listdir('/proc/self/task')))"
     if not Path("/proc/self/task").exists():
         pytest.skip("only Linux shows the threads of a process there")
     assert subprocess.check_output([sys.executable, "-c", count], text=True).strip() == "1"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from outbox.base.settings import load
-from outbox.soak import testbed
-from outbox.soak.fault import Make
-from outbox.soak.faults import executors, merges
+from outbox_lab.soak import testbed
+from outbox_lab.soak.fault import Make
+from outbox_lab.soak.faults import executors, merges
 
 
 @pytest.mark.parametrize("make", [*executors.FAULTS, *merges.FAULTS], ids=lambda make: make.name)

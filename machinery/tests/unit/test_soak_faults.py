@@ -16,19 +16,19 @@ from outbox.events.schema import Rejection
 from outbox.relay import lifecycle
 from outbox.relay.connectors import Connector
 from outbox.sink.decoding import records
-from outbox.soak import captures, operator, testbed
-from outbox.soak.domain import TableCopy
-from outbox.soak.fault import NoChance, NotFired
-from outbox.soak.faults import commands
-from outbox.soak.faults.commands import Check, ConnectApply, Prune, Rebuild, is_rebuildable
-from outbox.soak.faults.records import Decades, Foreign, Hostile, Huge, Malformed, asks_for
-from outbox.soak.foreign import ForeignEvent
-from outbox.soak.operator import PREFIX, Done
-from outbox.soak.proxy import Proxy
-from outbox.soak.testbed import LINKS
-from outbox.stack import ports
-from outbox.stack.command import Command
-from outbox.testing import chosen_seed
+from outbox_lab.soak import captures, operator, testbed
+from outbox_lab.soak.domain import TableCopy
+from outbox_lab.soak.fault import NoChance, NotFired
+from outbox_lab.soak.faults import commands
+from outbox_lab.soak.faults.commands import Check, ConnectApply, Prune, Rebuild, is_rebuildable
+from outbox_lab.soak.faults.records import Decades, Foreign, Hostile, Huge, Malformed, asks_for
+from outbox_lab.soak.foreign import ForeignEvent
+from outbox_lab.soak.operator import PREFIX, Done
+from outbox_lab.soak.proxy import Proxy
+from outbox_lab.soak.testbed import LINKS
+from outbox_lab.stack import ports
+from outbox_lab.stack.command import Command
+from outbox_lab.testing import chosen_seed
 
 
 @contextmanager

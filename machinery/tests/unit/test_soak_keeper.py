@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from outbox.base.wait import wait_for
-from outbox.soak.death import Death
-from outbox.soak.keeper import Watch, attempt, leaders
-from outbox.stack.process import Process
+from outbox_lab.soak.death import Death
+from outbox_lab.soak.keeper import Watch, attempt, leaders
+from outbox_lab.stack.process import Process
 
 # It starts a session of its own, as a backend of Postgres does, and keeps the mark.
 CHILD = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from outbox.base.settings import load
-from outbox.soak import nemesis, run, testbed
-from outbox.soak.checkers.faults import not_happened
-from outbox.soak.fault import Fault, NoChance, NotFired, wait_or_not_fired
-from outbox.soak.faults import every
-from outbox.soak.history import Attempt, Recorder
-from outbox.soak.nemesis import Nemesis
-from outbox.testing import chosen_seed
+from outbox_lab.soak import nemesis, run, testbed
+from outbox_lab.soak.checkers.faults import not_happened
+from outbox_lab.soak.fault import Fault, NoChance, NotFired, wait_or_not_fired
+from outbox_lab.soak.faults import every
+from outbox_lab.soak.history import Attempt, Recorder
+from outbox_lab.soak.nemesis import Nemesis
+from outbox_lab.testing import chosen_seed
 
 
 def test_a_seed_decides_the_order() -> None:

@@ -10,9 +10,9 @@ import pytest
 from outbox.base import interrupt
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.soak import operator
-from outbox.soak.operator import Done
-from outbox.stack.command import Command
+from outbox_lab.soak import operator
+from outbox_lab.soak.operator import Done
+from outbox_lab.stack.command import Command
 
 
 def run(home: Path, *words: str) -> Done:

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox.commands.soak import soak
-from outbox.soak import domain
-from outbox.soak.faults import every
-from outbox.soak.testbed import LINKS
+from outbox_lab.commands.soak import soak
+from outbox_lab.soak import domain
+from outbox_lab.soak.faults import every
+from outbox_lab.soak.testbed import LINKS
 from tests.support.paths import ROOT
 
 ROW = re.compile(r"^\| `([\w-]+)` \| (.+) \|$", re.MULTILINE)

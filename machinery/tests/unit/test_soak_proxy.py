@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from outbox.base.wait import wait_for
-from outbox.soak.proxy import Proxy
-from outbox.stack import ports
+from outbox_lab.soak.proxy import Proxy
+from outbox_lab.stack import ports
 
 TIMEOUT_S = 5
 

@@ -13,12 +13,12 @@ import pytest
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.soak import run
-from outbox.soak.checked import Checked, Problem
-from outbox.soak.fault import Make
-from outbox.soak.faults.executors import ExecutorKilled
-from outbox.soak.faults.links import Cut
-from outbox.soak.folder import Folder, Plan
+from outbox_lab.soak import run
+from outbox_lab.soak.checked import Checked, Problem
+from outbox_lab.soak.fault import Make
+from outbox_lab.soak.faults.executors import ExecutorKilled
+from outbox_lab.soak.faults.links import Cut
+from outbox_lab.soak.folder import Folder, Plan
 
 PLAN = Plan(1, 60.0, 30.0, 5.0, exactly_once=True, faults=["kafka-killed"])
 LOST = Checked("before sink-rewound", problems=[Problem("events-lost", "1 event lost")])

@@ -12,7 +12,7 @@ import structlog
 
 from outbox.base import log, terminal
 from outbox.base.settings import load
-from outbox.testing.command import environment, outbox
+from outbox_lab.testing.command import environment, outbox
 from tests.support.echo import create_app
 from tests.support.paths import ROOT
 

@@ -12,7 +12,7 @@ import pytest
 from outbox.events.catalog import Wanted
 from outbox.events.schema import Rejection
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster, name_of
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 from tests.support.declared import EXAMPLE, Events, payload
 
 NEWER = payload({"label": {"type": "string", "maxLength": 5}}, ("label",))

@@ -8,7 +8,7 @@ import pytest
 
 from outbox.base.errors import Failure
 from outbox.base.wait import WaitTimeoutError, timeout_scale, wait_for
-from outbox.testing.failures import raises
+from outbox_lab.testing.failures import raises
 
 
 def test_the_first_true_answer_is_returned() -> None:

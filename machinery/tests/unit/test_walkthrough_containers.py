@@ -16,10 +16,10 @@ import pytest
 from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
-from outbox.stack import ports
-from outbox.testing.failures import raises
-from outbox.walkthrough import containers
-from outbox.walkthrough.containers import Containers
+from outbox_lab.stack import ports
+from outbox_lab.testing.failures import raises
+from outbox_lab.walkthrough import containers
+from outbox_lab.walkthrough.containers import Containers
 
 # What is run as `python -m outbox …`: a main process with a child, as a driver and its JVM.
 PROGRAM = """

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from outbox.base.wait import WaitTimeoutError
-from outbox.walkthrough import faults
-from outbox.walkthrough.chain import Chain
+from outbox_lab.walkthrough import faults
+from outbox_lab.walkthrough.chain import Chain
 
 
 class Sinks:

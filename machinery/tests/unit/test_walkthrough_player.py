@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.base import project
-from outbox.testing.failures import raises
-from outbox.walkthrough import player
-from outbox.walkthrough.player import Player
+from outbox_lab.testing.failures import raises
+from outbox_lab.walkthrough import player
+from outbox_lab.walkthrough.player import Player
 
 
 def named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -31,7 +31,7 @@ def test_the_default_plays_the_whole_story() -> None:
 
 
 def test_a_project_may_name_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "theatre.py").write_text("from outbox.walkthrough import Player\nclass Actor(Player): pass\n")
+    (tmp_path / "theatre.py").write_text("from outbox_lab.walkthrough import Player\nclass Actor(Player): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     named(monkeypatch, "theatre:Actor")
     loaded = player.load()

@@ -12,13 +12,13 @@ import pytest
 from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.testing.failures import raises
-from outbox.walkthrough import faults, story
-from outbox.walkthrough.chain import Chain
-from outbox.walkthrough.crash import Crash
-from outbox.walkthrough.screen import Screen
-from outbox.walkthrough.story import Story
-from outbox.walkthrough.workload import Request
+from outbox_lab.testing.failures import raises
+from outbox_lab.walkthrough import faults, story
+from outbox_lab.walkthrough.chain import Chain
+from outbox_lab.walkthrough.crash import Crash
+from outbox_lab.walkthrough.screen import Screen
+from outbox_lab.walkthrough.story import Story
+from outbox_lab.walkthrough.workload import Request
 
 RIGHT, NAIVE = "dedup", "naive"
 SIZE = Decimal(10)  # what an event adds to the total of its key

@@ -13,9 +13,9 @@ import requests
 from pydantic import SecretStr
 
 from outbox.base.settings import load
-from outbox.testing.failures import raises
-from outbox.walkthrough.traffic import Traffic
-from outbox.walkthrough.workload import Request
+from outbox_lab.testing.failures import raises
+from outbox_lab.walkthrough.traffic import Traffic
+from outbox_lab.walkthrough.workload import Request
 
 Answer = int | Exception
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from outbox.base import project
-from outbox.testing.command import outbox
-from outbox.testing.failures import raises
-from outbox.walkthrough import naive, workload
+from outbox_lab.testing.command import outbox
+from outbox_lab.testing.failures import raises
+from outbox_lab.walkthrough import naive, workload
 
 WORKLOAD = """
 class {name}:

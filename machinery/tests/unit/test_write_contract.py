@@ -24,10 +24,10 @@ from pydantic import BaseModel, PlainSerializer
 
 from outbox.base import project
 from outbox.events.values import NOT_ENCODABLE, encode
-from outbox.testing import check_events
-from outbox.testing.failures import raises
 from outbox.writing.event import Event
 from outbox.writing.rows import rows
+from outbox_lab.testing import check_events
+from outbox_lab.testing.failures import raises
 from tests.support.paths import ROOT
 
 ID = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outbox.walkthrough import Request
+from outbox_lab.walkthrough import Request
 
 DEPOTS = 100
 INVALID_SHARE = 0.05

@@ -12,7 +12,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
-from outbox.soak import Attempt, History, TopicEvent, captures, releases
+from outbox_lab.soak import Attempt, History, TopicEvent, captures, releases
 
 from demo.soak import Domain
 

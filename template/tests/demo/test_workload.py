@@ -11,8 +11,8 @@ from typing import Any
 from flask import Flask
 from outbox.base.settings import Settings
 from outbox.sink import discovery
-from outbox.testing.queries import query
-from outbox.walkthrough import Request
+from outbox_lab.testing.queries import query
+from outbox_lab.walkthrough import Request
 from werkzeug.test import TestResponse
 
 from demo.workload import ACCOUNTS, ACCOUNTS_MIN, Workload

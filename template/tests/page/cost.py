@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import psutil
 from outbox.base.settings import Settings, load
-from outbox.stack import command
-from outbox.stack.stack import PARTS, Stack
+from outbox_lab.stack import command
+from outbox_lab.stack.stack import PARTS, Stack
 
 from demo.page.client import Client
 from template.tests.page import real

@@ -14,7 +14,7 @@ import uuid
 from decimal import Decimal
 from typing import Any
 
-from outbox.walkthrough import Phase
+from outbox_lab.walkthrough import Phase
 
 from demo.page.actions import ACTIONS, HOSTILE
 from demo.page.app import Desk, Server, create_app

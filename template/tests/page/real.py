@@ -20,10 +20,10 @@ from outbox.base import project
 from outbox.base.settings import load
 from outbox.base.wait import wait_for
 from outbox.sink import discovery
-from outbox.stack.stack import Stack
-from outbox.walkthrough import Step, Story, workload
-from outbox.walkthrough.processes import Processes
-from outbox.walkthrough.story import watched
+from outbox_lab.stack.stack import Stack
+from outbox_lab.walkthrough import Step, Story, workload
+from outbox_lab.walkthrough.processes import Processes
+from outbox_lab.walkthrough.story import watched
 
 from demo.page.player import PagePlayer
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
-from outbox.walkthrough import Screen, Step, Story
+from outbox_lab.walkthrough import Screen, Step, Story
 
 from demo.page.hub import Hub
 from demo.page.lesson import QUESTIONS, Lesson, PageScreen

@@ -18,9 +18,9 @@ import pytest
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
-from outbox.stack import ports
-from outbox.walkthrough import Chain, Story
-from outbox.walkthrough.processes import Processes
+from outbox_lab.stack import ports
+from outbox_lab.walkthrough import Chain, Story
+from outbox_lab.walkthrough.processes import Processes
 from pydantic import SecretStr
 
 from demo.page import actions, player

@@ -18,8 +18,8 @@ from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.relay import lifecycle
-from outbox.stack.command import SinkCommand
-from outbox.stack.stack import Stack
+from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.stack import Stack
 from playwright.sync_api import Browser, Page, expect
 
 from demo.page.actions import ACTIONS, BURST

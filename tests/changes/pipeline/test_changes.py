@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from outbox import Settings
-from outbox.testing import SinkRole, query, run, wait_for
+from outbox_lab.testing import SinkRole, query, run, wait_for
 
 from tests.ledger import Client
 

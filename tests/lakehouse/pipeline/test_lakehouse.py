@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 from outbox import Settings
-from outbox.testing import query, run
+from outbox_lab.testing import query, run
 
 from tests.ledger import Client
 

@@ -1,5 +1,5 @@
-"""Every sink gives one result, however its events are delivered (docs/reference.md, `outbox.testing.contract`)."""
+"""Every sink gives one result, however its events are delivered (docs/reference.md, `outbox_lab.testing.contract`)."""
 
-from outbox.testing.contract import contract
+from outbox_lab.testing.contract import contract
 
 test_sinks_keep_their_contract = contract(once=["order.placed"], begins=["order.placed"])

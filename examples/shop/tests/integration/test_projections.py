@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 
 from outbox import Event, Settings, append
-from outbox.testing import SinkRole, deliver, outbox_records, query
+from outbox_lab.testing import SinkRole, deliver, outbox_records, query
 from sqlalchemy import Engine
 
 from service.orders import Line, Order, cancel, event, place

@@ -120,7 +120,7 @@ def _source(settings: Settings) -> Iterator[Diagnosis]:
     if wal_level == "logical":
         yield _ok("wal-level", "wal_level is logical")
     else:
-        remedy = "set it to logical (outbox/stack/postgres.conf) and restart Postgres"
+        remedy = "set it to logical (outbox_lab/stack/postgres.conf) and restart Postgres"
         yield _problem("wal-level-not-logical", f"wal_level is {wal_level}", remedy)
     app = settings.role_name(SourceRole.APP)
     by_grantee: dict[str, list[str]] = {}
@@ -235,7 +235,7 @@ def _slot(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         yield _ok("slot-read", f"slot {name} is being read; {held}")
     if found.safe_bytes is None:
         message = "max_slot_wal_keep_size is not set: a forgotten slot fills the disk"
-        yield _problem("slot-unlimited", message, "set it (outbox/stack/postgres.conf)")
+        yield _problem("slot-unlimited", message, "set it (outbox_lab/stack/postgres.conf)")
     elif found.wal_status != "reserved" or found.safe_bytes < found.lag_bytes:
         message = f"slot {name} is {found.wal_status}: it is lost after {found.safe_bytes / MIB:,.1f} MiB more"
         remedy = "let the relay catch up; raise max_slot_wal_keep_size if the disk has room"

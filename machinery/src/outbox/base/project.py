@@ -43,7 +43,7 @@ class Project:
     """The package whose subpackages declare the sink jobs, each in a module ``job``."""
     workload: str = "demo.workload:Workload"
     """The class that plans what the clients of the walkthrough send; as ``module:class``."""
-    player: str = "outbox.walkthrough.player:Player"
+    player: str = ""
     """The class that plays the walkthrough; as ``module:class``. The default shows it on the terminal."""
     soak: str = "demo.soak:Domain"
     """The class that tells the soak what the clients send and what must hold; as ``module:class``."""

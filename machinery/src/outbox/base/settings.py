@@ -34,7 +34,7 @@ READ_ELSEWHERE = {
     wait.SCALE_VARIABLE: "outbox/base/wait.py",
     "OUTBOX_JVM_ARCHIVES": "outbox/jvm/archive.py",
     "OUTBOX_JVM_LOG_LEVEL": "the logging file of broker and worker",
-    "OUTBOX_PROCESS": "outbox/stack/process.py",
+    "OUTBOX_PROCESS": "outbox_lab/stack/process.py",
     "OUTBOX_CONNECT_LISTENER": "the worker's properties",
     "OUTBOX_CONNECT_EXACTLY_ONCE": "the worker's properties",
     "OUTBOX_CONNECT_KEYSTORE": "the properties of a worker with TLS: docs/bring-your-own.md",

@@ -1,0 +1,48 @@
+"""The commands that production has: a module for each, which is imported when it runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """A command, before it is imported. ``target`` is written as ``module:command``."""
+
+    group: str
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "migrate": Entry("Run", "outbox.commands.migrate:migrate_command", "upgrade both databases to the newest schema"),
+    "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
+    "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
+    "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks: one streaming query per sink"),
+    "token": Entry("Run", "outbox.commands.token:token", "print the token that clients of the service send"),
+    "check": Entry(
+        "Check",
+        "outbox.commands.check:check_command",
+        "compare source, topics and sinks: duplicates, losses, drift",
+    ),
+    "events": Entry(
+        "Check", "outbox.commands.events:events", "the declared events; check examples, upcasters and edits"
+    ),
+    "doctor": Entry("Check", "outbox.commands.doctor:doctor", "examine every hop, and say how to fix what is wrong"),
+    "monitor": Entry(
+        "Check",
+        "outbox.commands.monitor:monitor_command",
+        "serve metrics of the slot, the connector, dead letters and drift",
+    ),
+    "rewind": Entry("Repair", "outbox.commands.rewind:rewind_command", "reset a sink's offsets and replay"),
+    "rebuild": Entry(
+        "Repair", "outbox.commands.rebuild:rebuild_command", "recompute a sink's result from the topic or the source"
+    ),
+    "dead-letters": Entry(
+        "Repair",
+        "outbox.commands.dead_letters:dead_letters",
+        "events that a sink could not apply: list, show, replay, discard",
+    ),
+    "prune": Entry(
+        "Repair", "outbox.commands.prune:prune_command", "delete relayed outbox rows and expired deduplication ids"
+    ),
+}

@@ -1,6 +1,6 @@
 """Archives of loaded classes (class-data sharing). With one, a JVM starts with half the work.
 
-`python -m outbox.stack.archives` records them, once per virtual environment. An archive belongs to one Java and one
+`python -m outbox_lab.stack.archives` records them, once per virtual environment. An archive belongs to one Java and one
 class path: its name contains a hash of both. A JVM that cannot use an archive starts without it.
 """
 

@@ -7,7 +7,7 @@ import uuid
 import pytest
 from flask import Flask
 from outbox import Settings
-from outbox.testing import SinkRole, all_at_once, deliver, outbox_records, query
+from outbox_lab.testing import SinkRole, all_at_once, deliver, outbox_records, query
 
 from tests.conftest import Client
 

@@ -1,3 +1,3 @@
-"""Every sink gives one result, however its events are delivered (docs/reference.md, `outbox.testing.contract`)."""
+"""Every sink gives one result, however its events are delivered (docs/reference.md, `outbox_lab.testing.contract`)."""
 
-from outbox.testing.contract import test_sinks_keep_their_contract  # noqa: F401
+from outbox_lab.testing.contract import test_sinks_keep_their_contract  # noqa: F401

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from outbox import Settings
-from outbox.testing import run
+from outbox_lab.testing import run
 
 from tests.conftest import Client
 

@@ -1,0 +1,133 @@
+"""stack.env: what a stack chose and generated once, and keeps.
+
+python -m outbox.base.envfile FOLDER
+
+does it for a stack in containers. FOLDER/all/stack.env keeps every password, FOLDER/SERVICE/stack.env has the settings
+that this service of docker-compose needs. A password in the environment takes the place of the generated one.
+Containers of a Spark cluster, and its drivers, have the cluster's secret in ``spark.properties``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from outbox.base.errors import Failure
+from outbox.base.settings import database_passwords, load, require_known, variable
+
+# Shells and python-dotenv read such a value as it is, without quotes.
+PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
+OWNERS = ("source_db_owner_password", "sink_db_owner_password")
+AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
+SUPERUSER = "stack_postgres_password"  # initdb sets it; with a later one nobody could log in
+ROLES = [name for name in database_passwords() if name != SUPERUSER]
+SECRETS = [*database_passwords(), "connect_password", "service_token"]
+# Further ones of the embedded stack, for the logins at its broker.
+EMBEDDED = ["kafka_password", "stack_kafka_password", "stack_connect_password"]
+NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix")
+# By service of docker-compose, the settings that its container gets in a file. No other has these passwords.
+SHARES: Mapping[str, Sequence[str]] = {
+    "postgres": [SUPERUSER],
+    "roles": [SUPERUSER, *NAMES, *ROLES],
+    "connect": ["source_db_cdc_password", "connect_password"],
+    "migrate": OWNERS,
+    "apply": ["source_db_cdc_password", "source_db_auditor_password", "connect_password"],
+    "serve": ["source_db_app_password", "service_token"],
+    "sink": ["sink_db_writer_password"],
+    "demo": ["service_token", "source_db_cdc_password", "connect_password", *AUDITORS],
+    "outbox": [*ROLES, "connect_password"],
+    "monitor": [*AUDITORS, "connect_password"],
+    "spark": [],
+}
+SPARK_PROPERTIES = "spark.properties"
+SPARK = ("spark", "sink", "outbox")  # who uses the cluster
+
+
+def read(file: Path) -> dict[str, str]:
+    """The variables of the file by name; none if there is no file."""
+    return dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.exists() else {}
+
+
+def write(file: Path, values: Mapping[str, str]) -> None:
+    """Let the file have these variables and no others. Mode 600."""
+    if not file.exists() or read(file) != values:
+        write_private(file, "".join(f"{name}={value}\n" for name, value in values.items()))
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that has secrets. Whole or not at all: half a file would bring half the passwords. Mode 600."""
+    staging = file.with_name(f"{file.name}.new")
+    staging.unlink(missing_ok=True)
+    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())  # the passwords may be in use by a database before they are on disk
+    staging.replace(file)
+
+
+def generate(names: Iterable[str] = SECRETS) -> dict[str, str]:
+    """A fresh secret for each setting. Fit for a shell to read, for a properties file and for a file of passwords."""
+    return {variable(name): secrets.token_urlsafe(24) for name in names}
+
+
+def secrets_of(command: str = "") -> Sequence[str]:
+    """The secrets that the process of an `outbox` command gets on the embedded stack; those of servers go to none."""
+    match command:
+        case "serve":
+            return SHARES["serve"]
+        case "sink":
+            return [*SHARES["sink"], "kafka_password"]
+    return [*SHARES["outbox"], "kafka_password", "service_token"]
+
+
+def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
+    """Generate the passwords that FOLDER/all/stack.env lacks, and write the ``stack.env`` of each service.
+
+    ``services`` has the names of the settings that each needs. Their files are readable by the group too, for a service
+    that runs as a user of its own.
+
+    Raises Failure for a variable that looks like a setting but is not one: docker-compose gives this container all of
+    .env, and others the settings that it names, whose values are looked at there. Raises Failure if a password of the
+    environment would need quotes.
+    """
+    require_known(os.environ)
+    every = folder / "all" / "stack.env"
+    generated = generate()
+    given = {name: value for name in generated if name != variable(SUPERUSER) and (value := os.environ.get(name))}
+    for name, value in given.items():
+        if not PLAIN.fullmatch(value):
+            raise Failure(
+                f"{name} has characters that a shell would change",
+                "use letters, digits and . , : @ % + / = ^ - _",
+                code="secret-needs-quotes",
+            )
+    write(every, {**generated, **read(every), **given})
+    chosen = {name: value for name in NAMES if (value := os.environ.get(variable(name)))}
+    # Without the rest of .env: a file that it names is one of the host.
+    settings = load(every.parent, environment=False, **chosen).as_env()
+    for service, names in services.items():
+        file = folder / service / "stack.env"
+        write(file, {variable(name): settings[variable(name)] for name in names})
+        if service in SPARK:
+            write_private(file.with_name(SPARK_PROPERTIES), _spark_properties(every.with_name(SPARK_PROPERTIES)))
+        file.parent.chmod(0o750)
+        file.chmod(0o640)
+
+
+def _spark_properties(kept: Path) -> str:
+    """What master, workers and drivers of a Spark cluster share. The secret is generated once."""
+    if not kept.exists():
+        secret = secrets.token_urlsafe(24)
+        write_private(kept, f"spark.authenticate true\nspark.authenticate.secret {secret}\n")
+    return kept.read_text()
+
+
+if __name__ == "__main__":
+    try:
+        share(Path(sys.argv[1]))
+    except Failure as failure:
+        sys.exit(f"envfile: {failure}")

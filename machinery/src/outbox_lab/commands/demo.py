@@ -1,0 +1,117 @@
+"""outbox demo: the walkthrough."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from outbox.base import interrupt, project
+from outbox.base.errors import Failure
+from outbox.base.settings import load
+from outbox.sink import discovery
+from outbox_lab.walkthrough import player, workload
+from outbox_lab.walkthrough.chain import Chain
+from outbox_lab.walkthrough.story import Story, watched
+from outbox_lab.walkthrough.workload import Workload
+
+TO_TRY = """\
+Everything still runs, until Ctrl-C. In another terminal, in this folder:
+  export OUTBOX_HOME=.outbox/demo PATH=$PWD/.venv/bin:$PATH
+  outbox check                 the comparison you saw, at any time
+  outbox status                the parts; kill -9 any of them, and `outbox up` restarts them
+  outbox connect status        the effective exactly-once mode
+  tail -f .outbox/demo/logs/sink-*.log"""
+TO_TRY_CONTAINERS = """\
+This command stays until Ctrl-C. The containers go on after it. In another terminal, in this folder:
+  docker compose run --rm outbox check           the comparison you saw, at any time
+  docker compose run --rm outbox connect status  the effective exactly-once mode
+  docker compose kill connect                    or another; `docker compose up --detach` restarts it
+  docker compose logs --follow sink"""
+
+
+@click.command()
+@click.option(
+    "--once/--stay",
+    default=False,
+    help="Exit after the verdict, with status 0 only if every expectation held; or stay until Ctrl-C, the default.",
+)
+@click.option("--seed", type=int, help="Seed of the traffic. It is printed, so that a run can be repeated.")
+@click.option(
+    "--containers",
+    "shared",
+    type=click.Path(path_type=Path),
+    help="Break the containers of docker-compose beside this one; the folder is shared with the one of Connect.",
+)
+def demo(once: bool, seed: int | None, shared: Path | None) -> None:
+    """Play the walkthrough: traffic without faults, three faults, and a verdict.
+
+    It runs on a new, empty stack of its own in .outbox/demo. With --containers it runs on the chain of docker-compose,
+    and compares with what that had at the beginning.
+    """
+    interrupt.once()
+    chosen = player.load()
+    screen = chosen.screen
+    seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
+    story, is_over = None, False
+    try:
+        planned = workload.load(seed)
+        chain = _processes(planned, screen.progress) if shared is None else _containers(planned, shared)
+        again = f"make demo SEED={seed}" if shared is None else f"docker compose run --rm demo --seed {seed}"
+        screen.say(f"seed {seed} ({again} plays the same traffic)")
+        story = Story(chain, planned, screen)
+        chosen.play(story)
+        is_over = True
+        if screen.failed is None:
+            screen.say("\nEvery expectation held.")
+        if not once:
+            screen.say("\n" + (TO_TRY if shared is None else TO_TRY_CONTAINERS))
+            chosen.wait()
+    except Failure as failure:
+        if story is None:
+            raise
+        screen.failed = screen.failed or str(failure)
+    except KeyboardInterrupt:
+        screen.say("")
+    finally:
+        interrupt.never()  # half of it would keep running
+        try:
+            chosen.close()
+        finally:
+            if story is not None:
+                story.tear_down()
+    if screen.failed is not None:
+        logs = f"in {_home() / 'logs'}" if shared is None else "shown by `docker compose logs`"
+        click.echo(f"demo: expectation failed: {screen.failed}\ndemo: logs are {logs}", err=True)
+        sys.exit(1)
+    if not is_over:
+        sys.exit(130)  # interrupted: there is no verdict
+
+
+def _home() -> Path:
+    """The folder of the walkthrough's own stack."""
+    return project.current().home / "demo"
+
+
+def _processes(planned: Workload, report: Callable[[str], None]) -> Chain:
+    """A new, empty stack, and the sinks in one process."""
+    from outbox_lab.stack.stack import Stack
+    from outbox_lab.walkthrough.processes import Processes
+
+    settings = load(_home(), environment=False)
+    if _home().exists():
+        report("deleting the data of the last walkthrough")
+        Stack(settings).reset()
+        settings = load(_home(), environment=False)
+    return Processes(settings, watched(discovery.sinks(settings), planned))
+
+
+def _containers(planned: Workload, shared: Path) -> Chain:
+    """The containers beside this one."""
+    from outbox_lab.walkthrough.containers import Containers
+
+    settings = load()
+    return Containers(settings, watched(discovery.sinks(settings), planned), shared)

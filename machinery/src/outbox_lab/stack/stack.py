@@ -1,0 +1,226 @@
+"""The embedded stack: Postgres, Kafka and Kafka Connect on loopback, without containers and without root.
+
+A stack lives in one home folder, so that several stacks run side by side. ``up`` keeps the ports it chose and the
+passwords it generated in ``stack.env``, which every other command reads as settings.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from outbox.base import envfile
+from outbox.base.errors import Failure
+from outbox.base.settings import PREFIX, Settings, load, variable
+from outbox.base.terminal import Progress
+from outbox.jvm.jars import resolve
+from outbox.relay import lifecycle
+from outbox_lab.stack import ports
+from outbox_lab.stack.connect import Connect
+from outbox_lab.stack.kafka import CLIENT, MECHANISM, Kafka
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.stack.process import MARK, Process, environment, is_ours
+from outbox_lab.stack.spark import SparkMaster, SparkWorker, write_properties
+
+PARTS = ("postgres", "kafka", "connect")
+SPARK_WORKER = re.compile(r"spark-worker-([1-9]\d*)")
+CLUSTER = ("spark_master", "stack_spark_workers")  # settings that lead to the cluster
+# Settings of a stack that chooses its ports.
+FREE_PORTS = {
+    f"{name}_port": 0
+    for name in ("stack_postgres", "stack_kafka", "stack_controller", "stack_connect", "stack_spark", "service")
+}
+
+
+def quiet(_: str) -> None:
+    """A report that is ignored."""
+
+
+class Stack:
+    """The parts of one home folder. Data survives ``down`` and any crash; ``reset`` deletes it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.home = settings.home
+        self._given = settings
+
+    @property
+    def settings(self) -> Settings:
+        """The given settings with the ports and passwords that ``up`` chose."""
+        chosen = load(self.home, environment=False)
+        names = [name.removeprefix(PREFIX).lower() for name in envfile.read(self._given.stack_env_file)]
+        return self._given.model_copy(update={name: getattr(chosen, name) for name in names})
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """The names of its parts, in the order in which they start."""
+        workers = self.settings.stack_spark_workers
+        cluster = ["spark-master", *(f"spark-worker-{number + 1}" for number in range(workers))] if workers else []
+        return [*PARTS, *cluster]
+
+    def up(self, only: Iterable[str] = (), workers: int | None = None, report: Progress = quiet) -> None:
+        """Start the parts that do not run, in order, and return when all are ready. ``only`` leaves the others alone.
+
+        ``workers`` is the number of workers of a Spark cluster, on which sinks that start later run; 0 ends it.
+
+        Raises Failure naming the part that did not start, with the end of its log.
+        """
+        with self._locked(), self._addresses() as chosen:
+            # Ports and passwords are chosen once: existing values in stack.env stay.
+            file = self._given.stack_env_file
+            generated = envfile.generate([*envfile.SECRETS, *envfile.EMBEDDED])
+            envfile.write(file, {**chosen, **generated, **envfile.read(file)})
+            if workers is not None or self.settings.stack_spark_workers:
+                self._resize(self.settings.stack_spark_workers if workers is None else workers, report)
+            requested = set(only) or set(self.parts)
+            if requested & {"kafka", "connect"}:
+                resolve("kafka", report)
+            for part in (self.part(name) for name in self.parts if name in requested):
+                if isinstance(part, Connect) and not part.has_requested_mode():
+                    report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
+                    if not self.settings.exactly_once and part.is_ready():
+                        lifecycle.disable_exactly_once(self.settings)
+                    part.stop()
+                if part.is_running() and part.is_ready():
+                    report(f"{part.name}: running")
+                    continue
+                report(f"{part.name}: starting")
+                part.start()
+                report(f"{part.name}: ready")
+
+    def down(self, report: Progress = quiet, *, gently: bool = True) -> int:
+        """Stop every process of this home folder: first the users of the stack, then its parts. Returns how many ran.
+
+        Stacks in folders below, such as those of the walkthrough and of tests, are stopped too. With ``gently=False``
+        all are killed, which suits a folder whose data is no longer needed; except Postgres, which would leave shared
+        memory behind.
+        """
+        stopped = 0
+        for home in sorted({home for home, _ in _marked(self.home)} - {self.home}):
+            stopped += Stack(load(home, environment=False)).down(report, gently=gently)
+        with self._locked(create=False):
+            for process in [*self._others(), *(self.part(name) for name in reversed(self.parts))]:
+                if process.processes():  # also children that a crash left behind
+                    report(f"{process.name}: stopping")
+                    if gently or isinstance(process, Postgres):
+                        process.stop()
+                    else:
+                        process.kill()
+                    stopped += 1
+        return stopped
+
+    def reset(self, report: Progress = quiet) -> None:
+        """Stop everything and delete the home folder."""
+        self.down(report)
+        if self.home.exists():
+            shutil.rmtree(self.home)
+
+    def part(self, name: str) -> Process:
+        """The controller of one part. Raises Failure for an unknown name."""
+        settings = self.settings
+        match name:
+            case "postgres":
+                return Postgres(settings)
+            case "kafka":
+                return Kafka(settings)
+            case "connect":
+                return Connect(settings)
+            case "spark-master":
+                return SparkMaster(settings)
+        if match := SPARK_WORKER.fullmatch(name):
+            return SparkWorker(int(match[1]), settings)
+        raise Failure(f"no part is called {name}", f"the parts are {', '.join(self.parts)}", code="part-unknown")
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _others(self) -> list[Process]:
+        """The other processes of this home: service, sinks, and what a demo or a test started here."""
+        names = {name for home, name in _marked(self.home) if home == self.home and name not in self.parts}
+        return [Process(name, self.home) for name in sorted(names)]
+
+    def _resize(self, workers: int, report: Progress) -> None:
+        """Let the cluster have so many workers, and stop those that are too many."""
+        file = self._given.stack_env_file
+        values = {name: value for name, value in envfile.read(file).items() if name not in map(variable, CLUSTER)}
+        values[variable("stack_spark_workers")] = str(workers)
+        if workers:
+            write_properties(self.settings.stack_spark_properties, workers)
+            values[variable("spark_master")] = f"spark://{ports.LOOPBACK}:{self.settings.stack_spark_port}"
+        envfile.write(file, values)
+        # Also those that a command has left which was killed here.
+        for process in reversed([other for other in self._others() if other.name.startswith("spark-")]):
+            report(f"{process.name}: stopping")
+            process.stop()
+
+    @contextmanager
+    def _locked(self, *, create: bool = True) -> Iterator[None]:
+        """Lock the home: two commands at once would start everything twice.
+
+        Without ``create`` nothing is made: a home without a lock is one where nobody starts anything.
+        """
+        if create:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self.home / "lock"
+        with ExitStack() as held:
+            try:
+                lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), mode=0o600)
+                held.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Failure(
+                    f"another command is starting or stopping the stack in {self.home}",
+                    "wait until it has ended",
+                    code="stack-locked",
+                ) from None
+            except OSError as error:
+                if create or not isinstance(error, FileNotFoundError):
+                    raise Failure(
+                        f"the lock {file} cannot be taken: {error.strerror}",
+                        "find out who made it, and delete it",
+                        code="stack-not-lockable",
+                    ) from None
+            yield
+
+    @contextmanager
+    def _addresses(self) -> Iterator[dict[str, str]]:
+        """Settings with ports that no other stack takes meanwhile, and who logs in there."""
+        given = self._given
+        with ports.reserved(
+            given.stack_postgres_port,
+            given.stack_kafka_port,
+            given.stack_controller_port,
+            given.stack_connect_port,
+            given.stack_spark_port,
+            given.service_port,
+        ) as (postgres, kafka, controller, connect, spark, service):
+            values = {
+                "source_db_port": postgres,
+                "sink_db_port": postgres,
+                "kafka_bootstrap": f"{ports.LOOPBACK}:{kafka}",
+                "kafka_security_protocol": "SASL_PLAINTEXT",
+                "kafka_sasl_mechanism": MECHANISM,
+                "kafka_username": CLIENT,
+                "stack_controller_port": controller,
+                "stack_spark_port": spark,
+                "connect_url": f"http://{ports.LOOPBACK}:{connect}",
+                "connect_username": CLIENT,
+                "service_port": service,
+            }
+            yield {variable(name): str(value) for name, value in values.items()}
+
+
+def _marked(top: Path) -> Iterator[tuple[Path, str]]:
+    """Home folder and name of every controlled process of ours in this folder and those below."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if is_ours(process, top):
+                home, _, name = environment(process).get(MARK, "").rpartition(":")
+                # A mark has a resolved path: another one, with "..", may lead elsewhere.
+                if home == os.path.realpath(home) and Path(home).is_relative_to(top):
+                    yield Path(home), name

@@ -1,0 +1,55 @@
+"""The public API for a project's tests (docs/reference.md). It needs pytest and hypothesis: the extra `testing`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.base.facade import exports
+
+if TYPE_CHECKING:
+    from outbox.base.settings import SinkRole, SourceRole
+    from outbox.base.wait import wait_for
+    from outbox_lab.testing.client import ServiceClient
+    from outbox_lab.testing.command import run
+    from outbox_lab.testing.events import check_events, outbox_records
+    from outbox_lab.testing.queries import query
+    from outbox_lab.testing.seeds import chosen_seed, seeded
+    from outbox_lab.testing.sinks import deliver, differing_keys, rebuild
+    from outbox_lab.testing.threads import all_at_once
+else:  # when they are used: the watchdog of a test run, which is a module of this package, needs none of them
+    __getattr__ = exports(
+        __name__,
+        {
+            "ServiceClient": "outbox_lab.testing.client:ServiceClient",
+            "SinkRole": "outbox.base.settings:SinkRole",
+            "SourceRole": "outbox.base.settings:SourceRole",
+            "all_at_once": "outbox_lab.testing.threads:all_at_once",
+            "check_events": "outbox_lab.testing.events:check_events",
+            "chosen_seed": "outbox_lab.testing.seeds:chosen_seed",
+            "deliver": "outbox_lab.testing.sinks:deliver",
+            "differing_keys": "outbox_lab.testing.sinks:differing_keys",
+            "outbox_records": "outbox_lab.testing.events:outbox_records",
+            "query": "outbox_lab.testing.queries:query",
+            "rebuild": "outbox_lab.testing.sinks:rebuild",
+            "run": "outbox_lab.testing.command:run",
+            "seeded": "outbox_lab.testing.seeds:seeded",
+            "wait_for": "outbox.base.wait:wait_for",
+        },
+    )
+
+__all__ = [
+    "ServiceClient",
+    "SinkRole",
+    "SourceRole",
+    "all_at_once",
+    "check_events",
+    "chosen_seed",
+    "deliver",
+    "differing_keys",
+    "outbox_records",
+    "query",
+    "rebuild",
+    "run",
+    "seeded",
+    "wait_for",
+]

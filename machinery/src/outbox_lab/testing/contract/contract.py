@@ -1,0 +1,288 @@
+"""The contract test: every sink of the project gives one result, however its events are delivered.
+
+Each example is a history. It is delivered once in order, which gives the reference, and then in each other way. The
+first difference fails the test, and Hypothesis looks for a shorter history with a difference in the same way.
+
+A domain allows fewer histories than its schemas do. Before the examples, the test tries each event as the first of a
+key, and a second time for one key. Where the database refuses that by a constraint, no history has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from random import SystemRandom
+
+import hypothesis
+import psycopg2
+import pytest
+from hypothesis import HealthCheck, Phase
+from hypothesis.errors import Unsatisfiable
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, load
+from outbox.events.schema import EventSchema
+from outbox.sink import discovery
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.spec import SinkSpec
+from outbox_lab.testing.contract import ways
+from outbox_lab.testing.contract.database import opened, with_clock
+from outbox_lab.testing.contract.delivery import placed, transformed
+from outbox_lab.testing.contract.events import Histories, History, Lifecycle
+from outbox_lab.testing.contract.result import Reader, Result, difference
+from outbox_lab.testing.contract.ways import Case, Subject, Way
+from outbox_lab.testing.fixtures.spark import leaves_sockets
+
+FreshDatabases = Callable[[], AbstractContextManager[Settings]]
+
+EXAMPLES = 8
+TRANSFORMED_SHARE = 4  # of the examples: Spark takes its time for each batch
+CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
+SEEDS = 2**32
+SEARCHED_MAX = 1000
+SHRINKING_MAX = 150  # histories; each takes a fifth of a second
+
+
+class _Sinks(Collection[str]):
+    """The names of the project's sinks, looked up when pytest collects the test and not when it is imported."""
+
+    @property
+    def _names(self) -> list[str]:
+        return [job.name for job in discovery.jobs(load(environment=False))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+def contract(
+    *, begins: Collection[str] = (), once: Collection[str] = (), examples: int = EXAMPLES
+) -> Callable[..., None]:
+    """The test of the contract, for a domain whose histories are fewer than the test finds out by itself.
+
+    ``begins`` are events that the first event of a key is one of, such as ``order.placed``; they concern the aggregates
+    that they are of. ``once`` are events that a key has once at most. ``examples`` is the number of histories per sink;
+    one with a transform has a quarter of them.
+    """
+    lifecycle = Lifecycle(frozenset(begins), frozenset(once))
+
+    @leaves_sockets
+    @pytest.mark.parametrize("sink", _Sinks())
+    def test(sink: str, fresh_databases: FreshDatabases, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        """Every way to deliver a sink's events gives the same result."""
+        with fresh_databases() as settings:
+            chosen = discovery.chosen(settings, sink)
+            reason = untestable(chosen)
+            if reason is not None:
+                pytest.skip(reason)
+            given = request.config.getoption("--hypothesis-seed", None)
+            seed = SystemRandom().randrange(SEEDS) if given is None else given
+            problem = ""
+            try:
+                keep(settings, chosen, tmp_path / "projections", seed=seed, lifecycle=lifecycle, examples=examples)
+            except AssertionError as error:
+                problem = str(error)
+        if problem:
+            pytest.fail(problem, pytrace=False)  # the lines of this package explain nothing
+
+    return test
+
+
+def untestable(sink: SinkSpec) -> str | None:
+    """Why a sink is left out, if it is."""
+    if not sink.job.events:
+        return f"sink {sink.name} reads records that no schema declares"
+    if not isinstance(sink.target, PostgresTarget):
+        return f"the result of sink {sink.name} is not in the sink database"
+    return None
+
+
+def keep(
+    settings: Settings,
+    sink: SinkSpec,
+    folder: Path,
+    *,
+    seed: object,
+    lifecycle: Lifecycle = Lifecycle(),  # noqa: B008 - frozen
+    examples: int = EXAMPLES,
+    shrinking_max: int = SHRINKING_MAX,
+) -> None:
+    """Require that a sink keeps the contract. ``settings`` are those of fresh databases, ``folder`` does not exist.
+    ``shrinking_max`` is how many histories are tried to find a shorter one.
+
+    Raises AssertionError that names the sink, the way, the table, the row and both values, and prints the history.
+    """
+    sink = replace(sink, job=replace(sink.job, projections=with_clock(sink.job.projections, folder)))
+    with opened(settings) as database, ExitStack() as stack:
+        subject = Subject(database, sink)
+        if sink.job.transform is not None:
+            subject = subject._replace(transform=stack.enter_context(transformed(sink, database)))
+            examples = max(1, examples // TRANSFORMED_SHARE)
+        _Contract(subject, Histories(settings, sink), seed, shrinking_max).check(lifecycle, examples)
+
+
+class _Enough(BaseException):
+    """Ends a search of Hypothesis at once, which an Exception would not."""
+
+
+class _Contract:
+    """The contract of one sink."""
+
+    def __init__(self, subject: Subject, histories: Histories, seed: object, shrinking_max: int) -> None:
+        self._subject, self._histories = subject, histories
+        self._seed, self._shrinking_max = seed, shrinking_max
+        self._reader = Reader(subject.database.owner, subject.spec.strategy)
+        self._ways: list[Way] = ways.of(subject.spec.strategy)
+        self._refusal = ""  # the last of a history that the database does not allow
+        self._tried: dict[str, str] = {}  # by history, its problem
+        self._shortest = ""  # the problem of the shortest history so far
+        self._searched = self._shrinking = 0  # histories since the first that failed: drawn, and delivered
+
+    def check(self, lifecycle: Lifecycle, examples: int) -> None:
+        lifecycle = self._learnt(lifecycle)
+        try:
+            self._run(self._keeps, self._histories.any(lifecycle), examples)
+        except Unsatisfiable:
+            raise AssertionError(f"sink {self._name}: the database refuses every history: {self._refusal}") from None
+        except (AssertionError, _Enough):
+            raise AssertionError(self._shortest) from None  # without the steps of Hypothesis
+
+    def _keeps(self, history: History) -> None:
+        """Raises AssertionError as `keep` does, and _Enough to end the search for a shorter history.
+
+        No history is delivered twice.
+        """
+        identity = f"{history}{[one.chance for one in history.sent]}"
+        self._searched += bool(self._shortest)
+        if identity not in self._tried:
+            self._shrinking += bool(self._shortest)
+            if self._shrinking > self._shrinking_max or self._searched > SEARCHED_MAX:
+                raise _Enough
+            self._tried[identity] = self._problem(history)
+        if self._tried[identity]:
+            self._shortest = self._tried[identity]  # Hypothesis tries nothing longer than the last one that failed
+            raise AssertionError(self._shortest)
+
+    def _problem(self, history: History) -> str:
+        """How the sink breaks the contract with a history; empty if it does not."""
+        try:
+            reference = self._reference(history)
+            for way in self._ways:
+                different = self._difference(way, history, reference)
+                if different:
+                    self._ways = [way]  # a shorter history must differ in the same way
+                    return f"sink {self._name}, {way.name}: {different}\nUsually: {way.cause}.{self._appendix(history)}"
+        except AssertionError as error:
+            return str(error)
+        return ""
+
+    def _reference(self, history: History) -> Result:
+        """The result in order. A history that violates a constraint of the database is rejected."""
+        database = self._subject.database
+        database.reset()
+        try:
+            ways.once(self._subject, history)
+        except Failure as failure:
+            if self._is_refused(failure):
+                hypothesis.reject()
+            raise AssertionError(
+                f"sink {self._name} stops at valid events, in order, in one batch: {failure.message}\n"
+                "Usually: two events of a key in a batch without GROUP BY or DISTINCT ON; a column that is too small. "
+                'If a key has the event once at most, write contract(once=["…"]).'
+                f"{self._appendix(history)}"
+            ) from failure
+        return self._reader.read(self._name)
+
+    def _difference(self, way: Way, history: History, reference: Result) -> str:
+        """How the result of a way differs; empty if it does not."""
+        self._subject.database.reset()
+        try:
+            way.deliver(Case(self._subject, history, reference))
+        except Failure as failure:
+            return f"it stops: {failure.message}"
+        return str(difference(reference, self._reader.read(self._name)) or "")
+
+    def _learnt(self, lifecycle: Lifecycle) -> Lifecycle:
+        """The lifecycle, and what the database says about it."""
+        spec = self._subject.spec
+        taken = {name for decoder in spec.decoders.values() for name in decoder.types}
+        schemas = [one for one in self._histories.schemas if {one.name, one.event} & taken]
+        begins = {one.event for one in schemas if self._is_possible(one, 1)}
+        if not begins:
+            raise AssertionError(
+                f"sink {self._name}: the database refuses every event as the first of a key: {self._refusal}\n"
+                "Usually: a row is written without the column sink, or lacks another column that may not be NULL."
+            )
+        once = {one.event for one in schemas if one.event in begins and not self._is_possible(one, 2)}
+        others = {one.aggregate for one in schemas if one.event not in begins} - _aggregates(lifecycle.begins)
+        known = {one for one in begins if one.rpartition(".")[0] in others}
+        return Lifecycle(lifecycle.begins | known, lifecycle.once | once)
+
+    def _is_possible(self, schema: EventSchema, count: int) -> bool:
+        """Whether the database takes so many events of a schema and a key, one after the other."""
+        allowed = list[bool]()
+
+        def try_(history: History) -> None:
+            self._subject.database.reset()
+            try:
+                with self._subject.delivering() as delivery:
+                    for one in placed(history.sent):
+                        delivery.apply([one])
+            except Failure as failure:
+                allowed.append(not self._is_refused(failure))
+            else:
+                allowed.append(True)
+
+        self._run(try_, self._histories.of(schema, count), 1, [Phase.generate])
+        return all(allowed)
+
+    def _is_refused(self, failure: Failure) -> bool:
+        """Whether a constraint was violated. A row without its sink is no matter of the domain."""
+        cause = failure.__cause__
+        if not isinstance(cause, psycopg2.Error) or not str(cause.pgcode).startswith(CONSTRAINTS):
+            return False
+        self._refusal = failure.message
+        if cause.diag.column_name == "sink":
+            raise AssertionError(
+                f"sink {self._name}: {failure.message}\nUsually: the projection writes a row without the column sink."
+            ) from failure
+        return True
+
+    def _run(
+        self,
+        check: Callable[[History], None],
+        histories: hypothesis.strategies.SearchStrategy[History],
+        examples: int,
+        phases: Collection[Phase] = (Phase.generate, Phase.shrink),
+    ) -> None:
+        configured = hypothesis.settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            print_blob=False,
+            report_multiple_bugs=False,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+        )
+        hypothesis.seed(self._seed)(configured(hypothesis.given(histories)(check)))()
+
+    @property
+    def _name(self) -> str:
+        return self._subject.spec.name
+
+    def _appendix(self, history: History) -> str:
+        return f"\nThe history:\n{history}\nRepeat it: pytest --hypothesis-seed={self._seed}"
+
+
+def _aggregates(names: Collection[str]) -> set[str]:
+    return {name.rpartition(".")[0] for name in names}
+
+
+test_sinks_keep_their_contract = contract()

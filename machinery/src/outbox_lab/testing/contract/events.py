@@ -1,0 +1,252 @@
+"""Histories of events, made from the declared schemas of a sink's topics.
+
+A history has few keys and few texts, so that events meet. Its events are of every type and version that the topics
+have, also of those that the sink skips. The events of a key are numbered 1, 2, 3 and so on, where their aggregate
+numbers them. Their ids need not be in their order: the clocks of two processes differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.events import catalog
+from outbox.events.aggregate import Aggregate
+from outbox.events.expansion import NotComparableError, Tree, expanded
+from outbox.events.schema import EventSchema
+from outbox.sink.decoding.decoder import DAY_MS
+from outbox.sink.decoding.records import Record
+from outbox.sink.spec import SinkSpec
+from outbox_lab.testing.contract import values
+
+KEYS = 2
+POOL_MAX = 2  # different values of a property that is no number
+EVENTS = (6, 16)  # of which a quarter is left out
+PRESENCES = 4
+MADE_AT_MS = 20_000 * DAY_MS  # by the ids; in October 2024
+CHANCES = 8
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """Which histories a domain has. ``begins``: if it names events of an aggregate, the first event of a key is one of
+    those. ``once``: events that a key has once at most. Both are names such as ``order.placed``.
+    """
+
+    begins: frozenset[str] = frozenset()
+    once: frozenset[str] = frozenset()
+
+
+class Sent(NamedTuple):
+    """An event as it was sent to its topic.
+
+    ``chance`` decides what a way does with it, so that the others stay as they are if an event is left out.
+    """
+
+    topic: str
+    schema: EventSchema
+    key: str
+    event_id: str
+    payload: Mapping[str, Any]
+    chance: int = 0
+
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether it becomes a dead letter first, where some do."""
+        return bool(self.chance & 1)
+
+    @property
+    def ends_batch(self) -> bool:
+        """Whether a batch ends behind it, where batches end anywhere."""
+        return bool(self.chance & 2)
+
+    @property
+    def record(self) -> Record:
+        """The record that carries it."""
+        headers = {"id": self.event_id, "eventType": self.schema.type, "schemaVersion": str(self.schema.version)}
+        encoded = [(name, text.encode()) for name, text in headers.items()]
+        return Record(self.key.encode(), encoded, json.dumps(self.payload).encode(), MADE_AT_MS)
+
+    def __str__(self) -> str:
+        return f"{self.schema.name} {json.dumps(self.payload)} (id {self.event_id})"
+
+
+@dataclass(frozen=True)
+class History:
+    """Events in the order in which they were sent."""
+
+    sent: Sequence[Sent]
+
+    def __str__(self) -> str:
+        return "\n".join(f"  {number}. {one}" for number, one in enumerate(self.sent, 1))
+
+
+class Histories:
+    """The histories of the topics of a sink."""
+
+    def __init__(self, settings: Settings, spec: SinkSpec) -> None:
+        """Raises Failure `contract-no-values` if no payload can be made for a schema."""
+        topics = catalog.of(settings).topics
+        self._makers = [
+            _Maker(aggregate, schema)
+            for topic in spec.topics
+            for aggregate in topics[topic]
+            for schema in aggregate.schemas
+        ]
+
+    @property
+    def schemas(self) -> list[EventSchema]:
+        """The schemas of their events."""
+        return [maker.schema for maker in self._makers]
+
+    def any(self, lifecycle: Lifecycle) -> st.SearchStrategy[History]:
+        """Every history that a lifecycle allows."""
+        return _histories(self._makers, EVENTS, KEYS, lifecycle)
+
+    def of(self, schema: EventSchema, count: int) -> st.SearchStrategy[History]:
+        """Histories of so many events of one schema and one key."""
+        makers = [maker for maker in self._makers if maker.schema is schema]
+        return _histories(makers, (count, count), 1, Lifecycle(), leaves_out=False)
+
+
+class _Draft(NamedTuple):
+    """An event without what depends on the others of its history. ``key`` is the number of its key."""
+
+    maker: _Maker
+    key: int
+    payload: Mapping[str, Any]
+    chance: int
+    presence: int
+
+
+class _Maker:
+    """Makes events of one schema."""
+
+    def __init__(self, aggregate: Aggregate, schema: EventSchema) -> None:
+        self.aggregate, self.schema = aggregate, schema
+        tree = _tree(schema)
+        rules = tree.get("properties", {})
+        given = {name for name in (aggregate.key, aggregate.version) if name is not None}
+        self._required = set(tree.get("required", ()))
+        self._rules = {name: rule for name, rule in rules.items() if name not in given}
+        self._values = {name: values.values(rule, self._examples(name)) for name, rule in self._rules.items()}
+        self.keys = values.values(rules[aggregate.key], self._examples(aggregate.key))
+        column = next(column for column in schema.columns if column.name == aggregate.key)
+        self.key_kind = f"{column.name}:{column.type}"
+
+    @property
+    def pools(self) -> dict[str, st.SearchStrategy[Any]]:
+        """The strategies of properties of which a history has few values, by what events of other schemas share."""
+        return {
+            _kind(name, rule): self._values[name] for name, rule in self._rules.items() if not values.is_number(rule)
+        }
+
+    def drafts(self, pools: Mapping[str, Sequence[Any]], key_count: int) -> st.SearchStrategy[_Draft]:
+        """Events with values of these pools."""
+        made = {
+            name: self._values[name] if values.is_number(rule) else st.sampled_from(pools[_kind(name, rule)])
+            for name, rule in self._rules.items()
+        }
+        required = {name: one for name, one in made.items() if name in self._required}
+        optional = {name: one for name, one in made.items() if name not in self._required}
+        payloads = st.fixed_dictionaries(required, optional=optional)
+        return st.builds(
+            _Draft,
+            st.just(self),
+            st.integers(0, key_count - 1),
+            payloads,
+            st.integers(0, CHANCES - 1),
+            st.integers(0, PRESENCES - 1),
+        )
+
+    def payload(self, draft: _Draft, key: Any, version: int) -> dict[str, Any]:
+        """The whole payload. A history in which it is not valid is rejected."""
+        found = {self.aggregate.key: key, **draft.payload}
+        if self.aggregate.version is not None:
+            found[self.aggregate.version] = version
+        if self.schema.violation(found) is not None:  # a rule about several properties
+            reject()
+        return found
+
+    def _examples(self, name: str) -> list[Any]:
+        return [one[name] for one in self.schema.examples if isinstance(one, dict) and name in one]
+
+
+@st.composite
+def _histories(
+    draw: st.DrawFn,
+    makers: Sequence[_Maker],
+    size: tuple[int, int],
+    key_count: int,
+    lifecycle: Lifecycle,
+    *,
+    leaves_out: bool = True,
+) -> History:
+    keys = {maker.key_kind: draw(st.lists(maker.keys, min_size=1, max_size=key_count, unique=True)) for maker in makers}
+    pools = {
+        kind: draw(st.lists(of_kind, min_size=1, max_size=POOL_MAX))
+        for kind, of_kind in {kind: one for maker in makers for kind, one in maker.pools.items()}.items()
+    }
+    drafts = st.one_of([maker.drafts(pools, key_count) for maker in makers])
+    drawn = draw(st.lists(drafts, min_size=size[0], max_size=size[1]))
+    if leaves_out:
+        drawn = [one for one in drawn if one.presence]  # 0 is what Hypothesis tries first to shorten a history
+    numbers = draw(st.permutations(range(len(drawn))))
+    sent = _sent(_possible(drawn, keys, lifecycle), numbers)
+    if not sent:
+        reject()
+    return History(sent)
+
+
+def _possible(
+    drawn: Sequence[_Draft], keys: Mapping[str, Sequence[Any]], lifecycle: Lifecycle
+) -> Iterator[tuple[_Draft, Any]]:
+    """The events that a lifecycle allows, each with its key."""
+    begun, had = set[tuple[str, str]](), set[tuple[str, str]]()
+    beginnings = {name.rpartition(".")[0] for name in lifecycle.begins}
+    for draft in drawn:
+        of_kind = keys[draft.maker.key_kind]
+        key = of_kind[draft.key % len(of_kind)]
+        aggregate, event = draft.maker.aggregate.name, draft.maker.schema.event
+        must_begin = aggregate in beginnings and (aggregate, str(key)) not in begun
+        is_repeated = event in lifecycle.once and (event, str(key)) in had
+        if (must_begin and event not in lifecycle.begins) or is_repeated:
+            continue
+        begun.add((aggregate, str(key)))
+        had.add((event, str(key)))
+        yield draft, key
+
+
+def _sent(drafts: Iterator[tuple[_Draft, Any]], numbers: Sequence[int]) -> list[Sent]:
+    versions = Counter[tuple[str, str]]()
+    sent = list[Sent]()
+    for (draft, key), number in zip(drafts, numbers, strict=False):
+        topic = draft.maker.aggregate.topic
+        versions[topic, str(key)] += 1
+        event_id = str(UUID(int=MADE_AT_MS << 80 | 7 << 76 | 2 << 62 | number))
+        payload = draft.maker.payload(draft, key, versions[topic, str(key)])
+        sent.append(Sent(topic, draft.maker.schema, str(key), event_id, payload, draft.chance))
+    return sent
+
+
+def _kind(name: str, rule: Any) -> str:
+    return f"{name}:{rule}"
+
+
+def _tree(schema: EventSchema) -> Tree:
+    """The schema as one rule. Raises Failure if it has none."""
+    try:
+        return values.merged(expanded(schema.document))
+    except NotComparableError as error:
+        raise Failure(
+            f"no payload of {schema.name} could be made: {error}", "simplify the schema", code="contract-no-values"
+        ) from None

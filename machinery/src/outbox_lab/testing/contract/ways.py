@@ -1,0 +1,222 @@
+"""The ways to deliver a history. Each must give what one delivery in order gives, if the sink's strategy promises it:
+`recognises` says which repeats a strategy recognises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from outbox.sink.remembering.strategy import Strategy
+from outbox.sink.spec import SinkSpec, Transformed
+from outbox_lab.testing.contract.database import LATER, NOW, Database
+from outbox_lab.testing.contract.delivery import Delivery, Placed, after, placed
+from outbox_lab.testing.contract.events import History, Sent
+from outbox_lab.testing.contract.result import LETTERS, Result
+
+Repeats = Literal["none", "re-reads", "all"]
+
+ORDER: Sequence[Repeats] = ("none", "re-reads", "all")
+PARTITIONS = 2
+MOVED_TO, MOVED_BY = 1000, 3  # offsets
+BESIDE = "contract-beside"
+
+
+class Subject(NamedTuple):
+    """A sink, and where it is delivered to."""
+
+    database: Database
+    spec: SinkSpec
+    transform: Transformed | None = None
+
+    def delivering(self, now: str = NOW) -> AbstractContextManager[Delivery]:
+        """Deliveries to it."""
+        return closing(Delivery(self.database, self.spec, self.transform, now))
+
+
+class Case(NamedTuple):
+    """A history for a sink, and the result of its delivery in order."""
+
+    subject: Subject
+    history: History
+    reference: Result
+
+
+class Way(NamedTuple):
+    """A way to deliver a history, and why its result usually differs if it does."""
+
+    name: str
+    cause: str
+    deliver: Callable[[Case], None]
+    repeats: Repeats = "none"
+    is_late: bool = False  # events of a key are applied in another order
+
+
+def of(strategy: Strategy) -> list[Way]:
+    """The ways that a strategy promises to survive.
+
+    One that applies states drops an event that comes after a newer one, so it does not promise to apply all.
+    """
+    return [
+        way
+        for way in WAYS
+        if ORDER.index(way.repeats) <= ORDER.index(strategy.repeats)
+        and not (way.is_late and strategy.takes == "states")
+    ]
+
+
+def once(subject: Subject, history: History, now: str = NOW) -> None:
+    """The reference: each event once, in order, in one batch of each topic."""
+    with subject.delivering(now) as delivery:
+        delivery.apply(placed(history.sent))
+
+
+def _again(case: Case) -> None:
+    once(case.subject, case.history)
+
+
+def _later(case: Case) -> None:
+    once(case.subject, case.history, LATER)
+
+
+def _moved(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        delivery.apply(placed(case.history.sent, MOVED_TO, step=MOVED_BY, partition=1))
+
+
+def _one_by_one(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for one in placed(case.history.sent):
+            delivery.apply([one])
+
+
+def _cut(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
+            delivery.apply(batch)
+
+
+def _interleaved(case: Case) -> None:
+    """The keys in two partitions, and their events in turn, in an order that their chances decide."""
+    of_keys: dict[tuple[str, str], list[Sent]] = {}
+    for one in case.history.sent:
+        of_keys.setdefault((one.topic, one.key), []).append(one)
+    last_first = [*reversed(of_keys)]
+    partitions = {key: number % PARTITIONS for number, key in enumerate(last_first)}
+    mixed, next_ = list[Placed](), Counter[tuple[str, int]]()
+    while waiting := [key for key in last_first if of_keys[key]]:
+        key = min(waiting, key=lambda one: of_keys[one][0].chance)
+        place = (key[0], partitions[key])
+        mixed.append(Placed(of_keys[key].pop(0), partitions[key], next_[place]))
+        next_[place] += 1
+    with case.subject.delivering() as delivery:
+        for batch in _batches(mixed):
+            delivery.apply(batch)
+
+
+def _twice(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        delivery.apply(placed([copy for one in case.history.sent for copy in (one, one)]))
+
+
+def _resent(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        first = placed(case.history.sent)
+        delivery.apply(first)
+        delivery.apply(placed(case.history.sent, after(first)))
+
+
+def _crashed(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
+            delivery.apply(batch)
+            delivery.restart()
+            delivery.apply(batch)
+
+
+def _rewound(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
+            delivery.apply(batch)
+        delivery.restart()
+        delivery.apply(placed(case.history.sent))
+
+
+def _replayed(case: Case) -> None:
+    """Any events become dead letters first, of keys that have none in the reference: if the sink refuses an event
+    because of an earlier one, it may refuse the earlier one if that comes later.
+    """
+    letters = {place.key for place in case.reference if place.table == LETTERS}
+    refused = {one.key for one in case.history.sent if f"event {one.event_id}" in letters}
+    set_aside = {one.event_id for one in case.history.sent if one.key not in refused and one.is_set_aside}
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
+            delivery.apply(batch, set_aside)
+        delivery.replay()
+
+
+def _rebuilt(case: Case) -> None:
+    with case.subject.delivering() as delivery:
+        for batch in _batches(placed(case.history.sent)):
+            delivery.apply(batch)
+        delivery.rebuild(placed(case.history.sent))
+
+
+def _beside(case: Case) -> None:
+    """Another sink of the job takes the same events in turn with the first."""
+    beside = case.subject._replace(spec=replace(case.subject.spec, name=BESIDE))
+    with case.subject.delivering() as delivery, beside.delivering() as other:
+        takes_turn = [other, delivery]
+        for batch in _batches(placed(case.history.sent)):
+            for one in takes_turn:
+                one.apply(batch)
+            takes_turn.reverse()
+
+
+def _batches(events: Sequence[Placed]) -> list[list[Placed]]:
+    """The events in batches that end by chance; in two at least, if there are two events."""
+    ends = [number for number, one in enumerate(events, 1) if one.sent.ends_batch]
+    middle = [len(events) // 2] if len(events) > 1 and not {*ends} - {len(events)} else []
+    cuts = sorted({0, *ends, *middle, len(events)})
+    return [list(events[begin:end]) for begin, end in pairwise(cuts)]
+
+
+READS_BATCH = "the projection reads `batch` instead of `new_events`"
+READS_OR_COUNTS = f"{READS_BATCH}, or counts batches"
+CUTS = "the projection counts batches, keeps the first or last event of a batch, or depends on the order of rows"
+WAYS: Sequence[Way] = (
+    Way("the same again", "random() or another value that the events do not determine", _again),
+    Way("a day and a minute later", "now() or current_date: take the time from the event", _later),
+    Way("at other offsets", "the projection uses offset or partition as a value", _moved),
+    Way("one event per batch", CUTS, _one_by_one),
+    Way("in other batches", CUTS, _cut),
+    Way(
+        "with the keys interleaved otherwise",
+        "the projection depends on the order of rows, on a sequence, or on the events of other keys",
+        _interleaved,
+    ),
+    Way(
+        "beside another sink of the job",
+        "a row is written, read or deleted without the column sink, the table's key lacks it, or there is a sequence",
+        _beside,
+    ),
+    Way("each event twice in a batch", READS_BATCH, _twice, "all"),
+    Way("sent again at later offsets", READS_BATCH, _resent, "all"),
+    Way("each batch again after a crash", READS_OR_COUNTS, _crashed, "re-reads"),
+    Way("rewound to the first offset", READS_OR_COUNTS, _rewound, "re-reads"),
+    Way(
+        "some as dead letters, then replayed",
+        "a replayed event replaces younger ones of its key: compare versions, or write `-- ordered`",
+        _replayed,
+        is_late=True,
+    ),
+    Way(
+        "rebuilt from the topic",
+        "the projection uses a sequence, or reads or writes rows without the column sink",
+        _rebuilt,
+    ),
+)

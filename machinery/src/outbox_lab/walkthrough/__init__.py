@@ -1,0 +1,75 @@
+"""The walkthrough, `outbox demo`: it sends traffic, breaks the chain on purpose, and compares every total.
+
+A project describes its clients by a `Workload`, and may have a `Player` that shows the story elsewhere than on the
+terminal (docs/reference.md). What is not exported here is private.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.base.facade import exports
+from outbox_lab.walkthrough.workload import Request, Workload
+
+if TYPE_CHECKING:
+    from outbox.base.database import connect
+    from outbox.base.settings import SinkRole, SourceRole
+    from outbox.kafka.clients import client_config, consumer_config
+    from outbox.kafka.headers import headers_of
+    from outbox.relay.lifecycle import status as connector_status
+    from outbox.sink.discovery import sinks as sink_specs
+    from outbox_lab.walkthrough.chain import Chain, Part
+    from outbox_lab.walkthrough.checkpoint import Checkpoint
+    from outbox_lab.walkthrough.faults import crash_sinks, rewind_sink, terminate_replication
+    from outbox_lab.walkthrough.player import Player
+    from outbox_lab.walkthrough.screen import Screen
+    from outbox_lab.walkthrough.story import Phase, Step, Story
+else:  # when they are used: a workload needs none of them
+    __getattr__ = exports(
+        __name__,
+        {
+            "Chain": "outbox_lab.walkthrough.chain:Chain",
+            "Checkpoint": "outbox_lab.walkthrough.checkpoint:Checkpoint",
+            "Part": "outbox_lab.walkthrough.chain:Part",
+            "Phase": "outbox_lab.walkthrough.story:Phase",
+            "Player": "outbox_lab.walkthrough.player:Player",
+            "Screen": "outbox_lab.walkthrough.screen:Screen",
+            "SinkRole": "outbox.base.settings:SinkRole",
+            "SourceRole": "outbox.base.settings:SourceRole",
+            "Step": "outbox_lab.walkthrough.story:Step",
+            "Story": "outbox_lab.walkthrough.story:Story",
+            "client_config": "outbox.kafka.clients:client_config",
+            "connect": "outbox.base.database:connect",
+            "connector_status": "outbox.relay.lifecycle:status",
+            "consumer_config": "outbox.kafka.clients:consumer_config",
+            "crash_sinks": "outbox_lab.walkthrough.faults:crash_sinks",
+            "headers_of": "outbox.kafka.headers:headers_of",
+            "rewind_sink": "outbox_lab.walkthrough.faults:rewind_sink",
+            "sink_specs": "outbox.sink.discovery:sinks",
+            "terminate_replication": "outbox_lab.walkthrough.faults:terminate_replication",
+        },
+    )
+
+__all__ = [
+    "Chain",
+    "Checkpoint",
+    "Part",
+    "Phase",
+    "Player",
+    "Request",
+    "Screen",
+    "SinkRole",
+    "SourceRole",
+    "Step",
+    "Story",
+    "Workload",
+    "client_config",
+    "connect",
+    "connector_status",
+    "consumer_config",
+    "crash_sinks",
+    "headers_of",
+    "rewind_sink",
+    "sink_specs",
+    "terminate_replication",
+]

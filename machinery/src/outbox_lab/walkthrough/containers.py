@@ -1,0 +1,267 @@
+"""The chain in the containers of docker-compose, seen from a container beside them.
+
+No Docker socket is needed. The containers of the worker, the sinks and the walkthrough share a PID namespace, so their
+processes are visible and can be killed. Docker starts a container again whose process has ended.
+
+The worker reads its exactly-once mode from a file that it shares with the walkthrough. The file counts only as long as
+the walkthrough runs that has written it: if that is killed, the worker's next start is as configured.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
+from outbox.base.terminal import Progress
+from outbox.base.wait import wait_for
+from outbox.relay import lifecycle
+from outbox.sink.running import metrics
+from outbox_lab.stack import ports
+from outbox_lab.walkthrough.chain import Chain
+
+WORKER_CLASS = "org.apache.kafka.connect.cli.ConnectDistributed"
+MODE_FILE = "exactly-once"
+SINK_HOSTS = ("sink", "sink-naive")  # the services of docker-compose.yml that run sinks
+SINK_PORT = 9400
+END_TIMEOUT_S = 90.0  # a sink finishes its batch, for which it has a minute
+START_TIMEOUT_S = 180.0
+
+Find = Callable[[], Iterable[psutil.Process]]
+
+
+class Container:
+    """The main processes of one or more containers, which Docker starts again when they have ended."""
+
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        owns: Callable[[Sequence[str]], bool],
+        urls: Sequence[str],
+        find: Find,
+        *,
+        login: tuple[str, str] | None = None,
+    ):
+        """``owns`` recognises a main process by its command line; there are ``count`` of them. Ready: all ``urls``
+        answer, with this ``login``.
+        """
+        self.name = name
+        self._count = count
+        self._owns = owns
+        self._urls = urls
+        self._find = find
+        self._login = login
+        self._started: list[psutil.Process] = []  # since the last start that we have seen
+
+    def start(self) -> None:
+        self._watch_start()
+
+        def ready_and_alive() -> bool:
+            self.require_running()
+            return all(ports.answers(url, self._login) for url in self._urls)
+
+        wait_for(f"{self.name} to be ready", ready_and_alive, timeout_s=START_TIMEOUT_S)
+
+    def restart(self) -> None:
+        """End it gently. Docker starts it again; returns once that has begun."""
+        self._end(psutil.Process.terminate)
+        self._watch_start()
+
+    def kill(self) -> None:
+        self._end(psutil.Process.kill)
+
+    def pause(self) -> None:
+        for process in self._family():
+            _do(process, psutil.Process.suspend)
+
+    def resume(self) -> None:
+        for process in self._family():
+            _do(process, psutil.Process.resume)
+
+    def pause_spark(self) -> None:
+        for main in self._mains():
+            for process in _descendants(main):
+                _do(process, psutil.Process.suspend)
+
+    def pid(self) -> int | None:
+        return next((main.pid for main in self._mains()), None)
+
+    def is_running(self) -> bool:
+        """Whether it runs. A process that Docker has started again counts once ``start`` has seen it."""
+        return len(self._started) == self._count and all(map(_lives, self._started))
+
+    def require_running(self) -> None:
+        if not self.is_running():
+            raise Failure(f"{self.name} has ended", f"see `docker compose logs {self.name}`", code="process-ended")
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _watch_start(self) -> None:
+        def all_there() -> list[psutil.Process]:
+            found = self._mains()
+            return found if len(found) == self._count else []
+
+        remedy = "`docker compose ps` shows what does not run"
+        try:
+            self._started = wait_for(f"{self.name} to be started by Docker", all_there, timeout_s=START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise Failure(str(error), remedy, code="process-not-ready") from None
+
+    def _end(self, how: Callable[[psutil.Process], None]) -> None:
+        mains, family = self._mains(), self._family()
+        is_kill = how is psutil.Process.kill
+        for process in family if is_kill else mains:
+            _do(process, how)
+        for process in family:  # a frozen process does not react to a gentle signal
+            _do(process, psutil.Process.resume)
+        wait_for(f"{self.name} to end", lambda: not any(map(_lives, family)), timeout_s=END_TIMEOUT_S)
+
+    def _mains(self) -> list[psutil.Process]:
+        """The main process of each container, as far as it runs."""
+        return [process for process in self._find() if _lives(process) and self._owns(_command(process))]
+
+    def _family(self) -> list[psutil.Process]:
+        """The same with all their descendants."""
+        return [process for main in self._mains() for process in (main, *_descendants(main))]
+
+
+class Service:
+    """The service, in a container of its own that the walkthrough does not break."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def start(self) -> None:
+        wait_for("serve to be ready", lambda: ports.answers(self._url), timeout_s=START_TIMEOUT_S)
+
+    def require_running(self) -> None:
+        """Nothing to ask: requests are repeated for a while, and then fail by themselves."""
+
+
+class Containers(Chain):
+    """The containers beside this one. They run already, with data that stays."""
+
+    service: Service
+    worker: Container
+    sinks: Container
+
+    def __init__(self, settings: Settings, sinks: Sequence[str], shared: Path, find: Find = psutil.process_iter):
+        """``shared`` is the folder with the file of the mode.
+
+        Raises Failure if that folder is missing: these are not the containers of docker-compose, and the processes here
+        may belong to others. Raises Failure too if another walkthrough runs: each would report the faults of the other.
+        """
+        if not shared.is_dir():
+            raise Failure(
+                f"there is no folder {shared}", "run it by `docker compose run --rm demo`", code="not-in-a-container"
+            )
+        self._lock = os.open(shared, os.O_RDONLY)  # held as long as this process lives
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failure("another walkthrough runs", "wait until it has ended", code="walkthrough-running") from None
+        self._configured = settings
+        self._settings = settings
+        self._mode_file = shared / MODE_FILE
+        hosts = SINK_HOSTS[: len(sinks)]
+        self.service = Service(f"http://{settings.service_host}:{settings.service_port}/readyz")
+        connectors = f"{settings.connect_url}/connectors"
+        self.worker = Container("connect", 1, _is_worker, [connectors], find, login=settings.connect_login)
+        self._sink_urls = [f"http://{host}:{SINK_PORT}" for host in hosts]
+        health = [f"{url}{metrics.HEALTH}" for url in self._sink_urls]
+        self.sinks = Container("sink", len(sinks), _runs_one_of(sinks), health, find)
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    def sink_urls(self) -> list[str]:
+        return self._sink_urls
+
+    def start(self, report: Progress) -> None:
+        for part in (self.worker, self.sinks):
+            part.resume()  # a walkthrough that was killed may have left it frozen
+            part.start()
+        self.service.start()
+        report(f"connector: {lifecycle.status(self.settings).mode}")
+        report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
+
+    def switch(self, *, exactly_once: bool, report: Progress) -> None:
+        report(f"{self.worker.name}: switching exactly-once {'on' if exactly_once else 'off'}")
+        self._write_mode(exactly_once)
+        self._restart_worker(self._configured.model_copy(update={"exactly_once": exactly_once}))
+        report(f"{self.worker.name}: ready")
+
+    def restore(self, report: Progress) -> None:
+        for part in (self.worker, self.sinks):
+            part.resume()
+        if not self._mode_file.exists():
+            return
+        self._mode_file.unlink()
+        if self._settings.exactly_once != self._configured.exactly_once:
+            report(f"{self.worker.name}: restarting it as configured")
+            self._restart_worker(self._configured)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _restart_worker(self, settings: Settings) -> None:
+        if not settings.exactly_once:
+            lifecycle.disable_exactly_once(settings)  # a connector that requires it would fail on that worker
+        self.worker.restart()
+        self.worker.start()
+        self._settings = settings
+        lifecycle.apply(settings)
+
+    def _write_mode(self, exactly_once: bool) -> None:
+        """Whole or not at all: the worker may start at any time."""
+        staging = self._mode_file.with_suffix(".new")
+        staging.write_text(f"{os.getpid()} {str(exactly_once).lower()}\n")
+        staging.chmod(0o644)  # the worker runs as another user
+        staging.replace(self._mode_file)
+
+
+def _is_worker(command: Sequence[str]) -> bool:
+    return WORKER_CLASS in command
+
+
+def _runs_one_of(sinks: Sequence[str]) -> Callable[[Sequence[str]], bool]:
+    """Recognise ``python -m outbox sink NAME…``. Without names it runs the sinks of the project."""
+
+    def owns(command: Sequence[str]) -> bool:
+        if list(command[1:4]) != ["-m", "outbox", "sink"]:
+            return False
+        names = command[4:] or project.current().sinks
+        return bool({*names} & {*sinks})
+
+    return owns
+
+
+def _command(process: psutil.Process) -> Sequence[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return process.children(recursive=True)
+    return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _do(process: psutil.Process, what: Callable[[psutil.Process], None]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        what(process)

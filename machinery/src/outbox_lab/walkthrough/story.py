@@ -1,0 +1,397 @@
+"""The walkthrough: a phase without faults, three that break the chain on purpose, and a verdict.
+
+It is told on any chain, also on one that has data: each expectation compares with what was there at the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from outbox.audit import check
+from outbox.audit.quantity import text_of
+from outbox.audit.report import Report, sum_of_sizes
+from outbox.base.errors import Failure
+from outbox.base.wait import wait_for
+from outbox.base.words import plural
+from outbox.events import catalog
+from outbox.kafka import topics
+from outbox.relay import lifecycle
+from outbox.sink import discovery
+from outbox_lab.walkthrough.chain import Chain
+from outbox_lab.walkthrough.faults import crash_sinks
+from outbox_lab.walkthrough.screen import Screen
+from outbox_lab.walkthrough.traffic import Traffic
+from outbox_lab.walkthrough.workload import Workload
+
+REQUESTS_QUIET = 600
+REQUESTS_FAULT = 1000
+REQUESTS_BURST = 300
+SETTLE_TIMEOUT_S = 120.0
+PUBLISHED_EVENTS = 200  # what a worker has published before it is killed
+BACKLOG_EVENTS = 20  # and what it has not
+RESENT = "sink B drifts, key by key, by exactly the sum of the resent events"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A line of the verdict: the duplicates of the phase, and the drifts at its end."""
+
+    name: str
+    topic_duplicates: int
+    skipped: int  # duplicates that the right sink skipped
+    drift_right: Decimal
+    drift_naive: Decimal | None
+    drifting_keys: int
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Traffic as the source recorded it: events, and the change of each key's total."""
+
+    events: int
+    change: dict[str, Decimal]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the story. ``play`` does and shows it; steps are played once each, in their order."""
+
+    title: str
+    play: Callable[[], None]
+
+
+class Story:
+    """Plays the phases on a chain and reports them. ``screen.failed`` is the first expectation not met.
+
+    A chain may have had one before: another story compares with what is there when it begins.
+    """
+
+    def __init__(self, chain: Chain, workload: Workload, screen: Screen) -> None:
+        self.chain = chain
+        self.workload = workload
+        self._screen = screen
+        self._names = watched(discovery.sinks(chain.settings), workload)
+        self._topics = discovery.sinks(chain.settings)[workload.right].topics
+        self.phases: list[Phase] = []  # those that were played, in their order
+        self._stop_traffic: Callable[[], None] = lambda: None
+
+    @property
+    def steps(self) -> list[Step]:
+        """The whole story, from the start of the chain to the verdict."""
+        return [
+            Step("The chain: service → Postgres → Debezium → Kafka → PySpark sinks", self._set_up),
+            Step("1. No faults", self._all_well),
+            Step("2. Exactly-once off; the Connect worker is killed (kill -9) while it relays", self._at_least_once),
+            Step("3. Exactly-once on; the worker is killed again", self._exactly_once),
+            Step(
+                "4. Exactly-once still on; the sinks are killed between their database commit and Spark's",
+                self._beyond_kafka,
+            ),
+            Step("5. Verdict", self._verdict),
+        ]
+
+    def play(self) -> None:
+        """Play all steps."""
+        for step in self.steps:
+            self._screen.title(step.title)
+            step.play()
+
+    def stop(self) -> None:
+        """Stop the traffic, and resume the parts that a step has frozen. The chain, which has started, goes on."""
+        self._stop_traffic()
+        for part in (self.chain.worker, self.chain.sinks):
+            part.resume()
+
+    def tear_down(self) -> None:
+        """Stop the traffic, and leave the chain as it was."""
+        self._stop_traffic()
+        self.chain.restore(self._screen.progress)
+
+    # Phases -------------------------------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        self.chain.start(self._screen.progress)
+        ideas = {self.workload.right: f"A `{self.workload.right}` (remembers event ids)"}
+        ideas |= {str(self.workload.naive): f"B `{self.workload.naive}` (adds up whatever comes)"}
+        self._screen.progress(f"streaming: sink {', sink '.join(ideas[name] for name in self._names)}")
+        self._first = self._last = check.check_settled(self.chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
+        if self._first.records:
+            self._screen.progress(
+                f"the chain has {plural(self._first.records, 'event')}: what follows is compared with now"
+            )
+        self._traffic = Traffic(self.chain.settings, self.workload, needs=self.chain.service.require_running)
+        self._stop_traffic = self._traffic.stop
+
+    def _all_well(self) -> None:
+        self._screen.say(f"Sending {REQUESTS_QUIET} requests, invalid ones among them, after those that set things up.")
+        self._traffic.set_up()
+        self._traffic.run(REQUESTS_QUIET)
+        report = self._settle()
+        written = report.outbox_events - self._first.outbox_events
+        self._screen.expect(not self._traffic.surprises, "every request got the expected response", self._answers())
+        self._screen.expect(
+            written == self._traffic.events > 0,
+            "each successful request wrote its events, no other wrote any",
+            f"{written} in the outbox, {self._traffic.events} expected",
+        )
+        self._screen.expect(self._added(report) == 0, "no duplicate on the topic", self._found(report))
+        self._expect_right(report)
+        self._expect_naive(report, {}, "sink B agrees with the source")
+        self._remember("1 no faults", report)
+
+    def _at_least_once(self) -> None:
+        self._switch(exactly_once=False)
+        self._kill_worker_midstream()
+        report = self._settle()
+        self._screen.expect(
+            self._added(report) > 0,
+            "the fault fired: Debezium resent events whose offsets were not stored",
+            self._found(report),
+        )
+        self._expect_nothing_lost(report)
+        self._expect_right(report)
+        self._expect_naive(report, self._repeated(report), RESENT)
+        self._remember("2 worker killed, exactly-once off", report)
+
+    def _exactly_once(self) -> None:
+        self._switch(exactly_once=True)
+        self._kill_worker_midstream()
+        report = self._settle()
+        self._screen.expect(self._added(report) == 0, "no new duplicate on the topic", self._found(report))
+        self._expect_nothing_lost(report)
+        self._expect_right(report)
+        self._expect_naive(report, self._repeated(report), RESENT)
+        self._remember("3 worker killed, exactly-once on", report)
+
+    def _beyond_kafka(self) -> None:
+        self._screen.say("consume → write → CRASH → restart → process the same batch again")
+        self._crash_sinks()
+        report = self._settle()
+        self._screen.expect(self._added(report) == 0, "no new duplicate on the topic", self._found(report))
+        self._expect_nothing_lost(report)
+        right = self.workload.right
+        skipped = report.sink(right).duplicates - self._last.sink(right).duplicates
+        self._screen.expect(
+            skipped == self._replayed.events > 0,
+            "sink A skips every event of the batch that it had applied",
+            f"{skipped} skipped",
+        )
+        self._expect_right(report)
+        change = self._replayed.change
+        if self._has_naive:
+            self._screen.expect(bool(change), "that batch changes totals", f"of {len(change)} keys")
+        drift = _plus(self._repeated(report), change)
+        self._expect_naive(report, drift, "sink B drifts further, key by key, by exactly that batch")
+        self._remember("4 sinks killed after their commit", report)
+
+    def _verdict(self) -> None:
+        rows = [
+            [
+                phase.name,
+                phase.topic_duplicates,
+                phase.skipped,
+                text_of(phase.drift_right),
+                *([] if phase.drift_naive is None else [text_of(phase.drift_naive), phase.drifting_keys]),
+            ]
+            for phase in self.phases
+        ]
+        header = ["phase", "new duplicates on topic", "skipped by A", "drift of A"]
+        header += ["drift of B", "drifting keys"] if self._has_naive else []
+        self._screen.table(header, rows)
+        self._screen.say("")
+        self._screen.say(
+            "Debezium delivers at least once. Connect's exactly-once covers Debezium → Kafka only.\n"
+            "Sink A stays right under every fault, because it writes event id and result in one transaction."
+        )
+
+    # Faults -------------------------------------------------------------------------------------------------------
+
+    def _switch(self, exactly_once: bool) -> None:
+        self.chain.switch(exactly_once=exactly_once, report=self._screen.progress)
+        mode = lifecycle.status(self.chain.settings).mode
+        wanted = "exactly-once" if exactly_once else "at-least-once"
+        self._screen.expect(mode.startswith(wanted), "the effective mode, as reported by Connect", mode)
+
+    def _kill_worker_midstream(self) -> None:
+        """Under load, freeze the worker until events pile up behind it, kill it, and restart it."""
+        worker = self.chain.worker
+        published = self._published()
+        finish = self._traffic.start(REQUESTS_FAULT)
+
+        def enough(relayed: int) -> None:
+            worker.require_running()
+            self._traffic.require_events(relayed + BACKLOG_EVENTS)
+
+        wait_for(
+            "the worker to publish",
+            lambda: self._published() >= published + PUBLISHED_EVENTS,
+            timeout_s=60,
+            needs=lambda: enough(PUBLISHED_EVENTS),
+        )
+        worker.pause()
+        relayed = self._published() - published
+        wait_for(
+            "events of requests that Workload.plan() returns to pile up",
+            lambda: self._unrelayed() >= BACKLOG_EVENTS,
+            timeout_s=60,
+            needs=lambda: enough(relayed),
+        )
+        unrelayed, pid = self._unrelayed(), worker.pid()
+        worker.kill()
+        self._screen.expect(
+            not worker.is_running() and unrelayed > 0,
+            "the worker was killed while it relayed",
+            f"kill -9 {pid} with {unrelayed} events not yet relayed",
+        )
+        worker.start()
+        self._screen.progress("worker restarted")
+        finish()
+
+    def _crash_sinks(self) -> None:
+        """Kill the sinks inside their window. A burst arrives while they wait, so one batch holds it."""
+        for name, crash in crash_sinks(self.chain, self._names, self._burst).items():
+            self._screen.expect(
+                crash.fired,
+                f"sink {name} was killed in the window",
+                f"its database has batch {crash.planned_batch}, Spark recorded {crash.committed_batch} as its last",
+            )
+
+    def _burst(self) -> None:
+        """Send traffic that nobody reads yet. Remember its events, and the change of each key's total."""
+        before = self._relayed()
+        self._traffic.run(REQUESTS_BURST)
+        after = self._relayed()
+        events = self._outbox_events(after) - self._outbox_events(before)
+        self._replayed = Burst(events, _minus(self._totals(after), self._totals(before)))
+
+    # Looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_naive(self) -> bool:
+        return len(self._names) > 1
+
+    def _settle(self) -> Report:
+        report = check.check_settled(self.chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
+        self._screen.progress(f"nothing is in flight: {self._found(report)}")
+        return report
+
+    def _require_chain(self) -> None:
+        """Raises Failure with its log if a process has ended that brings events to the sinks' tables."""
+        self.chain.worker.require_running()
+        self.chain.sinks.require_running()
+
+    def _relayed(self) -> Report:
+        """Wait until the whole outbox is on the topic."""
+
+        def relayed() -> Report | None:
+            report = check.check(self.chain.settings)
+            return None if report.in_flight else report
+
+        needs = self.chain.worker.require_running
+        return wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
+
+    def _published(self) -> int:
+        names = catalog.of(self.chain.settings).topics
+        return sum(sum(topics.last_stable_offsets(self.chain.settings, name).values()) for name in names)
+
+    def _unrelayed(self) -> int:
+        return check.check(self.chain.settings).in_flight
+
+    def _outbox_events(self, report: Report) -> int:
+        """How many events of the sinks' topics the outbox has."""
+        return sum(report.topic(topic).outbox_events for topic in self._topics)
+
+    # Comparing with the beginning ---------------------------------------------------------------------------------
+
+    def _found(self, report: Report) -> str:
+        """The duplicates on the topics."""
+        duplicates, records = (getattr(report, name) - getattr(self._first, name) for name in ("duplicates", "records"))
+        return f"{duplicates} duplicates in {records} events"
+
+    def _added(self, report: Report) -> int:
+        """How many duplicates a phase has added to the topics."""
+        return report.duplicates - self._last.duplicates
+
+    def _totals(self, report: Report) -> Mapping[str, Decimal]:
+        """By key, the source's totals that the sinks are compared with."""
+        return report.sink(self.workload.right).comparisons[0].totals
+
+    def _repeated(self, report: Report) -> Mapping[str, Decimal]:
+        """By key, what the duplicates on the topics add up to."""
+        now, first = (one.sink(self.workload.right).comparisons[0].repeated for one in (report, self._first))
+        return _minus(now, first)
+
+    def _drift(self, report: Report, sink: str) -> dict[str, Decimal]:
+        """By key, how much further a sink has drifted."""
+        return _minus(report.sink(sink).drift, self._first.sink(sink).drift)
+
+    def _expect_nothing_lost(self, report: Report) -> None:
+        lost = len(report.lost) - len(self._first.lost)
+        missing = report.missing_versions - self._first.missing_versions
+        events = report.outbox_events - self._first.outbox_events
+        found = f"{events} in the outbox, {lost} lost, {missing} versions missing"
+        self._screen.expect(lost == 0 and missing == 0, "nothing is lost", found)
+
+    def _drift_total(self, report: Report, sink: str) -> Decimal:
+        """The sum of the absolute drifts of all comparisons, since the beginning."""
+        now, first = report.sink(sink), self._first.sink(sink)
+        drifts = [_minus(one.drift, first.comparison(one.name).drift) for one in now.comparisons]
+        return sum_of_sizes(difference for drift in drifts for difference in drift.values())
+
+    def _expect_right(self, report: Report) -> None:
+        drift = self._drift_total(report, self.workload.right)
+        self._screen.expect(drift == 0, "sink A agrees with the source", f"drift {text_of(drift)}")
+
+    def _expect_naive(self, report: Report, drift: Mapping[str, Decimal], what: str) -> None:
+        """Sink B is off by this signed drift, in every key."""
+        if self._has_naive:
+            found = self._drift(report, self._names[1])
+            detail = f"{text_of(self._drift_total(report, self._names[1]))} in {len(found)} keys"
+            self._screen.expect(found == _plus(drift, {}), what, detail)
+
+    def _remember(self, name: str, report: Report) -> None:
+        right = self.workload.right
+        naive = self._names[1] if self._has_naive else None
+        self.phases.append(
+            Phase(
+                name=name,
+                topic_duplicates=self._added(report),
+                skipped=report.sink(right).duplicates - self._last.sink(right).duplicates,
+                drift_right=self._drift_total(report, right),
+                drift_naive=self._drift_total(report, naive) if naive else None,
+                drifting_keys=len(self._drift(report, naive)) if naive else 0,
+            )
+        )
+        self._last = report
+
+    def _answers(self) -> str:
+        if self._traffic.surprises:
+            return self._traffic.surprises[0]
+        return ", ".join(f"{count} × {kind}" for kind, count in sorted(self._traffic.answered.items()))
+
+
+def watched(known: Mapping[str, object], workload: Workload) -> list[str]:
+    """The sinks that the walkthrough watches: the right one, and the naive one if the project has it.
+
+    Raises Failure if the project has no sink of the right one's name.
+    """
+    if workload.right not in known:
+        raise Failure(
+            f"the workload watches the sink {workload.right!r}, and the sinks are {', '.join(known)}",
+            "correct `right` of the workload",
+            code="sink-unknown",
+        )
+    return [name for name in (workload.right, workload.naive) if name is not None and name in known]
+
+
+def _plus(left: Mapping[str, Decimal], right: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    """The sums that are not zero, by key."""
+    return _minus(left, {key: -value for key, value in right.items()})
+
+
+def _minus(left: Mapping[str, Decimal], right: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    """The differences that are not zero, by key."""
+    differences = {key: left.get(key, Decimal(0)) - right.get(key, Decimal(0)) for key in {*left, *right}}
+    return {key: difference for key, difference in differences.items() if difference}
