@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox.commands import demo
+from outbox_lab.commands import demo
 from outbox_lab.walkthrough import player, workload
 from outbox_lab.walkthrough.player import Player
 

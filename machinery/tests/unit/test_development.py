@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from outbox.base.settings import Settings, load
-from outbox.commands import dev
 from outbox.events import catalog
+from outbox_lab.commands import dev
 from outbox_lab.stack import development, ports
 from outbox_lab.stack.command import Command, ServiceCommand
 from outbox_lab.stack.development import SCHEMA, SERVICE, SINKS, Development, _states

@@ -48,7 +48,7 @@ def test_without_the_folder_of_the_player_the_terminal_plays(
     assert "nowhere" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["outbox:Nothing", "outbox", "", "broken:Player"])
+@pytest.mark.parametrize("name", ["outbox:Nothing", "outbox", "broken:Player"])
 def test_one_that_cannot_be_made_is_a_failure(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_installed\n")
     monkeypatch.syspath_prepend(str(tmp_path))
