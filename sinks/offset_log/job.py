@@ -1,4 +1,4 @@
-"""Balances, with each event stored under (topic, partition, offset): often taken for enough, and it does not survive a
+"""Balances, with each event stored under (topic, partition, offset). Many believe that it is enough; it does not survive a
 re-send.
 
 Optional: to do without, delete this folder.

@@ -713,7 +713,7 @@ def test_files_are_those_of_the_embedded_stack() -> None:
 
 @every_service
 def test_what_is_run_is_in_the_image(name: str) -> None:
-    assert set(re.findall(r"/etc/outbox/[\w.]+", words(name))) <= set(files_in(name))
+    assert set(re.findall(r"/etc/outbox/[\w.-]+", words(name))) <= set(files_in(name))
 
 
 @pytest.mark.parametrize(("name", "part"), [("kafka", kafka.Kafka), ("connect", connect.Connect)])

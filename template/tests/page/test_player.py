@@ -254,7 +254,7 @@ def test_image_of_the_walkthrough_has_the_packages_of_the_page() -> None:
     pinned = "".join((ROOT / "machinery" / file).read_text() for file in files)
     names = set(re.findall(r"^([a-z0-9-]+)==", pinned, flags=re.MULTILINE))
     imported = set().union(*map(imports, (ROOT / "demo" / "page").glob("*.py")))
-    others = imported - {"demo", "outbox"} - sys.stdlib_module_names
+    others = imported - {"demo", "outbox", "outbox_lab"} - sys.stdlib_module_names
     assert "flask" in others
     distributions = packages_distributions()
     assert {name for name in others if names.isdisjoint(one.lower() for one in distributions[name])} == set()

@@ -1,7 +1,7 @@
 """Arrow columns as the input of a binary COPY, which costs Postgres a third of what CSV does.
 
 Built by columns: values of one width are copied by NumPy, and what varies from row to row is joined in between. Texts
-are of one width too, if all of a chunk happen to be: currencies, codes, UUIDs as text.
+are of one width too, if all of a chunk have as many bytes: codes, say, or UUIDs as text.
 The format: https://www.postgresql.org/docs/18/sql-copy.html, "Binary Format". That of a type: its `recv` function.
 """
 
@@ -184,7 +184,7 @@ def _texts(column: pa.Array) -> np.ndarray[Any, Any] | None:
 
 
 def _width(column: pa.Array) -> int:
-    """How many bytes each of the texts has; 0 if they differ, or if there is none."""
+    """How many bytes each of the texts has; 0 if they differ, or without any."""
     lengths = pc.min_max(pc.binary_length(column)).as_py()
     return int(lengths["min"] or 0) if lengths["min"] == lengths["max"] else 0
 

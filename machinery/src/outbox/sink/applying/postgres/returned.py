@@ -117,7 +117,7 @@ def join(sink: str, events: pa.Table, returned: Returned, columns: Sequence[Colu
 
 
 def _in_order(sink: str, events: pa.Table, kept: pa.Table) -> pa.Table:
-    """By event its row of these, NULL if there is none. Raises Failure if they are not of these events, one each."""
+    """By event its row of these, NULL if it has none. Raises Failure if they are not of these events, one each."""
     if kept.select(PLACE).equals(events.select(PLACE)):
         return kept  # as mostly: nothing is filtered, and Spark has kept the order
     pairs = _numbered(events, NUMBER_OF_EVENT).join(_numbered(kept, NUMBER_OF_ROW), PLACE, join_type="left outer")
