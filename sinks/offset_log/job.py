@@ -1,5 +1,6 @@
-"""Balances, with each event stored under (topic, partition, offset). Many believe that it is enough; it does not survive a
-re-send.
+"""Balances, with each event stored under (topic, partition, offset).
+
+Many believe that this is enough. It does not survive a re-send.
 
 Optional: to do without, delete this folder.
 """
