@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def id(self) -> str:
-        """The same for all sinks that share it."""
+        """The name of the comparison among all: sinks that share it have it once."""
         return str(self.file)
 
     @property

@@ -139,7 +139,7 @@ def of(
     comparisons: Mapping[str, Sequence[Comparison]],
     age_max_days: int = 3660,
 ) -> Declared:
-    """The same of a catalog, sinks and their comparisons."""
+    """What a catalog, sinks and their comparisons declare."""
     kinds: list[Kind] = []
     topics: list[EventTopic] = []
     for number, (name, aggregates) in enumerate(known.topics.items()):

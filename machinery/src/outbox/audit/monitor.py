@@ -109,7 +109,7 @@ def of(settings: Settings) -> Monitor:
 
 
 def slot_metrics(slot: str, *, is_active: bool, lag_bytes: float, is_lost: bool) -> list[Metric]:
-    """Those of a slot."""
+    """The metrics of a slot."""
     active = _gauge("outbox_slot_active", "Whether a client reads the slot", "slot")
     lag = _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", "slot")
     lost = _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", "slot")
@@ -120,14 +120,14 @@ def slot_metrics(slot: str, *, is_active: bool, lag_bytes: float, is_lost: bool)
 
 
 def connector_metrics(connector: str, is_running: bool) -> list[Metric]:
-    """Those of a connector."""
+    """The metrics of a connector."""
     running = _gauge("outbox_connector_running", "Whether the connector and its task run", "connector")
     running.add_metric([connector], is_running)
     return [running]
 
 
 def dead_letter_metrics(counts: Mapping[str, int]) -> list[Metric]:
-    """Those of the sinks."""
+    """The metrics of the sinks' dead letters."""
     letters = _gauge("outbox_dead_letters", "Records set aside and not resolved", "sink")
     for sink, count in counts.items():
         letters.add_metric([sink], count)

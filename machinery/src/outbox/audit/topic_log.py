@@ -33,7 +33,7 @@ class TopicLogs:
     """The committed records of the topics, as far as they were read. Memory does not grow with their number."""
 
     def __init__(self, declared: Sequence[EventTopic], ends: Mapping[str, TopicEnd] | None = None) -> None:
-        """They begin where the topics do, or at the ``ends`` of what was read before."""
+        """Begin where the topics do, or at the ``ends`` of what was read before."""
         self.salt = os.urandom(SALT_BYTES)  # of its buckets, and of those that are compared with them
         self.ends = [(ends or {}).get(topic.name) or TopicEnd() for topic in declared]
         self._topics = declared

@@ -300,7 +300,7 @@ class Settings(BaseSettings):
         }
 
     def without_secrets(self, *keep: str) -> Settings:
-        """The same without passwords and tokens but these, for a process that needs no others."""
+        """The settings without passwords and tokens but the given ones, for a process that needs no others."""
         secrets = {name for name, value in self if isinstance(value, SecretStr)} - {*keep}
         return self.model_copy(update=dict.fromkeys(secrets, SecretStr("")))
 

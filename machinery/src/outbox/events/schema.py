@@ -142,7 +142,7 @@ class EventSchema(PayloadSchema):
 
     @property
     def file(self) -> str:
-        """Its file in the folder of events."""
+        """The schema's file in the folder of events."""
         return f"{self.aggregate}/{self.type}.v{self.version}.schema.json"
 
     @property

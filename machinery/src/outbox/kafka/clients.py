@@ -53,7 +53,7 @@ def jaas(mechanism: str, username: str, password: str, **others: str) -> str:
 
 
 def spark_options(settings: Settings) -> dict[str, str]:
-    """The same for Spark's Kafka source: its Java client uses other names."""
+    """The settings for Spark's Kafka source, whose Java client uses other names."""
     options = {
         "kafka.bootstrap.servers": settings.kafka_bootstrap,
         "kafka.security.protocol": settings.kafka_security_protocol,
@@ -74,7 +74,7 @@ def request_timeout_s() -> float:
 
 
 def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict[str, str | int | float | bool]:
-    """The same of a consumer that belongs to no group and commits nothing."""
+    """The settings of a consumer that belongs to no group and commits nothing."""
     return {
         **client_config(settings),
         "group.id": f"outbox-{uuid.uuid4()}",

@@ -24,7 +24,7 @@ class Part:
 
     @property
     def within(self) -> Within:
-        """The same as `outbox.kafka.records` wants it."""
+        """The range as `outbox.kafka.records` wants it."""
         return {partition: (self.start[partition], self.end[partition]) for partition in self.end}
 
     def in_parts(self, records_max: int) -> Sequence[Part]:
@@ -43,7 +43,7 @@ class Part:
         return parts
 
     def first(self, count: int) -> Part:
-        """Its first so many offsets. What the shares of partitions lack after rounding, one each of some makes up."""
+        """The first so many offsets. What the shares of partitions lack after rounding, one each of some makes up."""
         cut, lacking = dict(self.start), count
         rounded = list[int]()  # the partitions whose share is more than what they have got
         for partition, end in self.end.items():

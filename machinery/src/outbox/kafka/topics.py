@@ -99,7 +99,7 @@ def exists(settings: Settings, name: str) -> bool:
 
 
 def existing(settings: Settings, names: Collection[str]) -> dict[str, Topic]:
-    """Those of the topics that exist, by name. Raises Failure if Kafka is unavailable."""
+    """The topics that exist, by name. Raises Failure if Kafka is unavailable."""
     if not names:
         return {}
     admin = Admin(settings)

@@ -98,7 +98,7 @@ def _wanted(cursor: extensions.cursor, database: Database) -> Grants:
 
 
 def _missing(cursor: extensions.cursor, what: str, role: str, wanted: Sequence[str]) -> list[str]:
-    """Those of the privileges that a role does not have."""
+    """The privileges that a role does not have."""
     word, name = what.split(" ", 1)
     found = []
     for privilege in wanted:

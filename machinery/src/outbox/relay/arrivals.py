@@ -46,7 +46,7 @@ class Written(NamedTuple):
 
     @property
     def occurred_at(self) -> datetime:
-        """Its time."""
+        """When the event occurred."""
         return datetime.fromtimestamp(self.at_s, UTC)
 
 

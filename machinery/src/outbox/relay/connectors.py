@@ -61,7 +61,7 @@ class Connector:
 
     @property
     def offsets_topic(self) -> str:
-        """Its own topic in which Connect keeps its offsets, in every mode.
+        """The topic in which Connect keeps the connector's offsets, in every mode.
 
         Not the worker's topic: a worker without exactly-once reads aborted offsets there too, and would continue after
         events that were never committed.

@@ -127,7 +127,7 @@ class Rest:
         return _position(self._offset())
 
     def streamed_lsn(self) -> int | None:
-        """The same; None while the stored offset belongs to a snapshot, whose rows share one position."""
+        """The position that was stored last; None while it belongs to a snapshot, whose rows share one position."""
         offset = self._offset()
         return None if offset.get("snapshot") else _position(offset)
 

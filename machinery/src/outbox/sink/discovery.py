@@ -120,7 +120,7 @@ def memories(settings: Settings) -> list[Memory]:
 
 
 def _known(found: Collection[str], names: Sequence[str]) -> list[str]:
-    """These names, each once. Raises Failure for an unknown one."""
+    """The given names, each once. Raises Failure for an unknown one."""
     unknown = [name for name in names if name not in found]
     if unknown:
         raise Failure(

@@ -53,7 +53,7 @@ class SinkJob:
     transform: str | None = None
 
     def by(self, strategy: str | Path) -> SinkJob:
-        """The same job beside this one, by another strategy; it is called ``<name>-<strategy>``.
+        """A job beside this one, and like it but for the strategy; it is called ``<name>-<strategy>``.
 
         Raises Failure if this one has no name.
         """

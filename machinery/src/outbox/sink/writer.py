@@ -163,8 +163,8 @@ class Applier(Protocol):
         """Drop the temporary tables, so that the session may be prepared for another sink."""
 
     def lost(self, event_ids: Collection[str]) -> Collection[str]:
-        """Those of these events, whose dead letters are closed, that the result does not have any more. A result that
-        is committed with its dead letters loses none.
+        """The given events, whose dead letters are closed, that the result does not have any more. A result that is
+        committed with its dead letters loses none.
         """
         del event_ids
         return ()

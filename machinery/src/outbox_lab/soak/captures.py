@@ -56,7 +56,7 @@ class Captured:
         self.changes = sorted(by_place.values(), key=lambda one: (one.topic, one.partition, one.offset))
 
     def left(self, spec: SinkSpec) -> list[RowChange]:
-        """Those that a sink reads, and that its topic has not dropped."""
+        """The changes that a sink reads, and that its topic has not dropped."""
         return [one for one in self.changes if one.topic in spec.decoders and one.place not in self._dropped]
 
     def copies(self, domain: Domain) -> list[Copy]:

@@ -42,7 +42,7 @@ class Plan:
     pause_s: float
     exactly_once: bool
     faults: Sequence[str]
-    """Those that were selected."""
+    """The faults that were selected."""
     timeout_scale: float = 1.0
     """What multiplies every deadline."""
 

@@ -65,7 +65,7 @@ class Operation:
 
     @property
     def answers(self) -> list[tuple[int, Any]]:
-        """Its definite answers, each once."""
+        """The definite answers of the operation, each once."""
         found: list[tuple[int, Any]] = []
         for one in self.attempts:
             if one.status is not None and one.outcome != "unknown" and (one.status, one.answer) not in found:

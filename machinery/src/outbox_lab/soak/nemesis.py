@@ -194,7 +194,7 @@ class Nemesis:
 
 
 def _unfinished(running: set[Future[None]], timeout_s: float = POLL_S) -> set[Future[None]]:
-    """Those that still run when one of them has ended, or after a moment. Raises what one that has ended raised."""
+    """The injections that still run when one has ended, or after a moment. Raises what one that has ended raised."""
     if not running:
         return running
     done, left = futures.wait(running, timeout_s, return_when=futures.FIRST_COMPLETED)

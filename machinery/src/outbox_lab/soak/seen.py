@@ -29,7 +29,7 @@ class TopicEvent:
 
     @property
     def identity(self) -> str:
-        """Its id, which is the same in each record of it."""
+        """The id of the change, which each record of it has."""
         return self.id
 
     @property

@@ -44,7 +44,7 @@ class SparkTasks:
         self._header = ui_header(properties)
 
     def running(self) -> list[Task]:
-        """Those that run, as far as the driver knows; none if it does not answer."""
+        """The tasks that run, as far as the driver knows; none if the driver does not answer."""
         with suppress(requests.RequestException, ValueError):
             return list(self._running())
         return []

@@ -74,7 +74,7 @@ class LinkedKafka(Kafka):
         self.listeners = (*self.listeners, *self._links)
 
     def properties(self) -> Mapping[str, str]:
-        """Those of the stack, and the listeners."""
+        """The properties of the stack's broker, and the listeners."""
         given = dict(super().properties())
         for listener, proxy in self._links.items():
             given["listeners"] += f",{listener}://{ports.LOOPBACK}:{proxy.target_port}"
@@ -89,7 +89,7 @@ class LinkedStack(Stack):
 
     @property
     def settings(self) -> Settings:
-        """Those of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
+        """The settings of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
         return super().settings.model_copy(update={"spark_master": IN_DRIVER, **WAITS_MS})
 
     def on_cluster(self, settings: Settings) -> Settings:
@@ -241,7 +241,7 @@ class Testbed:
         return [known[name] for name in self.sink_names]
 
     def readers(self, topic: str) -> Sequence[SinkSpec]:
-        """Those that read a topic."""
+        """The sinks that read a topic."""
         return [one for one in self.sink_specs if topic in one.topics]
 
     @cached_property
@@ -334,7 +334,7 @@ class Testbed:
         return query(self.settings, role, sql, parameters)
 
     def superuser(self, sql: str, parameters: object = None) -> list[tuple[Any, ...]]:
-        """The same as the superuser of the server, who may end other sessions."""
+        """The rows of a statement that the server's superuser runs, who may end other sessions."""
         settings = self.settings
         password = settings.stack_postgres_password.get_secret_value()
         with (

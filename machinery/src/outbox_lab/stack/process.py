@@ -244,7 +244,7 @@ def is_ours(process: psutil.Process, folder: Path) -> bool:
 
 
 def environment(process: psutil.Process) -> Mapping[str, str]:
-    """Its environment. While a process replaces its program it has none, for longer on a busy machine: look again."""
+    """The environment of a process. While it replaces its program it has none, longer on a busy machine: look again."""
     empty = 0
 
     def environ() -> tuple[Mapping[str, str]] | None:  # a tuple, because an empty environment is false

@@ -37,7 +37,7 @@ class Part(Watched, Protocol):
         """End it as a crash would (SIGKILL), and return once none of its processes is left."""
 
     def pid(self) -> int | None:
-        """Its main process; None if it does not run."""
+        """The main process of the part; None if the part does not run."""
 
     def is_running(self) -> bool:
         """Whether it runs, ready or not."""

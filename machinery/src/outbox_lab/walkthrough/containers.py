@@ -129,7 +129,7 @@ class Container:
         return [process for process in self._find() if _lives(process) and self._owns(_command(process))]
 
     def _family(self) -> list[psutil.Process]:
-        """The same with all their descendants."""
+        """The processes of the container, with all their descendants."""
         return [process for main in self._mains() for process in (main, *_descendants(main))]
 
 

@@ -58,7 +58,7 @@ def outcomes(
 
 
 def filtered(cursor: extensions.cursor, traced: Sequence[Traced]) -> dict[tuple[int, int], Outcome]:
-    """Those of these records that the sink's transform leaves out of ``batch``, by partition and offset."""
+    """The traced records that the sink's transform leaves out of ``batch``, by partition and offset."""
     if not traced:
         return {}
     cursor.execute(FILTERED, _places(traced))

@@ -70,7 +70,7 @@ class Columns:
 
     @classmethod
     def of(cls, records: Records, headers: Mapping[str, Contents]) -> Columns:
-        """Those of records with these headers. Raises ValueError if an id is not UTF-8."""
+        """The columns of records with these headers. Raises ValueError if an id is not UTF-8."""
         return cls(
             places={
                 "event_id": pa.array(headers[ID], pa.binary()).cast(pa.string()),
@@ -84,7 +84,7 @@ class Columns:
         )
 
     def at(self, numbers: Sequence[int]) -> Columns:
-        """Those with these numbers, counted from 0."""
+        """The columns of the records with these numbers, counted from 0."""
         indices = pa.array(numbers, pa.int32())
         return Columns(
             {name: array.take(indices) for name, array in self.places.items()},
@@ -147,7 +147,7 @@ class RecordDecoder(ABC):
         """The event of a record, or why it was rejected, or that it was not asked for."""
 
     def bounded(self, found: DecodedEvent | Rejection | Skipped) -> DecodedEvent | Rejection | Skipped:
-        """The same, unless it is an event whose key is too long for the indexes of the sink's tables."""
+        """What a record was found to be; a rejection if it is an event whose key is too long for the sink's indexes."""
         if not isinstance(found, DecodedEvent):
             return found
         columns = self.types[found.name]
@@ -184,7 +184,7 @@ class RecordDecoder(ABC):
         return Decoded(self.rows(events), dead, traced, skipped)
 
     def decode_parts(self, parts: Iterable[Records]) -> Decoded:
-        """The same of records that come in parts."""
+        """The events among records that come in parts, and the others."""
         return Decoded.together([self.decode(records) for records in parts])
 
     def rows(self, read: Iterable[tuple[DecodedEvent, int, int]]) -> Rows:

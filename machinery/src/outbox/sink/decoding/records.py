@@ -73,11 +73,11 @@ class Records:
         return zip(records, self.partitions, self.offsets, strict=True)
 
     def at(self, numbers: Sequence[int]) -> Records:
-        """Those of them with these numbers, counted from 0."""
+        """The records with these numbers, counted from 0."""
         return Records(*(values_at(numbers, column) for column in vars(self).values()))
 
     def parts(self, size: int) -> Iterator[Records]:
-        """The same in parts of so many at most."""
+        """The records in parts of so many at most."""
         columns = tuple(vars(self).values())
         for begin in range(0, len(self), size):
             yield Records(*(column[begin : begin + size] for column in columns))

@@ -115,7 +115,7 @@ def skipped(cursor: extensions.cursor, sink: str) -> dict[str, set[str]]:
 
 
 def new_names(recorded: Collection[str], events: Iterable[str], declared: Collection[str]) -> list[str]:
-    """Those of the events that are still to be recorded for a topic: the declared ones, and others up to NAMES_MAX."""
+    """The events that are still to be recorded for a topic: the declared ones, and others up to NAMES_MAX."""
     missing, declared = {*events}.difference(recorded), {*declared}
     room = max(0, NAMES_MAX - len({*recorded} - declared))
     return sorted(missing & declared) + sorted(missing - declared)[:room]

@@ -124,7 +124,7 @@ def driver_waits(cursor: extensions.cursor, sink: str) -> bool:
 
 
 def lock_new(cursor: extensions.cursor, sink: str) -> None:
-    """The same for a sink that this transaction may create. It waits for one that has listed `all_sinks`."""
+    """Hold the lock of a sink that this transaction may create. Waits for a transaction that has listed `all_sinks`."""
     cursor.execute(f"SELECT pg_advisory_xact_lock_shared({CREATION_KEY})")
     lock(cursor, sink)
 
@@ -138,7 +138,7 @@ def all_sinks(cursor: extensions.cursor) -> list[str]:
 
 @contextmanager
 def held(connection: extensions.connection, sink: str) -> Iterator[None]:
-    """The same for a block of several transactions.
+    """Hold the sink's lock for a block of several transactions.
 
     After an error the lock stays until the connection ends, because nobody knows what was done.
     """

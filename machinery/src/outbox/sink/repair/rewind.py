@@ -102,7 +102,7 @@ def to_offsets(
 
 
 def skip_dropped(settings: Settings, sink: str, moves: Moves) -> dict[TopicPartition, Move]:
-    """The same moves, but events that the topics dropped before the sink applied them are given up."""
+    """The given moves, but events that the topics dropped before the sink applied them are given up."""
     first = _of_topics(settings, sink, topics.first_offsets)
     return {place: move._replace(begin=max(move.begin, first.get(place, 0))) for place, move in moves.items()}
 

@@ -82,7 +82,7 @@ class ExecutorKilled(_TaskLost):
 
 
 class ExecutorKilledInMerge(_TaskLost):
-    """The same with a task of a MERGE."""
+    """An executor is killed that has a task of a MERGE."""
 
     name = "sinks-executor-killed-in-merge"
     work = MERGE
@@ -99,7 +99,7 @@ class WorkerKilled(_TaskLost):
 
 
 class WorkerKilledInMerge(WorkerKilled):
-    """The same with a task of a MERGE."""
+    """A worker is killed whose executor has a task of a MERGE."""
 
     name = "sinks-worker-killed-in-merge"
     work = MERGE

@@ -100,7 +100,7 @@ def with_clock(projections: Path, folder: Path) -> Path:
 
 
 def _with_rows(cursor: extensions.cursor, tables: Iterable[str]) -> set[str]:
-    """Those of the tables that have rows."""
+    """The tables that have rows."""
     one = sql.SQL("SELECT {} WHERE EXISTS (SELECT FROM {})")
     cursor.execute(sql.SQL(" UNION ALL ").join(one.format(sql.Literal(name), _public(name)) for name in tables))
     return {name for (name,) in cursor.fetchall()}

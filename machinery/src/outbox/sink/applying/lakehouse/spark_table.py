@@ -129,7 +129,7 @@ class Table:
             return int(counted["num_inserted_rows"])
 
     def missing(self, event_ids: Collection[str]) -> set[str]:
-        """Those of these events that are not in the table. Like the MERGE it reads files of their days and ids only."""
+        """The given events that are not in the table. Like the MERGE this reads files of their days and ids only."""
         if not event_ids:
             return set()
         with self.errors("does not return its events"):

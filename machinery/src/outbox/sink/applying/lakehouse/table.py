@@ -88,7 +88,7 @@ def _opened(settings: Settings, sink: str) -> Iterator[DeltaTable | None]:
 
 
 def lacking(delta: DeltaTable, event_ids: Collection[str]) -> set[str]:
-    """Those of these events that the table does not have."""
+    """The given events that the table does not have."""
     wanted, there = sorted(event_ids), set[str]()
     for begin in range(0, len(wanted), IDS_PER_QUERY):
         there |= _known(delta, wanted[begin : begin + IDS_PER_QUERY])
@@ -117,7 +117,7 @@ def _said(commit: Mapping[str, Any], sink: str) -> Mapping[str, Mapping[str, int
 
 
 def _known(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:
-    """Those of these events, sorted by id, that the table has."""
+    """The given events, sorted by id, that the table has."""
     literals = [f"'{uuid.UUID(event_id)}'" for event_id in event_ids]
     # The range leaves out files that hold none of these ids.
     condition = f"event_id BETWEEN {literals[0]} AND {literals[-1]} AND event_id IN ({', '.join(literals)})"

@@ -55,7 +55,7 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, decoder: RecordDecoder) -> Known:
-        """Those of the events of one topic."""
+        """The columns that the events of one topic are known by."""
         event = next(iter(decoder.types))
         version = None if decoder.version is None else layout.place(event, decoder.version)
         return cls(None if layout.has_types else event, layout.place(event, decoder.key), version)
