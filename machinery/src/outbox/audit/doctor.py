@@ -89,7 +89,7 @@ Marks = Mapping[int, tuple[int, int]]  # by partition, the first offset and the 
 
 
 def examine(settings: Settings, *hops: str) -> Iterator[Diagnosis]:
-    """Examine the given hops, or all in the order of an event's way. That a hop is unavailable is a problem like others."""
+    """Examine the given hops, or all in the order of an event's way. An unavailable hop is a problem too."""
     for hop in hops or HOPS:
         try:
             yield from (Diagnosis(hop, one.code, one.message, one.remedy) for one in HOPS[hop](settings))

@@ -111,7 +111,7 @@ def _ahead(testbed: Testbed, sink: str) -> int:
 
 
 def _ahead_of_dead(testbed: Testbed, sink: str) -> int:
-    """By how many records it is ahead once a killed driver's session is gone, whose last commit may have been under way."""
+    """By how many records it is ahead once a killed driver's session is gone: its last commit may be late."""
     with closing(connect(testbed.settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
         fence.lock(cursor, sink)
         return _ahead(testbed, sink)
