@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from outbox import load_settings
-from outbox.spark import check_transform, example_events
+from outbox_lab.testing import check_transform, example_events
 
 from sinks.turnover import transform
 from sinks.turnover.transform import in_euros

@@ -15,10 +15,12 @@ from outbox.base.settings import load
 from outbox.events.schema import Column
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.discovery import event_decoders
-from outbox.sink.frames import frame, rules
+from outbox.sink.frames import frame
 from outbox.sink.frames.transform import Function, Transform, quoted, unusable
+from outbox_lab.testing import check_transform, example_events
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
+from outbox_lab.testing.transform_rules import ONE_ROW, PLACES_KEPT, SAME_ROW, SEED
 from tests import transforms
 from tests.support import declared
 from tests.support.declared import Events
@@ -34,19 +36,19 @@ SETTINGS = load(environment=False)
 UNITS = ["KGM", "GRM", "LTR"]
 # By the transform: the rule, and the column by which it is broken, if it is one.
 WRONG: dict[Function, tuple[str, str]] = {
-    transforms.numbered: (rules.SAME_ROW, "column number: "),
-    transforms.summed: (rules.SAME_ROW, "column total: "),
-    transforms.aggregated: (rules.SAME_ROW, "no row among all, a row "),
-    transforms.timed: (rules.SAME_ROW, "column at: "),
-    transforms.random: (rules.SAME_ROW, "column number: 0."),
-    transforms.seeded: (rules.SAME_ROW, "column number: 0."),
-    transforms.counted: (rules.SAME_ROW, "column number: "),
-    transforms.limited: (rules.SAME_ROW, "no row among all, a row "),
-    transforms.doubled: (rules.ONE_ROW, "it has two equal rows"),
-    transforms.exploded: (rules.ONE_ROW, "column part: 'one' and 'two'"),
-    transforms.invented: (rules.PLACES_KEPT, "column event_id: given '"),
-    transforms.swapped: (rules.PLACES_KEPT, "column event_id: given '"),
-    transforms.moved: (rules.PLACES_KEPT, "column offset: given "),
+    transforms.numbered: (SAME_ROW, "column number: "),
+    transforms.summed: (SAME_ROW, "column total: "),
+    transforms.aggregated: (SAME_ROW, "no row among all, a row "),
+    transforms.timed: (SAME_ROW, "column at: "),
+    transforms.random: (SAME_ROW, "column number: 0."),
+    transforms.seeded: (SAME_ROW, "column number: 0."),
+    transforms.counted: (SAME_ROW, "column number: "),
+    transforms.limited: (SAME_ROW, "no row among all, a row "),
+    transforms.doubled: (ONE_ROW, "it has two equal rows"),
+    transforms.exploded: (ONE_ROW, "column part: 'one' and 'two'"),
+    transforms.invented: (PLACES_KEPT, "column event_id: given '"),
+    transforms.swapped: (PLACES_KEPT, "column event_id: given '"),
+    transforms.moved: (PLACES_KEPT, "column offset: given "),
 }
 
 
@@ -54,7 +56,7 @@ WRONG: dict[Function, tuple[str, str]] = {
 def items(spark: SparkSession) -> DataFrame:
     """Events of items of three units, none of them of a quantity that makes a transform fail."""
     payloads = [payload(number) for number in range(60)]
-    return rules.events(spark, SETTINGS, ["item"], {"item.received": payloads[:30], "item.picked": payloads[30:]})
+    return example_events(spark, SETTINGS, ["item"], {"item.received": payloads[:30], "item.picked": payloads[30:]})
 
 
 def payload(number: int) -> dict[str, Any]:
@@ -71,13 +73,13 @@ def payload(number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("good", ["weighed", "shuffled", "read_twice", "in_python", "failing", "unreadable"])
 def test_a_transform_that_keeps_the_rules_passes(items: DataFrame, good: str) -> None:
-    rows = rules.check(getattr(transforms, good), items)
+    rows = check_transform(getattr(transforms, good), items)
     assert len(rows) == (40 if good in ("weighed", "shuffled") else 60)
     assert [row["event_id"] for row in rows] == sorted(row["event_id"] for row in rows)
 
 
 def test_the_rows_are_returned_as_the_sink_would_have_them(items: DataFrame) -> None:
-    first = rules.check(transforms.weighed, items)[0]
+    first = check_transform(transforms.weighed, items)[0]
     assert (first["quantity"], first["weight"], first["share"]) == (100, Decimal(100_000), 25.0)
 
 
@@ -85,27 +87,27 @@ def test_the_rows_are_returned_as_the_sink_would_have_them(items: DataFrame) -> 
 def test_one_that_breaks_a_rule_is_named_with_event_and_column(items: DataFrame, wrong: Function) -> None:
     rule, column = WRONG[wrong]
     with pytest.raises(AssertionError) as caught:
-        rules.check(wrong, items)
+        check_transform(wrong, items)
     message = str(caught.value)
     assert message.startswith(f"{wrong.__name__} breaks the rule: {rule}. Event ")
     assert column in message
-    assert f"seed {rules.SEED})" in message
+    assert f"seed {SEED})" in message
 
 
 @pytest.mark.parametrize("wrong", ["without_id", "with_an_array", "ambiguous"])
 def test_one_that_no_sink_can_take_is_named(items: DataFrame, wrong: str) -> None:
     with pytest.raises(AssertionError, match=f"no sink can take {wrong}: "):
-        rules.check(getattr(transforms, wrong), items)
+        check_transform(getattr(transforms, wrong), items)
 
 
 def test_a_test_without_events_shows_nothing(items: DataFrame) -> None:
     with pytest.raises(AssertionError, match="no events"):
-        rules.check(transforms.weighed, items.limit(0))
+        check_transform(transforms.weighed, items.limit(0))
 
 
 def test_an_error_of_the_transform_is_raised_as_it_is(items: DataFrame) -> None:
     with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
-        rules.check(transforms.always_failing, items)
+        check_transform(transforms.always_failing, items)
 
 
 # The events ---------------------------------------------------------------------------------------------------------
@@ -113,31 +115,31 @@ def test_an_error_of_the_transform_is_raised_as_it_is(items: DataFrame) -> None:
 
 @pytest.mark.parametrize("names", [["item"], ["order"], ["item", "order"], ["order.placed.v1"]])
 def test_examples_have_the_columns_that_a_sink_gives(spark: SparkSession, names: list[str]) -> None:
-    found = rules.events(spark, SETTINGS, names, count=20)
+    found = example_events(spark, SETTINGS, names, count=20)
     assert found.schema == frame.schema(Layout.of(event_decoders(SETTINGS, names)))
     rows = found.collect()
     assert len({(row.event_id, row.partition, row.offset) for row in rows}) == len(rows) == 20
 
 
 def test_examples_of_older_versions_are_upcast(spark: SparkSession) -> None:
-    rows = rules.events(spark, SETTINGS, ["order.placed"], count=20).collect()
+    rows = example_events(spark, SETTINGS, ["order.placed"], count=20).collect()
     assert {row.unit for row in rows} >= {"PCE"}
 
 
 def test_they_are_the_same_each_time(spark: SparkSession) -> None:
-    one, other = (rules.events(spark, SETTINGS, ["item"], count=9).collect() for _ in range(2))
+    one, other = (example_events(spark, SETTINGS, ["item"], count=9).collect() for _ in range(2))
     assert one == other
 
 
 def test_payloads_that_a_sink_would_not_take_are_refused(spark: SparkSession) -> None:
     with raises("event-invalid", "quantity"):
-        rules.events(spark, SETTINGS, ["item"], {"item.received": [payload(1) | {"quantity": "many"}]})
+        example_events(spark, SETTINGS, ["item"], {"item.received": [payload(1) | {"quantity": "many"}]})
     with raises("event-invalid", "item.picked"):
-        rules.events(spark, SETTINGS, ["item.received"], {"item.picked": [payload(31)]})
+        example_events(spark, SETTINGS, ["item.received"], {"item.picked": [payload(31)]})
     with raises("event-invalid", "aggregate type"):
-        rules.events(spark, SETTINGS, ["item"], {"item": [payload(1)]})
+        example_events(spark, SETTINGS, ["item"], {"item": [payload(1)]})
     with raises("event-undeclared", "item.nothing"):
-        rules.events(spark, SETTINGS, ["item"], {"item.nothing": [payload(1)]})
+        example_events(spark, SETTINGS, ["item"], {"item.nothing": [payload(1)]})
 
 
 @pytest.mark.parametrize("name", ["plain", "a`b", "`", "a.b", "``a` b"])

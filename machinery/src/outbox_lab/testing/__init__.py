@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outbox_lab.testing.seeds import chosen_seed, seeded
     from outbox_lab.testing.sinks import deliver, differing_keys, rebuild
     from outbox_lab.testing.threads import all_at_once
+    from outbox_lab.testing.transform_rules import check_transform, example_events
 else:  # when they are used: the watchdog of a test run, which is a module of this package, needs none of them
     __getattr__ = exports(
         __name__,
@@ -25,9 +26,11 @@ else:  # when they are used: the watchdog of a test run, which is a module of th
             "SourceRole": "outbox.base.settings:SourceRole",
             "all_at_once": "outbox_lab.testing.threads:all_at_once",
             "check_events": "outbox_lab.testing.events:check_events",
+            "check_transform": "outbox_lab.testing.transform_rules:check_transform",
             "chosen_seed": "outbox_lab.testing.seeds:chosen_seed",
             "deliver": "outbox_lab.testing.sinks:deliver",
             "differing_keys": "outbox_lab.testing.sinks:differing_keys",
+            "example_events": "outbox_lab.testing.transform_rules:example_events",
             "outbox_records": "outbox_lab.testing.events:outbox_records",
             "query": "outbox_lab.testing.queries:query",
             "rebuild": "outbox_lab.testing.sinks:rebuild",
@@ -43,9 +46,11 @@ __all__ = [
     "SourceRole",
     "all_at_once",
     "check_events",
+    "check_transform",
     "chosen_seed",
     "deliver",
     "differing_keys",
+    "example_events",
     "outbox_records",
     "query",
     "rebuild",

@@ -12,7 +12,8 @@ or the MERGE want. It is called for every batch, and for each part of a large on
 - The same event gives the same row, whatever other events are beside it: a batch that is repeated is cut into other
   parts. So no aggregates over events, which belong into a projection, and nothing of now or of chance.
 
-A breach of the first two stops the sink, with nothing applied. `outbox.spark.check_transform` tries all in a test.
+A breach of the first two stops the sink, with nothing applied. A test tries all three:
+`outbox_lab.testing.check_transform`.
 
 An event for which the transform fails is found by halves and set aside as `transform failed`. Where more than
 `FAILED_MAX` of a hundred fail, the transform is at fault, and the sink stops.

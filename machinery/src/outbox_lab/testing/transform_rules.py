@@ -1,12 +1,12 @@
 """Whether a transform keeps the rules of `outbox.sink.frames.transform`: for a project's own tests, without Kafka.
 
     def test_the_transform_keeps_the_rules(spark, settings):
-        events = rules.events(spark, settings, ["item"])
-        rows = rules.check(in_grams, events)
+        events = example_events(spark, settings, ["item"])
+        rows = check_transform(in_grams, events)
         assert rows[0]["grams"] == 3000
 
-`check` finds what depends on other events, on their order, on tasks, on chance and on the moment. It does not find what
-changes too slowly for a test, such as the day of `current_date`, or a table that somebody else updates.
+`check_transform` finds what depends on other events, on their order, on tasks, on chance and on the moment. It does not
+find what changes too slowly for a test, such as the day of `current_date`, or a table that somebody else updates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Place = tuple[str, int, int]
 Row = dict[str, Any]
 
 
-def events(
+def example_events(
     spark: SparkSession,
     settings: Settings,
     names: Sequence[str],
@@ -95,7 +95,7 @@ class Split(NamedTuple):
     partitions: int | None = None
 
 
-def check(transform: Function, events: DataFrame, *, seed: int = SEED) -> list[Row]:
+def check_transform(transform: Function, events: DataFrame, *, seed: int = SEED) -> list[Row]:
     """Apply a transform to events, and again in other splits and orders, and require that the results agree.
 
     It takes some thousands of events at most: they come to the driver. Returns the rows of all events, in the order of
