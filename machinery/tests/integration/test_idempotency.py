@@ -51,7 +51,7 @@ def test_rows_event_and_answer_are_written_together(client: Client, databases: S
     }
     for one in (first, second):
         version = int(one["headers"]["schemaVersion"])
-        schema = catalog.of(databases).schema(SHAPE.aggregatetype, one["headers"]["eventType"], version)
+        schema = catalog.of_project(databases).schema(SHAPE.aggregatetype, one["headers"]["eventType"], version)
         schema.require_valid(one["value"])
     assert audit(databases) == {}
 

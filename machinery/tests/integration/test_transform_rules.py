@@ -116,7 +116,7 @@ def test_an_error_of_the_transform_is_raised_as_it_is(items: DataFrame) -> None:
 @pytest.mark.parametrize("names", [["item"], ["order"], ["item", "order"], ["order.placed.v1"]])
 def test_examples_have_the_columns_that_a_sink_gives(spark: SparkSession, names: list[str]) -> None:
     found = example_events(spark, SETTINGS, names, count=20)
-    assert found.schema == frame.schema(Layout.of(event_decoders(SETTINGS, names)))
+    assert found.schema == frame.schema(Layout.of_decoders(event_decoders(SETTINGS, names)))
     rows = found.collect()
     assert len({(row.event_id, row.partition, row.offset) for row in rows}) == len(rows) == 20
 

@@ -168,7 +168,7 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
 def by_tasks(batch: Batch, *shares: Records) -> Batch:
     """The batch with what tasks return, each of which has read a share of its records."""
     chunking = DECLARED.chunking(TOPIC)
-    returned = [pickle.dumps(Read.of(*chunking.first([share], PART_MAX_BYTES))) for share in shares]
+    returned = [pickle.dumps(Read.of_chunk(*chunking.first([share], PART_MAX_BYTES))) for share in shares]
     return replace(batch, chunk=Chunk.together([pickle.loads(one).chunk for one in returned]))  # noqa: S301
 
 

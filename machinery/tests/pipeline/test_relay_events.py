@@ -73,7 +73,7 @@ def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, 
         "traceparent": TRACEPARENT,
     }
     assert uuid.UUID(record.id).version == 7
-    schema = catalog.of(shared_chain).schema(SHAPE.aggregatetype, written.type, 1)
+    schema = catalog.of_project(shared_chain).schema(SHAPE.aggregatetype, written.type, 1)
     assert schema.violation(json.loads(record.value)) is None
     assert schema.violation({**json.loads(record.value), "quantity": 0}) is not None
 

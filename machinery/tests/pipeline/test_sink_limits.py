@@ -81,7 +81,7 @@ def peak_mib(settings: Settings, found: Queue[tuple[int, float]]) -> None:
     before_mib, count, name = most_mib(), 0, topic_of(settings)
     marks = topics.watermarks(settings, name)
     part = Part(name, {at: first for at, (first, _) in marks.items()}, {at: end for at, (_, end) in marks.items()})
-    task = reader.ReadTask.of(settings, MAIN.chunking(TOPIC), name, reader.PART_MAX_BYTES)
+    task = reader.ReadTask.of_sink(settings, MAIN.chunking(TOPIC), name, reader.PART_MAX_BYTES)
     while part.count:
         read = task(part)
         assert isinstance(read, reader.Read)

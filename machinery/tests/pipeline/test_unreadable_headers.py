@@ -49,7 +49,7 @@ def test_it_is_no_event_for_any_reader(message: Message, topic: Settings) -> Non
     with pytest.raises(KeyError):
         arrivals.id_of(message)
     assert evidence._event_id(message) is None
-    (dead,) = DECODER.decode(Records.of([message])).dead
+    (dead,) = DECODER.decode(Records.of_messages([message])).dead
     assert (dead.event_id, dead.rejection.reason) == (None, "missing id")
     assert check.check(topic).topic(topic_of(topic)).malformed.reasons == {"missing id": 1}
 

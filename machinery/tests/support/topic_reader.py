@@ -25,7 +25,7 @@ from tests.support.outbox_rows import ids
 
 def topic_of(settings: Settings, aggregate: str | None = None) -> str:
     """The topic of an aggregate type; of the one of the test's rows by default."""
-    return catalog.of(settings).aggregates[aggregate or SHAPE.aggregatetype].topic
+    return catalog.of_project(settings).aggregates[aggregate or SHAPE.aggregatetype].topic
 
 
 class Record(NamedTuple):
@@ -50,7 +50,7 @@ class Log:
 
     def __init__(self, settings: Settings, names: Collection[str] | None = None) -> None:
         self._settings = settings
-        self._names = sorted(catalog.of(settings).topics if names is None else names)
+        self._names = sorted(catalog.of_project(settings).topics if names is None else names)
         self.records: list[Record] = []
         self._consumer = Consumer(
             {

@@ -50,7 +50,7 @@ def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
     settings = load(tmp_path, environment=False)
     names = [name for name, value in settings if isinstance(value, SecretStr)]
     known = settings.model_copy(update={name: SecretStr(f"secret of {name}") for name in names})
-    task = ReadTask.of(known, MAIN.chunking(TOPIC), TOPIC, max_bytes=1)
+    task = ReadTask.of_sink(known, MAIN.chunking(TOPIC), TOPIC, max_bytes=1)
     sent = pickle.dumps(task)
     told = {name for name in names if f"secret of {name}".encode() in sent}
     assert told == {"kafka_password"}

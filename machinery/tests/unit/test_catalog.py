@@ -255,7 +255,7 @@ class TestHostileDeclarations:
         ours = project.Project(root=events.folder.parent, folders={"events": events.folder})
         monkeypatch.setattr(project, "current", lambda: ours)
         with raises("event-declaration-unusable"):
-            catalog.of(load(environment=False))
+            catalog.of_project(load(environment=False))
 
 
 class TestTopics:
@@ -340,6 +340,6 @@ class TestWanted:
 
 @pytest.mark.parametrize("name", ["item", "order"])
 def test_fixture_domain_is_declared(name: str) -> None:
-    found = catalog.of(load(environment=False))
+    found = catalog.of_project(load(environment=False))
     assert name in found.aggregates
     assert found.wanted([name])

@@ -74,7 +74,7 @@ def test_chunks_of_any_shares_come_to_the_same(cuts: set[int], max_bytes: int) -
             while at < end:
                 singly = (read([one], offset) for offset, one in enumerate(RECORDS[at:end], at))
                 chunk, reached = chunking.first(singly, max_bytes)
-                found.append(Read.of(chunk, reached).chunk)
+                found.append(Read.of_chunk(chunk, reached).chunk)
                 assert reached is None or at < reached[0] <= end
                 at = end if reached is None else reached[0]
     whole, together = PLAIN.chunk(read(RECORDS)), Chunk.together(chunks[False])
@@ -127,4 +127,4 @@ def test_headers_come_back_as_they_were_and_take_little_room(content: bytes | No
 
 def test_what_passes_through_spark_is_small() -> None:
     chunk = PLAIN.chunk(read([good(number) for number in range(5_000)]))
-    assert len(pickle.dumps(Read.of(chunk, None))) < 0.7 * sum(one.size_bytes for one in chunk.rows)
+    assert len(pickle.dumps(Read.of_chunk(chunk, None))) < 0.7 * sum(one.size_bytes for one in chunk.rows)

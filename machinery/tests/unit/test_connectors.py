@@ -137,7 +137,7 @@ def test_topic_of_follows_a_configuration(settings: Settings, events: Path) -> N
 def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
     declare(events, "order", topic="Sales")
     config = {"transforms": "outbox,mask", routing.REPLACEMENT: "shop.${routedByValue}", "transforms.mask.type": "Mask"}
-    added = routing.add_routers(config, catalog.of(settings))
+    added = routing.add_routers(config, catalog.of_project(settings))
     assert added["transforms"] == "outbox,mask,topic-of-order"
     assert added["transforms.mask.type"] == "Mask"
     assert routing.transforms({**added, "tasks.max": "1"}) == added

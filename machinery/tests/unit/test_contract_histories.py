@@ -79,7 +79,7 @@ def test_a_sink_takes_every_event(history: History) -> None:
 @settings(max_examples=30, database=None)
 @given(HISTORIES.any(Lifecycle(begins=frozenset({"order.placed"}), once=frozenset({"order.placed"}))))
 def test_a_history_keeps_to_its_lifecycle(history: History) -> None:
-    versions = {name: one.version for name, one in catalog.of(SETTINGS).aggregates.items()}
+    versions = {name: one.version for name, one in catalog.of_project(SETTINGS).aggregates.items()}
     of_keys: dict[tuple[str, str], list[str]] = {}
     for one in history.sent:
         names = of_keys.setdefault((one.topic, one.key), [])

@@ -220,13 +220,13 @@ def test_events_that_are_declared_meanwhile_are_applied(
     applied: list[tuple[set[str], set[str]]] = []
 
     def noted(of: Settings) -> None:
-        known = catalog.of(of)
+        known = catalog.of_project(of)
         applied.append(({schema.name for schema in known.schemas}, set(known.topics)))
 
     monkeypatch.setattr(development, "migrate", noted)
     folder = work_for(tmp_path / "project", monkeypatch)
     declare(folder, "order")
-    before = set(catalog.of(settings).topics)
+    before = set(catalog.of_project(settings).topics)
     developed.start()
     declare(folder, "basket")
     developed.development._apply(settings, SCHEMA)

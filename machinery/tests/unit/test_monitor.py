@@ -52,11 +52,13 @@ def samples(collector: Monitor) -> dict[tuple[str, ...], float]:
 
 
 def test_a_part_that_does_not_answer_has_no_metrics_and_is_down(settings: Settings) -> None:
-    assert samples(monitor.of(settings)) == {("outbox_monitor_up", part): 0.0 for part in ("source", "sink", "connect")}
+    assert samples(monitor.of_project(settings)) == {
+        ("outbox_monitor_up", part): 0.0 for part in ("source", "sink", "connect")
+    }
 
 
 def test_what_a_check_has_found_stays_until_the_next(settings: Settings) -> None:
-    collector = monitor.of(settings)
+    collector = monitor.of_project(settings)
     assert collector.check(lambda: REPORT) is None
     found = samples(collector)
     assert found["outbox_check_drift", "c", "s"] == 7
@@ -75,7 +77,7 @@ def test_what_a_check_has_found_stays_until_the_next(settings: Settings) -> None
     ids=["failure", "database", "kafka"],
 )
 def test_a_check_that_fails_leaves_the_findings_of_the_last(settings: Settings, error: Exception, code: str) -> None:
-    collector = monitor.of(settings)
+    collector = monitor.of_project(settings)
     collector.check(lambda: REPORT)
 
     def fails() -> Report:

@@ -27,7 +27,7 @@ VALUE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def picked() -> EventSchema:
-    return catalog.of(load(environment=False)).schema("item", "picked", 1)
+    return catalog.of_project(load(environment=False)).schema("item", "picked", 1)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_the_sink_of_a_captured_table_is_soaked_and_compared() -> None:
     settings, domain = load(environment=False), Domain(1)
     known = discovery.sinks(settings)
     specs = [known[name] for names in (*domain.sinks, domain.clustered) for name in names]
-    assert [one.kind for one in captures.of(settings, specs)] == ["changes"]
+    assert [one.kind for one in captures.read_by(settings, specs)] == ["changes"]
     captures.require_copies(settings, domain, specs)
 
 

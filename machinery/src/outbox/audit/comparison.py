@@ -273,7 +273,7 @@ class _TopicComparison:
         """By sink, its letters of records before these offsets."""
         return {state.name: letters.digest(state.letters, self.topic.name, before) for state in self._states}
 
-    def unsaid(self) -> set[bytes]:
+    def without_numbers(self) -> set[bytes]:
         """The events with a dead letter that does not say their numbers: they are of an older version."""
         return {
             event_id
@@ -301,7 +301,7 @@ class _Advance:
         self._next_offsets = comparison.next_offsets()
         self._letters = comparison.letters(self._next_offsets)
         self._partitions = comparison.partitions
-        self._unsaid, self._numbers = comparison.unsaid(), dict(self._point.numbers)
+        self._without_numbers, self._numbers = comparison.without_numbers(), dict(self._point.numbers)
         self._versions: dict[str, list[int]] = {key: list(one) for key, one in self._point.versions.items()}
         self._records, self._acknowledged = self._point.records, self._point.acknowledged
         self._events = {name: [before.delivered, before.duplicates] for name, before in self._point.events.items()}
@@ -317,7 +317,7 @@ class _Advance:
                 counts[0] += 1
                 counts[1] += event_id in known
                 known.add(event_id)
-                if event_id in self._unsaid:
+                if event_id in self._without_numbers:
                     self._numbers.setdefault(event_id.hex(), tuple(map(Decimal, event.numbers)))
                 if event.version is not None:
                     found = self._versions.setdefault(event.key, [event.version, event.version])

@@ -121,7 +121,7 @@ def load(settings: Settings) -> Declared:
 
     Raises Failure if it declares no event, or if a comparison cannot be used.
     """
-    known = catalog.of(settings)
+    known = catalog.of_project(settings)
     if not known.aggregates:
         raise Failure(
             f"{known.folder} declares no event: nothing can be compared",

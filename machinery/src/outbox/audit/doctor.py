@@ -352,7 +352,7 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
     for name in (name for name in sinks if name not in read):
         yield _ok("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
     # Of the declared topics too, so that Kafka is looked at whatever sinks there are.
-    names = {topic for found in read.values() for topic in found.topics} | catalog.of(settings).topics.keys()
+    names = {topic for found in read.values() for topic in found.topics} | catalog.of_project(settings).topics.keys()
     existing = topics.existing(settings, names)
     watermarks = {name: topics.watermarks(settings, name) for name in existing}
     for name, found in read.items():

@@ -90,7 +90,7 @@ class Monitor(Collector):
         return None
 
 
-def of(settings: Settings) -> Monitor:
+def of_project(settings: Settings) -> Monitor:
     """A monitor of the outbox's slot and connector, and of all sinks."""
     connector = connectors.load(settings)
 
@@ -141,7 +141,7 @@ def restart_counter(registry: CollectorRegistry) -> Counter:
 
 def serve(settings: Settings, every_s: float, report: Callable[[str], None], ended: threading.Event) -> None:
     """Serve the metrics, and check every so many seconds, until ``ended``. Raises Failure if the port is taken."""
-    monitor, registry = of(settings), CollectorRegistry()
+    monitor, registry = of_project(settings), CollectorRegistry()
     registry.register(monitor)
     restarted = restart_counter(registry)
 

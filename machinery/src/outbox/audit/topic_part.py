@@ -97,7 +97,7 @@ class PartReader:
         """
         part, rest = _Part(self.topics[topic], self.salt), dict(within)
         for messages in records.batches(settings, self.topics[topic].name, within):
-            part.add(Records.of(messages))
+            part.add(Records.of_messages(messages))
             for message in messages:
                 partition = message.partition() or 0
                 rest[partition] = ((message.offset() or 0) + 1, rest[partition][1])

@@ -35,7 +35,7 @@ def events(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     settings = load()
-    known = catalog.of(settings)
+    known = catalog.of_project(settings)
     consumers, notes = _consumers(settings, known)
     rows = [_row(aggregate, versions, consumers) for aggregate, versions in _events(known)]
     click.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
@@ -56,7 +56,7 @@ def check(published: str | None, as_json: bool) -> None:
     """
     # The topics' names of the project, wherever this runs: the revision knows no environment.
     settings = load(environment=False, topic_prefix=project.current().topic_prefix)
-    known = catalog.of(settings)
+    known = catalog.of_project(settings)
     found = examples.check(known)
     before = None
     if published is not None:

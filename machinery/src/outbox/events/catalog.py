@@ -170,7 +170,7 @@ class Catalog:
         return self.folder / aggregate / f"{type_}.v{version}.schema.json"
 
 
-def of(settings: Settings) -> Catalog:
+def of_project(settings: Settings) -> Catalog:
     """The catalog of the project, with the topics that these settings name. Raises Failure as `load` does."""
     folder = project.current().events
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():

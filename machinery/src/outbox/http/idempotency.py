@@ -57,7 +57,7 @@ class Key:
     client: str = CLIENT
 
     @classmethod
-    def of(cls, request: Request, key: str, ttl_hours: int) -> Key:
+    def of_request(cls, request: Request, key: str, ttl_hours: int) -> Key:
         """The key of a request. Its method, path, query and JSON body decide the hash, not what a model makes of them.
 
         A body may be written with other white space, escapes or order of its properties.

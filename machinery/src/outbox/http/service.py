@@ -123,7 +123,7 @@ class Service:
         The order in ``change`` is: lock, decide, claim, write. A refusal that it raises rolls everything back, and is
         stored under the key too. Raises KeyReused if another request has claimed the key.
         """
-        key = Key.of(request, header.idempotency_key, self.settings.idempotency_ttl_hours)
+        key = Key.of_request(request, header.idempotency_key, self.settings.idempotency_ttl_hours)
         try:
             with self.engine.begin() as connection:
                 made = Change(connection, key, header.traceparent)

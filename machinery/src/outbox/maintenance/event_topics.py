@@ -17,7 +17,7 @@ READ = "SELECT DISTINCT topic FROM public.positions ORDER BY topic"
 
 def declared(settings: Settings) -> list[str]:
     """The topics of the catalog."""
-    return sorted(catalog.of(settings).topics)
+    return sorted(catalog.of_project(settings).topics)
 
 
 def former(settings: Settings, *, sinks: bool = True) -> list[str]:

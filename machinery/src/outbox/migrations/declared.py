@@ -94,7 +94,7 @@ def declared(settings: Settings) -> set[EventVersion]:
     Deprecated versions are among them: only `append` refuses to write them. So is the marker of `outbox prune`, which
     has a topic of its own.
     """
-    return {*_of(catalog.of(settings)), EventVersion(settings.markers_topic, MARKER, 1)}
+    return {*_of(catalog.of_project(settings)), EventVersion(settings.markers_topic, MARKER, 1)}
 
 
 def names(events: Iterable[EventVersion]) -> list[str]:

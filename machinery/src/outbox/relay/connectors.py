@@ -129,7 +129,7 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
                 f'write "{key}": "{made}"',
                 code="connector-wrong",
             )
-    events = catalog.of(settings)
+    events = catalog.of_project(settings)
     connector = Connector(kind, config["slot.name"], tuple(events.topics), routing.add_routers(config, events))
     routing.require_own_topics(events.aggregates.values(), _taken(settings, connector))
     return connector
@@ -153,7 +153,7 @@ def topic_specs(settings: Settings, connector: Connector | None = None) -> list[
 
 
 def _event_specs(settings: Settings) -> list[TopicSpec]:
-    events = catalog.of(settings)
+    events = catalog.of_project(settings)
     specs = []
     for topic, aggregates in events.topics.items():
         files = tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in aggregates)

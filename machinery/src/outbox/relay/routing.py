@@ -52,7 +52,7 @@ def topic_of(config: Mapping[str, str], aggregate_type: str) -> str:
 
 def default_topics(settings: Settings) -> set[str]:
     """The topics that the aggregates would have without names of their own. Some may have had them before."""
-    return {f"{settings.topic_prefix}.{name}" for name in catalog.of(settings).aggregates}
+    return {f"{settings.topic_prefix}.{name}" for name in catalog.of_project(settings).aggregates}
 
 
 def transforms(config: Mapping[str, str]) -> Config:

@@ -175,7 +175,7 @@ def require_continuity(
 
 
 def _all_arrive(settings: Settings, connector: Connector, effective: Config | None) -> bool:
-    aggregates = catalog.of(settings).aggregates
+    aggregates = catalog.of_project(settings).aggregates
     before = {routing.topic_of(effective, aggregate) for aggregate in aggregates} if effective else set()
     names = {*connector.topics, *routing.default_topics(settings), *before}
     return arrivals.all_arrive(settings, sorted(names), ARRIVE_TIMEOUT_S)

@@ -156,7 +156,7 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
 
 def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventDecoder]:
     """By topic, the decoder of the events of these names. Raises Failure for an unknown name."""
-    known = catalog.of(settings)
+    known = catalog.of_project(settings)
     wanted = known.wanted(names)
     return {
         topic: EventDecoder(aggregates, mine, settings.sink_id_age_max_days)

@@ -82,7 +82,7 @@ class SinkSpec:
     @cached_property
     def layout(self) -> Layout:
         """How its events lie in its tables."""
-        return Layout.of(self.decoders)
+        return Layout.of_decoders(self.decoders)
 
     def chunking(self, topic: str) -> Chunking:
         """How the records of one of its topics become chunks."""

@@ -112,7 +112,7 @@ class SinkWriter(ABC):
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
 
-    def _pass(self, cursor: extensions.cursor, batch: Batch) -> None:
+    def _move_past(self, cursor: extensions.cursor, batch: Batch) -> None:
         """Move the positions past a batch, and record what it has skipped, in the caller's transaction.
 
         A name that is recorded in a transaction that is rolled back is recorded again by the next driver.

@@ -22,7 +22,7 @@ from outbox_lab.soak.seen import Copy, RowChange
 ROWS = "SELECT to_jsonb(found.*)::text FROM ({}) AS found"
 
 
-def of(settings: Settings, specs: Iterable[SinkSpec]) -> list[Connector]:
+def read_by(settings: Settings, specs: Iterable[SinkSpec]) -> list[Connector]:
     """The connectors of the captured tables that these sinks read."""
     read = {topic for one in specs for topic in one.decoders}
     return [one for one in connectors.others(settings) if one.topic in read]
@@ -31,7 +31,7 @@ def of(settings: Settings, specs: Iterable[SinkSpec]) -> list[Connector]:
 def require_copies(settings: Settings, domain: Domain, specs: Iterable[SinkSpec]) -> None:
     """Raises Failure if the domain does not say how to compare what these sinks have of captured tables."""
     specs = list(specs)
-    captured = {one.topic for one in of(settings, specs)}
+    captured = {one.topic for one in read_by(settings, specs)}
     reading = {one.name for one in specs if not captured.isdisjoint(one.decoders)}
     if missing := sorted(reading - copies_of(domain).keys()):
         raise Failure(
@@ -47,7 +47,7 @@ class Captured:
     def __init__(self, settings: Settings, specs: Sequence[SinkSpec], dropped: Sequence[RowChange]) -> None:
         """``dropped``: what a fault has let topics drop."""
         self._settings, self._specs = settings, specs
-        self._topics = [one.topic for one in of(settings, specs)]
+        self._topics = [one.topic for one in read_by(settings, specs)]
         self._dropped = {one.place for one in dropped}
         by_place = {one.place: one for one in dropped}
         for topic in self._topics:
@@ -92,7 +92,7 @@ def row_changes_of(
     for messages in records.batches(settings, topic, within or topics.watermarks(settings, topic)):
         taken = {
             place
-            for rows in decoder.decode(Records.of(messages)).rows.values()
+            for rows in decoder.decode(Records.of_messages(messages)).rows.values()
             for place in zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
         }
         for message in messages:

@@ -95,7 +95,7 @@ def events_of(
     """The valid events of a topic, or those within these offsets."""
     for messages in records.batches(settings, topic.name, within or topics.watermarks(settings, topic.name)):
         values = {(one.partition(), one.offset()): one.value() for one in messages}
-        for name, rows in topic.decoder.decode(Records.of(messages)).rows.items():
+        for name, rows in topic.decoder.decode(Records.of_messages(messages)).rows.items():
             kind = known.kinds[topic.kinds[name]]
             for row in rows.to_pylist():
                 version = topic.decoder.version

@@ -247,7 +247,7 @@ class Testbed:
     @cached_property
     def captures(self) -> Sequence[Connector]:
         """The connectors of the captured tables that a sink reads."""
-        return captures.of(self.settings, self.sink_specs)
+        return captures.read_by(self.settings, self.sink_specs)
 
     @property
     def connectors(self) -> Sequence[Connector]:

@@ -18,7 +18,7 @@ def check_events(*events: Event) -> None:
 
 def outbox_records(settings: Settings) -> list[dict[str, Any]]:
     """The events in the outbox table, the oldest first, as a record of the topic would carry them."""
-    topics = {name: aggregate.topic for name, aggregate in catalog.of(settings).aggregates.items()}
+    topics = {name: aggregate.topic for name, aggregate in catalog.of_project(settings).aggregates.items()}
     found = query(
         settings,
         "SELECT id::text, aggregatetype, aggregateid, type, schema_version, payload, traceparent"

@@ -67,13 +67,13 @@ def example_events(
     there are no payloads.
     """
     decoders = event_decoders(settings, names)
-    layout = Layout.of(decoders)
+    layout = Layout.of_decoders(decoders)
     given = list(_examples(settings, names) if payloads is None else _declared(settings, payloads))
     if not given:
         raise Failure(f"the schemas of {', '.join(names)} have no examples", "give payloads", code="event-invalid")
     made = {topic: list[tuple[int, Record]]() for topic in decoders}
     for number, (schema, payload) in enumerate(islice(cycle(given), max(count, len(given)))):
-        aggregate = catalog.of(settings).aggregates[schema.aggregate]
+        aggregate = catalog.of_project(settings).aggregates[schema.aggregate]
         if aggregate.topic not in made:
             raise Failure(f"{schema.name} is not one of {', '.join(names)}", "name it too", code="event-invalid")
         made[aggregate.topic].append((number, _record(schema, aggregate.key, payload, number)))
@@ -207,7 +207,7 @@ def _shown(row: Row | None) -> str:
 
 
 def _examples(settings: Settings, names: Sequence[str]) -> Iterator[tuple[EventSchema, Mapping[str, Any]]]:
-    for wanted in catalog.of(settings).wanted(names):
+    for wanted in catalog.of_project(settings).wanted(names):
         for schema, _ in wanted.accepts.values():
             for example in schema.examples:
                 yield schema, example
@@ -216,7 +216,7 @@ def _examples(settings: Settings, names: Sequence[str]) -> Iterator[tuple[EventS
 def _declared(
     settings: Settings, payloads: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> Iterator[tuple[EventSchema, Mapping[str, Any]]]:
-    known = catalog.of(settings)
+    known = catalog.of_project(settings)
     newest_last = sorted(known.schemas, key=lambda schema: schema.version)
     for name, of_name in payloads.items():
         found = [schema for schema in newest_last if name in (schema.event, schema.name)]

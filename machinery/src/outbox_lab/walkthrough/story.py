@@ -293,7 +293,7 @@ class Story:
         return wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
 
     def _published(self) -> int:
-        names = catalog.of(self.chain.settings).topics
+        names = catalog.of_project(self.chain.settings).topics
         return sum(sum(topics.last_stable_offsets(self.chain.settings, name).values()) for name in names)
 
     def _unrelayed(self) -> int:

@@ -69,7 +69,7 @@ class Columns:
     traceparents: Sequence[bytes | None]
 
     @classmethod
-    def of(cls, records: Records, headers: Mapping[str, Contents]) -> Columns:
+    def of_records(cls, records: Records, headers: Mapping[str, Contents]) -> Columns:
         """The columns of records with these headers. Raises ValueError if an id is not UTF-8."""
         return cls(
             places={
@@ -277,7 +277,7 @@ class EventDecoder(RecordDecoder):
             return self.decode_parts(records.parts(self.at_once))
         headers = _by_name(records.headers)
         try:
-            columns = Columns.of(records, headers)
+            columns = Columns.of_records(records, headers)
         except ValueError:
             return super().decode(records)
         kinds = _places(headers[TYPE], headers[VERSION])

@@ -73,7 +73,7 @@ class Layout:
             )
 
     @classmethod
-    def of(cls, decoders: Mapping[str, RecordDecoder]) -> Layout:
+    def of_decoders(cls, decoders: Mapping[str, RecordDecoder]) -> Layout:
         """How the events of these decoders, by topic, lie together."""
         return cls({name: columns for topic in sorted(decoders) for name, columns in decoders[topic].types.items()})
 

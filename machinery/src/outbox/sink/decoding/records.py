@@ -49,7 +49,7 @@ class Records:
     offsets: Sequence[int]
 
     @classmethod
-    def of(cls, messages: Sequence[Message]) -> Records:
+    def of_messages(cls, messages: Sequence[Message]) -> Records:
         """The records of a client."""
 
         def each(method: Callable[[Message], Any]) -> list[Any]:
@@ -90,7 +90,7 @@ def fetcher(settings: Settings) -> Fetch:
         missing = set(places)
         for within in _runs(places):
             for messages in records.batches(settings, topic, within, require_all=True):
-                for record, partition, offset in Records.of(messages):
+                for record, partition, offset in Records.of_messages(messages):
                     if (partition, offset) in missing:
                         missing.remove((partition, offset))
                         yield (partition, offset), record

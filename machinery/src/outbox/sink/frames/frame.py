@@ -94,7 +94,7 @@ def events(
     that drops records while they are read makes the Spark job fail, with ``events-lost``.
     """
     decoders = event_decoders(settings, names)
-    layout = Layout.of(decoders)
+    layout = Layout.of_decoders(decoders)
     ranges = [_range(settings, topic, start, end) for topic in sorted(decoders)]
     shares = [share for one in ranges for share in one.in_parts(TASK_MAX_RECORDS)]
     read = EventsTask(settings.without_secrets("kafka_password"), decoders, layout, shares)
@@ -132,7 +132,7 @@ class EventsTask:
     def _read(self, share: Part) -> Iterator[pa.RecordBatch]:
         decoder = self.decoders[share.topic]
         for messages in batches(self.settings, share.topic, share.within, at_least=decoder.at_once, require_all=True):
-            rows = self.layout.table(decoder.decode(Records.of(messages)).rows)
+            rows = self.layout.table(decoder.decode(Records.of_messages(messages)).rows)
             yield from as_events(rows, share.topic).combine_chunks().to_batches()
 
 

@@ -107,7 +107,7 @@ class Reader:
     def _read_here(self, part: Part) -> tuple[Chunk, Mapping[int, int]]:
         # One by one: a record may have 100,000 headers, which need a hundred times its memory in Python.
         messages = ([message] for message in self._followers[part.topic].read(part.start, part.end))
-        read = map(Records.of, bounded(messages, DRIVER_MAX_RECORDS))
+        read = map(Records.of_messages, bounded(messages, DRIVER_MAX_RECORDS))
         chunk, reached = self._chunkings[part.topic].first(read, PART_MAX_BYTES)
         return chunk, part.end if reached is None else {**part.start, **reached}
 
@@ -117,7 +117,7 @@ class Reader:
         """
         part = part.first(min(part.count, self._most))
         shares = part.divided(min(context.defaultParallelism, math.ceil(part.count / TASK_MIN_RECORDS)))
-        task = ReadTask.of(self._settings, self._chunkings[part.topic], part.topic, PART_MAX_BYTES // len(shares))
+        task = ReadTask.of_sink(self._settings, self._chunkings[part.topic], part.topic, PART_MAX_BYTES // len(shares))
         try:
             results = context.parallelize(shares, len(shares)).map(task).collect()
         except JVM_GONE as error:  # Java's errors are among them
@@ -153,7 +153,7 @@ class Read(NamedTuple):
     reached: Reached | None
 
     @classmethod
-    def of(cls, chunk: Chunk, reached: Reached | None) -> Read:
+    def of_chunk(cls, chunk: Chunk, reached: Reached | None) -> Read:
         """A chunk that is to pass through Spark."""
         content = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
         return cls(pa.compress(content, COMPRESSION, asbytes=True), len(content), reached)
@@ -175,7 +175,7 @@ class ReadTask:
     max_bytes: int
 
     @classmethod
-    def of(cls, settings: Settings, chunking: Chunking, topic: str, max_bytes: int) -> ReadTask:
+    def of_sink(cls, settings: Settings, chunking: Chunking, topic: str, max_bytes: int) -> ReadTask:
         """The task of a sink. Executors receive Kafka's password and no other."""
         return cls(settings.without_secrets("kafka_password"), chunking, topic, max_bytes)
 
@@ -184,7 +184,7 @@ class ReadTask:
         try:
             at_once = self.chunking.decoder.at_once
             with closing(batches(self.settings, self.topic, share.within, at_least=at_once, require_all=True)) as read:
-                return Read.of(*self.chunking.first(map(Records.of, read), self.max_bytes))
+                return Read.of_chunk(*self.chunking.first(map(Records.of_messages, read), self.max_bytes))
         except Failure as failure:
             return failure
         except (KafkaException, OSError, MemoryError):

@@ -344,7 +344,7 @@ def _discard(cursor: extensions.cursor, names: Mapping[str, str]) -> None:
 
 def _aggregates(settings: Settings, spec: SinkSpec) -> list[Aggregate]:
     """The aggregates of the sink's events. Raises Failure if one does not say where its state is in the source."""
-    known = catalog.of(settings)
+    known = catalog.of_project(settings)
     names = {known_event.schema.aggregate for known_event in known.wanted(spec.job.events)}
     found = [known.aggregates[name] for name in sorted(names)]
     without = [aggregate.name for aggregate in found if aggregate.source is None]

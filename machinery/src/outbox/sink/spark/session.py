@@ -126,7 +126,7 @@ def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
         "spark.sql.warehouse.dir": f"file://{scratch}/warehouse",
         "spark.ui.showConsoleProgress": "false",
         **_ui(settings, properties),
-        **_on(_master(settings), found, further),
+        **_of_master(_master(settings), found, further),
     }
 
 
@@ -162,7 +162,7 @@ def _properties(settings: Settings) -> Path | None:
     return settings.spark_properties
 
 
-def _on(master: str, found: Sequence[Path], further: Sequence[Path]) -> dict[str, str]:
+def _of_master(master: str, found: Sequence[Path], further: Sequence[Path]) -> dict[str, str]:
     """The properties of a place to run tasks: threads of the driver's JVM, which has the jars ``found`` in its class
     path, or a cluster that needs all jars.
     """

@@ -113,7 +113,7 @@ class Hostile(Fault):
 
     def topic(self, testbed: Testbed, chance: random.Random) -> str:
         """The topic to send to: of events, or of a captured table."""
-        return chance.choice(sorted([*catalog.of(testbed.settings).topics, *captured_topics(testbed)]))
+        return chance.choice(sorted([*catalog.of_project(testbed.settings).topics, *captured_topics(testbed)]))
 
     def records(self, testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
         """The records."""
@@ -149,9 +149,9 @@ class Forged(Hostile):
 
     def topic(self, testbed: Testbed, chance: random.Random) -> str:
         if testbed.forge is None:
-            return chance.choice(sorted(catalog.of(testbed.settings).topics))
+            return chance.choice(sorted(catalog.of_project(testbed.settings).topics))
         schema = newest(testbed, testbed.forge(chance).event)
-        return catalog.of(testbed.settings).aggregates[schema.aggregate].topic
+        return catalog.of_project(testbed.settings).aggregates[schema.aggregate].topic
 
 
 def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: HostileRecord) -> bool:
@@ -159,7 +159,7 @@ def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: HostileRecord
     if topic in captured_topics(testbed):
         return True
     type_ = record.headers.get("eventType")
-    events = [f"{one.name}.{(type_ or b'').decode()}" for one in catalog.of(testbed.settings).topics[topic]]
+    events = [f"{one.name}.{(type_ or b'').decode()}" for one in catalog.of_project(testbed.settings).topics[topic]]
     return type_ is None or not sink.decoders[topic].wanted_names.isdisjoint(events)
 
 
@@ -309,7 +309,9 @@ class SameId(Forged):
 def newest(testbed: Testbed, event: str) -> EventSchema:
     """The newest version of an event."""
     aggregate, _, type_ = event.partition(".")
-    return max(catalog.of(testbed.settings).aggregates[aggregate].events[type_].values(), key=lambda one: one.version)
+    return max(
+        catalog.of_project(testbed.settings).aggregates[aggregate].events[type_].values(), key=lambda one: one.version
+    )
 
 
 def forged(testbed: Testbed, event: ForeignEvent, event_id: str, partition: int = ANY_PARTITION) -> HostileRecord:
@@ -320,7 +322,7 @@ def forged(testbed: Testbed, event: ForeignEvent, event_id: str, partition: int 
 
 def example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Headers, dict[str, Any]]:
     """The headers of a valid event of a topic, and its payload: an example of its schema."""
-    aggregates = catalog.of(testbed.settings).topics[topic]
+    aggregates = catalog.of_project(testbed.settings).topics[topic]
     chosen = chance.choice([schema for aggregate in aggregates for schema in aggregate.schemas])
     return headers_of(chosen, uuid_v7(chance, 1_790_000_000_000)), dict(chosen.examples[0])
 

@@ -185,7 +185,7 @@ class _Rollout:
 
 
 def _topic(testbed: Testbed, older: OlderRelease) -> str:
-    return catalog.of(testbed.settings).aggregates[older.event.partition(".")[0]].topic
+    return catalog.of_project(testbed.settings).aggregates[older.event.partition(".")[0]].topic
 
 
 def _asking(testbed: Testbed, older: OlderRelease) -> list[SinkSpec]:

@@ -139,7 +139,7 @@ class _Contract:
         self._subject, self._histories = subject, histories
         self._seed, self._shrinking_max = seed, shrinking_max
         self._reader = Reader(subject.database.owner, subject.spec.strategy)
-        self._ways: list[Way] = ways.of(subject.spec.strategy)
+        self._ways: list[Way] = ways.survived_by(subject.spec.strategy)
         self._refusal = ""  # the last of a history that the database does not allow
         self._tried: dict[str, str] = {}  # by history, its problem
         self._shortest = ""  # the problem of the shortest history so far

@@ -95,7 +95,7 @@ class Histories:
 
     def __init__(self, settings: Settings, spec: SinkSpec) -> None:
         """Raises Failure `contract-no-values` if no payload can be made for a schema."""
-        topics = catalog.of(settings).topics
+        topics = catalog.of_project(settings).topics
         self._makers = [
             _Maker(aggregate, schema)
             for topic in spec.topics

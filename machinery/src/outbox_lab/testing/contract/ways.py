@@ -56,7 +56,7 @@ class Way(NamedTuple):
     is_late: bool = False  # events of a key are applied in another order
 
 
-def of(strategy: Strategy) -> list[Way]:
+def survived_by(strategy: Strategy) -> list[Way]:
     """The ways that a strategy promises to survive.
 
     One that applies states drops an event that comes after a newer one, so it does not promise to apply all.

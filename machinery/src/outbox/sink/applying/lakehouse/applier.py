@@ -64,7 +64,7 @@ class LakehouseApplier(Applier):
         """
         self.name, self.strategy = spec.name, spec.strategy
         self._table, self._transform, self._dry_run = table, transform, dry_run
-        self._known = {topic: Known.of(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
+        self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
         prepare(cursor)

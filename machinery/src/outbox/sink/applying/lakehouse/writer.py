@@ -57,7 +57,7 @@ Events = Mapping[tuple[int, int], str]  # by partition and offset, the id
 Outcomes = Mapping[tuple[int, int], traces.Outcome]
 
 
-class Aside(NamedTuple):
+class SetAside(NamedTuple):
     """What a batch is before its MERGE: how far the sink is after it; the events that dead letters resolve, and those
     whose letters are to be closed; the counts of what is not merged. ``outcomes`` are those of traced records that are
     not merged.
@@ -135,7 +135,7 @@ class LakehouseWriter(SinkWriter):
         merge = self._spec.strategy.select
         return Table(SparkSession.active(), self.name, merge, self._schema.read_text(), self._uri)
 
-    def _set_aside(self, batch: Batch, failed: Events, known: Collection[str]) -> Aside:
+    def _set_aside(self, batch: Batch, failed: Events, known: Collection[str]) -> SetAside:
         """The first transaction. Of the events for which the transform has ``failed``, the table has those that are
         ``known``: they are duplicates.
         """
@@ -161,7 +161,7 @@ class LakehouseWriter(SinkWriter):
                 outcomes |= {place: "set aside" for place in failed if failed[place] not in {*known, *resolved}}
             rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
-            return Aside(
+            return SetAside(
                 {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}},
                 resolved,
                 dead_letters.open_of_batch(cursor, self.name, batch.chunk.count),
@@ -170,7 +170,7 @@ class LakehouseWriter(SinkWriter):
                 outcomes,
             )
 
-    def _conclude(self, batch: Batch, merged: int, aside: Aside) -> Counts:
+    def _conclude(self, batch: Batch, merged: int, aside: SetAside) -> Counts:
         counts = Counts(
             batch.chunk.count,
             applied=merged,
@@ -184,7 +184,7 @@ class LakehouseWriter(SinkWriter):
             self._enter(cursor)
             dead_letters.close(cursor, self.name, aside.to_close)
             count(cursor, self.name, counts)
-            self._pass(cursor, batch)
+            self._move_past(cursor, batch)
         return counts
 
 
@@ -198,7 +198,7 @@ def _failed(batch: Batch) -> Events:
     return {place: places[place] for place in batch.returned.failed}
 
 
-def _in_question(batch: Batch, aside: Aside) -> set[str]:
+def _in_question(batch: Batch, aside: SetAside) -> set[str]:
     """Traced events that the MERGE gets, so that the table says what becomes of them."""
     found = {
         one.event_id

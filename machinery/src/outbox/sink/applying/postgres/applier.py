@@ -157,7 +157,7 @@ class PostgresApplier(Applier):
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
                 code="projection-needs-version",
             )
-        self._known = {topic: Known.of(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
+        self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
         self._names = {topic: names(known.key, known.version) for topic, known in self._known.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:

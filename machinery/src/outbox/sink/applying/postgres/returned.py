@@ -54,7 +54,7 @@ class Known(NamedTuple):
     version: str | None
 
     @classmethod
-    def of(cls, layout: Layout, decoder: RecordDecoder) -> Known:
+    def of_topic(cls, layout: Layout, decoder: RecordDecoder) -> Known:
         """The columns that the events of one topic are known by."""
         event = next(iter(decoder.types))
         version = None if decoder.version is None else layout.place(event, decoder.version)

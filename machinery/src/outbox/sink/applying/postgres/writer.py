@@ -90,7 +90,7 @@ class PostgresWriter(SinkWriter):
             dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=rows, fetch=self._fetch)
             applied, rejected, filtered = self._applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
         duplicates = rows - applied - rejected - filtered
-        self._pass(cursor, batch)
+        self._move_past(cursor, batch)
         counts = Counts(
             rows, applied, duplicates, rejected, batch.chunk.dead_count, batch.chunk.skipped_count, filtered
         )
