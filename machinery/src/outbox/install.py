@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PACKAGES = ("outbox", "outbox_lab")  # of the machinery, side by side
 LOCKS = HERE / "requirements"
 VENV = Path(sys.prefix)
 OWN = Path("requirements", "own.txt")
@@ -108,7 +109,9 @@ def lock_machinery(folder: Path, *options: str) -> None:
 def write_context(folder: Path) -> None:
     """Write the installed machinery where the images are built from, for a template that is a path of this machine."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(HERE, folder / "src" / "outbox", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        source = HERE.with_name(package)
+        shutil.copytree(source, folder / "src" / package, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def uv(*arguments: str) -> None:

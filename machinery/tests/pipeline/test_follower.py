@@ -163,6 +163,16 @@ def test_what_the_topic_has_dropped_is_no_empty_range(
 
 
 @pytest.mark.usefixtures("short_silence")
+def test_a_range_beyond_the_end_is_not_read_from_the_beginning(topic: Settings, transactions: Producer) -> None:
+    """As when a topic is created again after its offsets were looked up: the client begins at the earliest record."""
+    write(transactions, topic, "a", "b", "c")
+    found: list[int | None] = []
+    with pytest.raises(Failure) as failure:
+        found += (one.offset() for one in records.read(topic, topic_of(topic), {0: (500, 600)}))
+    assert (failure.value.code, found) == ("topic-silent", [])
+
+
+@pytest.mark.usefixtures("short_silence")
 def test_records_of_another_partition_do_not_hide_a_silent_one(
     topic: Settings, follower: Follower, traffic: threading.Thread
 ) -> None:

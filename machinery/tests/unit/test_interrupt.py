@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +50,35 @@ def test_a_command_that_stops_its_stack_hears_nothing() -> None:
     script = "import os\nfrom outbox.base import interrupt\ninterrupt.once()\ninterrupt.never()\n"
     script += "for one in interrupt.SIGNALS:\n    os.kill(os.getpid(), one)\nprint('stops everything')"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "stops everything"
+
+
+HANGS_UP = """
+import fcntl, signal, sys, termios
+from pathlib import Path
+from outbox.base import interrupt
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose end is a SIGHUP
+interrupt.once()
+try:
+    print("runs", flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    print("stops", flush=True)
+    Path(sys.argv[1]).write_text("stopped everything")
+"""
+
+
+def test_a_command_whose_terminal_is_gone_stops_everything(tmp_path: Path) -> None:
+    """What it says meanwhile raises no error."""
+    ours, its = os.openpty()
+    command = [sys.executable, "-c", HANGS_UP, str(tmp_path / "said")]
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=subprocess.PIPE, start_new_session=True) as process:
+        os.close(its)
+        assert os.read(ours, 100).startswith(b"runs")
+        os.close(ours)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+    assert (tmp_path / "said").read_text() == "stopped everything"
 
 
 def test_a_run_that_ignores_hangups_goes_on() -> None:

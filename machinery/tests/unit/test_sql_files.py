@@ -140,6 +140,15 @@ def test_the_header_says_what_a_strategy_remembers(tmp_path: Path, memory: str, 
 
 
 @pytest.mark.parametrize(
+    "by", ["event_id", "key version", "key versions", "topic_id partition offset", "lsn", "key lsn", "lsn offset"]
+)
+def test_a_memory_is_of_one_kind(by: str) -> None:
+    found = strategy.Memory("ids", tuple(by.split()))
+    kinds = [found.is_of_ids, found.is_of_keys, found.is_of_places, found.is_of_changes]
+    assert kinds.count(True) == 1
+
+
+@pytest.mark.parametrize(
     ("memory", "statements", "code"),
     [
         ("ids", IDS, "strategy-header-unknown"),

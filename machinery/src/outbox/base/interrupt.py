@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,9 +21,15 @@ def once() -> None:
     stays ignored, such as SIGHUP after nohup.
     """
 
-    def interrupt(*_: object) -> None:
+    terminal = [number for number in (1, 2) if os.isatty(number)]
+
+    def interrupt(heard: int, *_: object) -> None:
         _heard.set()
         never()
+        if heard == signal.SIGHUP:  # it is gone, and what is written to it would raise an error
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            for number in terminal:
+                os.dup2(nothing, number)
         raise KeyboardInterrupt
 
     _handle(interrupt)

@@ -82,8 +82,9 @@ def _read(
             # be read yet, and then the client says only that it has come to the end.
             passed = client.position([TopicPartition(name, partition) for partition in end])
             places = [(place.partition, place.offset) for place in passed]
-            is_any_beyond = len(end) < len(at) or any(offset > end[number] for number, offset in places)
-            yield _selected(found, within, end) if is_any_beyond else found
+            # A client may also have begun elsewhere: at the earliest record, if the topic was created again meanwhile.
+            is_within = len(end) == len(at) and all(at[number] <= offset <= end[number] for number, offset in places)
+            yield found if is_within else _selected(found, within, end)
             places += [(message.partition() or 0, message.offset() or 0) for message in stops]
             reached = {number: offset for number, offset in places if number in end and offset > at[number]}
             if reached:

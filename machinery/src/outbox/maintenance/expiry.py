@@ -65,7 +65,8 @@ DELETED = "topic_id <> ALL (%(topic_ids)s)"
 
 SINKS = "SELECT name FROM public.sinks ORDER BY name"
 LOGGING = """
-SELECT name FROM public.sinks WHERE EXISTS (SELECT FROM public.{table} WHERE sink = name) ORDER BY name
+SELECT one.name FROM public.sinks AS one
+ WHERE EXISTS (SELECT FROM public.{table} AS logged WHERE logged.sink = one.name) ORDER BY one.name
 """
 READ = "SELECT DISTINCT topic, topic_id FROM public.positions WHERE sink = %s"
 CAPTURING = """

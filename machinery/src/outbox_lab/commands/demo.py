@@ -60,7 +60,7 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
     try:
         planned = workload.load(seed)
         chain = _processes(planned, screen.progress) if shared is None else _containers(planned, shared)
-        again = f"make demo SEED={seed}" if shared is None else f"docker compose run --rm demo --seed {seed}"
+        again = f"make demo SEED={seed}" if shared is None else f"docker compose run --build --rm demo --seed {seed}"
         screen.say(f"seed {seed} ({again} plays the same traffic)")
         story = Story(chain, planned, screen)
         chosen.play(story)

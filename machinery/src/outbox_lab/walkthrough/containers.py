@@ -161,7 +161,9 @@ class Containers(Chain):
         """
         if not shared.is_dir():
             raise Failure(
-                f"there is no folder {shared}", "run it by `docker compose run --rm demo`", code="not-in-a-container"
+                f"there is no folder {shared}",
+                "run it by `docker compose run --build --rm demo`",
+                code="not-in-a-container",
             )
         self._lock = os.open(shared, os.O_RDONLY)  # held as long as this process lives
         try:

@@ -168,6 +168,7 @@ def _days(column: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _uuids(column: pa.Array) -> np.ndarray[Any, Any]:
+    column = column.cast(pa.string())
     if len(column) and _width(column) != UUID_CHARACTERS:
         raise ValueError("a value is no UUID")
     rows = _characters(column, UUID_CHARACTERS).reshape(len(column), UUID_CHARACTERS)
@@ -179,6 +180,7 @@ def _uuids(column: pa.Array) -> np.ndarray[Any, Any]:
 
 def _texts(column: pa.Array) -> np.ndarray[Any, Any] | None:
     """None if they are not of one width, or too wide."""
+    column = column.cast(pa.string())  # whatever strings it has: `_characters` knows these
     width = _width(column)
     return np.frombuffer(_characters(column, width), f"V{width}") if 0 < width <= TEXT_MAX_WIDTH else None
 

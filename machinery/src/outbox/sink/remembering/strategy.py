@@ -65,12 +65,12 @@ class Memory:
     @property
     def is_of_keys(self) -> bool:
         """Whether it knows events by key and version."""
-        return self.by[0] == "key"
+        return self.by in {("key", "version"), ("key", "versions")}
 
     @property
     def is_of_places(self) -> bool:
         """Whether it knows events by their places on a topic."""
-        return "offset" in self.by
+        return self.by == ("topic_id", "partition", "offset")
 
     @property
     def is_of_changes(self) -> bool:
