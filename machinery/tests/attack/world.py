@@ -225,7 +225,7 @@ class World:
         """Let the code under test find our topic, our job and our connections."""
         patch.setattr(psycopg2, "connect", self._connect)
         patch.setattr(fence, "GRACE_S", 0.01)
-        patch.setattr(catalog, "of", lambda _: self.catalog)
+        patch.setattr(catalog, "of_project", lambda _: self.catalog)
         patch.setattr(discovery, "jobs", lambda _: [self.spec.job])
         patch.setattr(event_topics, "all_names", lambda _: [TOPIC])
         patch.setattr(connectors, "others", lambda _: [])

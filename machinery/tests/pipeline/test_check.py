@@ -352,7 +352,7 @@ def test_a_comparison_that_cannot_be_run_is_a_failure(
 
 
 def test_a_project_without_events_is_a_failure(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "of", lambda _: Catalog(Path("nowhere"), {}))
+    monkeypatch.setattr(catalog, "of_project", lambda _: Catalog(Path("nowhere"), {}))
     with raises("event-undeclared", "nowhere"):
         check.check(databases)
 
