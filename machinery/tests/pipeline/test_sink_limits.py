@@ -109,14 +109,8 @@ def test_a_task_holds_few_of_the_largest_records_at_once(
     assert grown_mib < MEMORY_MAX_MIB
 
 
-def test_a_part_has_as_much_as_fits(topic: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of which a part has no room for more than a few, and then small ones."""
-    monkeypatch.setattr(reader, "PART_MAX_BYTES", 1_000_000)
-    large = 4 * reader.DRIVER_MAX_RECORDS
-    produce(topic, large, b"x" * 50_000)
-    publisher = Publisher(topic)
-    some = publisher.events(12 * reader.DRIVER_MAX_RECORDS)
-    publisher.send(some)
+def read_all(topic: Settings, spark: SparkSession) -> list[Batch]:
+    """All records of the topic, in as many batches as the reader makes of them."""
     name = topic_of(topic)
     end = topics.last_stable_offsets(topic, name)
     rest = Part(name, dict.fromkeys(end, 0), end)
@@ -125,6 +119,18 @@ def test_a_part_has_as_much_as_fits(topic: Settings, spark: SparkSession, monkey
         while rest.count:
             found.append(reading.read(spark.sparkContext, rest))
             rest = rest.behind(found[-1].end)
+    return found
+
+
+def test_a_part_has_as_much_as_fits(topic: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of which a part has no room for more than a few, and then small ones."""
+    monkeypatch.setattr(reader, "PART_MAX_BYTES", 1_000_000)
+    large = 4 * reader.DRIVER_MAX_RECORDS
+    produce(topic, large, b"x" * 50_000)
+    publisher = Publisher(topic)
+    some = publisher.events(12 * reader.DRIVER_MAX_RECORDS)
+    publisher.send(some)
+    found = read_all(topic, spark)
     assert all(one.end == following.start for one, following in pairwise(found))
     counts = [batch.chunk.count + batch.chunk.dead_count for batch in found]
     assert counts[0] < large, "the first part did not fit"
@@ -141,14 +147,7 @@ def test_what_the_driver_reads_itself_is_bounded_too(
     monkeypatch.setattr(reader, "PART_MAX_BYTES", 1_000_000)
     headers = {f"{number:05}": b"" for number in range(20_000)}
     produce(topic, 30, b"x", headers)
-    name = topic_of(topic)
-    end = topics.last_stable_offsets(topic, name)
-    rest = Part(name, dict.fromkeys(end, 0), end)
-    found: list[Batch] = []
-    with closing(reader.Reader(topic, discovery.sinks(topic)["dedup"], {name: "x"})) as reading:
-        while rest.count:
-            found.append(reading.read(spark.sparkContext, rest))
-            rest = rest.behind(found[-1].end)
+    found = read_all(topic, spark)
     assert sum(batch.chunk.dead_count for batch in found) == 30
     assert all(one.end == following.start for one, following in pairwise(found))
     assert max(batch.chunk.dead_count for batch in found) < 10, "some at once"

@@ -139,7 +139,7 @@ def of(
     comparisons: Mapping[str, Sequence[Comparison]],
     age_max_days: int = 3660,
 ) -> Declared:
-    """What a catalog, sinks and their comparisons declare."""
+    """All that is declared by a catalog, sinks and their comparisons."""
     kinds: list[Kind] = []
     topics: list[EventTopic] = []
     for number, (name, aggregates) in enumerate(known.topics.items()):

@@ -21,15 +21,15 @@ def once() -> None:
     stays ignored, such as SIGHUP after nohup.
     """
 
-    terminal = [number for number in (1, 2) if os.isatty(number)]
+    terminal = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
-    def interrupt(heard: int, *_: object) -> None:
+    def interrupt(number: int, *_: object) -> None:
         _heard.set()
         never()
-        if heard == signal.SIGHUP:  # it is gone, and what is written to it would raise an error
+        if number == signal.SIGHUP:  # the terminal is gone: what is written to it would raise an error
             nothing = os.open(os.devnull, os.O_WRONLY)
-            for number in terminal:
-                os.dup2(nothing, number)
+            for descriptor in terminal:
+                os.dup2(nothing, descriptor)
         raise KeyboardInterrupt
 
     _handle(interrupt)

@@ -43,7 +43,7 @@ def compare(published: Catalog, current: Catalog) -> list[Finding]:
 
 
 def compare_schemas(published: EventSchema, current: EventSchema) -> list[Finding]:
-    """What an edit of one version of an event breaks."""
+    """Every edit of one version of an event by which it may break readers."""
     found = {(name, rule): message for rule, name, message in _schema(published, current)}
     return [Finding(rule, published.file, name, message) for (name, rule), message in found.items()]
 

@@ -151,11 +151,11 @@ def _before(oldest: datetime | None) -> str:
 
 
 def _logged(settings: Settings, connection: extensions.connection, memory: Memory) -> Iterator[Rule]:
+    names = {*event_topics.all_names(settings), *(connector.topic for connector in connectors.others(settings))}
     for (sink,) in _rows(connection, LOGGING.format(table=memory.table)):
         read = _rows(connection, READ, [sink])
         if not read:
             continue  # it may still have to read its topics again
-        names = {*event_topics.all_names(settings), *(connector.topic for connector in connectors.others(settings))}
         current = topics.existing(settings, {*names, *(topic for topic, _ in read)})
         for topic, topic_id in read:
             if topic not in current or current[topic].id != topic_id:

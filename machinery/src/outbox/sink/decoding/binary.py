@@ -118,7 +118,7 @@ def encode(rows: pa.Table, types: Mapping[str, Type]) -> Encoded:
             continue
         contents = _varying(types[name], column)
         lengths = (NULL if content is None else len(content) for content in contents)
-        piece.append(np.fromiter(lengths, ">i4", rows.num_rows))  # the end of a piece, before what it is of
+        piece.append(np.fromiter(lengths, ">i4", rows.num_rows))  # a piece ends with the length of what follows it
         pieces += [_side_by_side(piece).tolist(), [content or b"" for content in contents]]
         piece = []
     if not pieces:

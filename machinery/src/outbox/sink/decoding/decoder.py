@@ -147,7 +147,7 @@ class RecordDecoder(ABC):
         """The event of a record, or why it was rejected, or that it was not asked for."""
 
     def bounded(self, found: DecodedEvent | Rejection | Skipped) -> DecodedEvent | Rejection | Skipped:
-        """What a record was found to be; a rejection if it is an event whose key is too long for the sink's indexes."""
+        """A record's event or the like, as it was found; a rejection if its key is too long for the sink's indexes."""
         if not isinstance(found, DecodedEvent):
             return found
         columns = self.types[found.name]
@@ -425,7 +425,7 @@ def _now_ms() -> int:
 
 
 def _by_name(headers: Sequence[Sequence[Header]]) -> Mapping[str, Contents]:
-    """By name of a header that means something here, its contents, record by record."""
+    """The contents of each header of `HEADERS`, by its name, record by record."""
     none = (None,) * len(headers)
     if len({*map(len, headers)}) == 1:
         # Mostly all records have the same headers in one order: then a few calls in C do it.

@@ -117,7 +117,10 @@ def join(sink: str, events: pa.Table, returned: Returned, columns: Sequence[Colu
 
 
 def _in_order(sink: str, events: pa.Table, kept: pa.Table) -> pa.Table:
-    """By event its row of these, NULL if it has none. Raises Failure if they are not of these events, one each."""
+    """The returned rows in the order of the events, with NULLs for an event without one.
+
+    Raises Failure if a row belongs to no event, or if two belong to one.
+    """
     if kept.select(PLACE).equals(events.select(PLACE)):
         return kept  # as mostly: nothing is filtered, and Spark has kept the order
     pairs = _numbered(events, NUMBER_OF_EVENT).join(_numbered(kept, NUMBER_OF_ROW), PLACE, join_type="left outer")
