@@ -22,9 +22,9 @@ from outbox.relay import connectors, lifecycle, slot
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
 from outbox.sink.repair import rewind
-from outbox_lab.soak import captures
-from outbox_lab.soak.checkers import captured, copies
 from outbox_lab.soak.domain import TableCopy
+from outbox_lab.soak.history import History
+from outbox_lab.soak.observe import Captured
 from outbox_lab.soak.seen import Seen
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
@@ -32,7 +32,7 @@ from outbox_lab.testing.queries import query
 from outbox_lab.testing.seeds import chosen_seed
 from stock.service import create_app
 from tests.stock import Client
-from tests.support import topic_reader
+from tests.support import soak_run, topic_reader
 from tests.support.made_events import nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, logged, reported_failure
@@ -230,9 +230,9 @@ def test_soak_compares_a_captured_table_with_topic_and_sink(
 
     def broken() -> list[str]:
         """The promises that do not hold."""
-        left = captures.Captured(chain, [changes_spec], [])
+        left = Captured(chain, [changes_spec], [])
         seen = Seen(row_changes=left.changes, copies=left.copies(Compared()))  # type: ignore[arg-type]
-        return [one.promise for one in (*captured.check(seen, may_repeat=False), *copies.check(seen))]
+        return list(soak_run.broken(soak_run.record(seen, History())))
 
     movements = Movements(service, chosen_seed())
     movements.make(5)  # they come by the snapshot
@@ -241,7 +241,7 @@ def test_soak_compares_a_captured_table_with_topic_and_sink(
     movements.make(10)
     records = topic_reader.captured(chain, changes, "items")
     assert catch_up(chain, "changes").returncode == 0
-    left = captures.Captured(chain, [changes_spec], [])
+    left = Captured(chain, [changes_spec], [])
     assert {one.op for one in left.changes} == {"r", "u"}
     assert sorted((one.key, one.lsn, one.op) for one in left.changes) == sorted(
         (json.loads(key)["id"], lsn, op) for key, lsn, op in identities(records)
@@ -254,7 +254,7 @@ def test_soak_compares_a_captured_table_with_topic_and_sink(
     assert producer.flush(30) == 0
     assert broken() == []
     first = left.changes[0]
-    assert [one.place for one in captures.Captured(chain, [changes_spec], [first]).left(changes_spec)] == [
+    assert [one.place for one in Captured(chain, [changes_spec], [first]).left(changes_spec)] == [
         one.place for one in left.changes[1:]
     ]
     query(chain, f"UPDATE stock SET unit = 'GRM' WHERE sink = 'changes' AND item_id = '{first.key}'", SinkRole.OWNER)

@@ -8,7 +8,19 @@ from types import MappingProxyType
 from typing import Any
 
 from outbox_lab.soak.history import Attempt, History
-from outbox_lab.soak.seen import Adds, ComparedTotals, Seen, Sink, Source, StoredAnswer, TopicEvent
+from outbox_lab.soak.record import RunRecord
+from outbox_lab.soak.seen import (
+    Adds,
+    ComparedTotals,
+    Injection,
+    Planned,
+    Seen,
+    Sink,
+    Source,
+    StoredAnswer,
+    TopicEvent,
+)
+from outbox_lab.soak.verdict import judge
 
 OK, REFUSED, BROKEN = 201, 409, 503
 
@@ -58,3 +70,21 @@ SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[ComparedTotals("totals"
 SOLD_OUT = {"title": "sold out"}
 READ = attempt(1, method="GET")
 HISTORY = History((attempt(1), READ, attempt(2), attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))
+KILLED = Injection(
+    Planned(10.0, 10.0, "kafka-killed"),
+    "process 7 was killed",
+    is_healed=True,
+    fired_s=10.0,
+    healed_s=20.0,
+    parts=("kafka",),  # so sinks may have read records again
+)
+
+
+def record(seen: Seen = SEEN, history: History = HISTORY, **more: Any) -> RunRecord:
+    """The record of a sound run with a fault, perhaps with something else in it."""
+    return RunRecord(Domain(), history, seen, **{"injections": [KILLED], **more})  # type: ignore[arg-type]
+
+
+def broken(run: RunRecord) -> dict[str, int]:
+    """The promises that do not hold, with the number of cases."""
+    return {one.promise: one.cases for one in judge(run).findings}

@@ -12,21 +12,20 @@ from pathlib import Path
 import pytest
 
 from outbox.base.wait import wait_for
-from outbox_lab.soak import namespace
+from outbox_lab.soak import disk
 from outbox_lab.soak.disk import Disk
-from outbox_lab.soak.faults.disks import FREE, FULL, limit_files
+from outbox_lab.soak.faults.servers import FULL, UNLIMITED, limit_files
 from outbox_lab.stack.process import Process
 
 # In a process of its own: nobody leaves a namespace. It writes until it is refused, gets room, and writes again.
 FILLED = """
 import os, sys
 from pathlib import Path
-from outbox_lab.soak import namespace
-from outbox_lab.soak.disk import Disk
+from outbox_lab.soak.disk import Disk, enter_namespace, is_entered
 
-assert not namespace.is_entered()
-namespace.enter()
-assert namespace.is_entered()
+assert not is_entered()
+enter_namespace()
+assert is_entered()
 disk = Disk(Path(sys.argv[1]))
 disk.mount()
 file = Path(sys.argv[1], "file")
@@ -49,7 +48,7 @@ print(os.geteuid(), sorted(os.listdir(sys.argv[1])))
 @pytest.fixture(scope="module")
 def can_mount() -> None:
     """Skips where neither root nor a user may mount in a namespace, as in most containers."""
-    if why := namespace.why_impossible():
+    if why := disk.why_impossible():
         pytest.skip(why)
 
 
@@ -64,18 +63,18 @@ def test_a_full_disk_refuses_and_only_the_run_sees_it(tmp_path: Path) -> None:
 
 
 def test_outside_a_namespace_nothing_is_mounted(tmp_path: Path) -> None:
-    assert not namespace.is_entered()
+    assert not disk.is_entered()
     with pytest.raises(OSError, match="namespace"):
         Disk(tmp_path).mount()
 
 
 def test_the_reason_is_that_of_the_process_that_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespace, "TRY", "raise PermissionError(1, 'unshare: Operation not permitted')")
-    assert "Operation not permitted" in namespace.why_impossible()
+    monkeypatch.setattr(disk, "TRY", "raise PermissionError(1, 'unshare: Operation not permitted')")
+    assert "Operation not permitted" in disk.why_impossible()
 
 
 def test_the_process_that_enters_has_one_thread() -> None:
-    count = "import os; from outbox_lab.soak import namespace; print(len(os.listdir('/proc/self/task')))"
+    count = "import os; from outbox_lab.soak import disk; print(len(os.listdir('/proc/self/task')))"
     if not Path("/proc/self/task").exists():
         pytest.skip("only Linux shows the threads of a process there")
     assert subprocess.check_output([sys.executable, "-c", count], text=True).strip() == "1"
@@ -105,7 +104,7 @@ def test_the_files_of_a_process_of_another_user_are_limited(tmp_path: Path) -> N
         [process] = sleeper.processes()
         assert limit_files(sleeper, "1024:unlimited") == 1
         assert max_file_size(process.pid) == ["1024", "unlimited"]
-        assert limit_files(sleeper, FREE) == 1
+        assert limit_files(sleeper, UNLIMITED) == 1
         assert max_file_size(process.pid) == ["unlimited", "unlimited"]
     finally:
         sleeper.kill()

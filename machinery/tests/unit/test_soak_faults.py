@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -16,18 +16,13 @@ from outbox.events.schema import Rejection
 from outbox.relay import lifecycle
 from outbox.relay.connectors import Connector
 from outbox.sink.decoding import records
-from outbox_lab.soak import captures, operator, testbed
-from outbox_lab.soak.domain import TableCopy
-from outbox_lab.soak.fault import NoChance, NotFired
-from outbox_lab.soak.faults import commands
-from outbox_lab.soak.faults.commands import Check, ConnectApply, Prune, Rebuild, is_rebuildable
-from outbox_lab.soak.faults.records import Decades, Foreign, Hostile, Huge, Malformed, asks_for
-from outbox_lab.soak.foreign import ForeignEvent
-from outbox_lab.soak.operator import PREFIX, Done
+from outbox_lab.soak import fault, observe, testbed
+from outbox_lab.soak.domain import ForeignEvent, TableCopy
+from outbox_lab.soak.fault import NoChance, NotFired, Strike
+from outbox_lab.soak.faults import FAULTS, hostile, operations
 from outbox_lab.soak.proxy import Proxy
-from outbox_lab.soak.testbed import LINKS
+from outbox_lab.soak.testbed import LINKS, PREFIX, Done
 from outbox_lab.stack import ports
-from outbox_lab.stack.command import Command
 from outbox_lab.testing import chosen_seed
 
 
@@ -57,24 +52,40 @@ def found(code: str, sink: str | None = None, *keys: str) -> Done:
     return Done(1, json.dumps({"findings": [finding], "sinks": sinks, "topics": [], "total": {"duplicates": 0}}), "")
 
 
-class TestCheck:
-    fault = Check("check-incremental", "check", "--incremental", "--json")
+def failed(code: str) -> Done:
+    """A command that ended with this code."""
+    return Done(1, "", f"outbox: it failed\n{PREFIX}{code}")
 
-    @pytest.mark.parametrize("done", [found("malformed-records"), found("sink-parked", "unknown")])
-    def test_what_other_faults_cause_is_accepted(self, unstarted: testbed.Testbed, done: Done) -> None:
-        self.fault.finish(unstarted, done)
 
-    @pytest.mark.parametrize("done", [found("events-lost"), found("sink-drift", "unknown"), found("versions-missing")])
-    def test_a_loss_is_not(self, unstarted: testbed.Testbed, done: Done) -> None:
+def injected(name: str, bed: testbed.Testbed) -> tuple[Strike, str]:
+    """A fault that was injected, and its evidence."""
+    strike = Strike(FAULTS[name], bed, random.Random(chosen_seed()))  # noqa: S311
+    return strike, FAULTS[name].inject(strike)
+
+
+@pytest.mark.parametrize(
+    ("done", "is_expected"),
+    [
+        (found("malformed-records"), True),
+        (found("sink-parked", "unknown"), True),
+        (found("events-lost"), False),
+        (found("sink-drift", "unknown"), False),
+        (found("versions-missing"), False),
+        (found("foreign-events"), None),
+        (found("sink-drift", "unknown", "x"), None),
+    ],
+)
+def test_check_may_find_what_other_faults_cause(
+    unstarted: testbed.Testbed, monkeypatch: pytest.MonkeyPatch, done: Done, is_expected: bool | None
+) -> None:
+    """None: once a fault has sent a foreign event."""
+    monkeypatch.setattr(unstarted, "run", lambda *_, **__: Done(1, done.output, f"{PREFIX}problems-found"))
+    if not is_expected:
         with pytest.raises(NotFired, match=json.loads(done.output)["findings"][0]["code"]):
-            self.fault.finish(unstarted, done)
-
-    @pytest.mark.parametrize("done", [found("foreign-events"), found("sink-drift", "unknown", "x")])
-    def test_foreign_events_that_a_fault_has_sent_are_accepted(self, unstarted: testbed.Testbed, done: Done) -> None:
-        with pytest.raises(NotFired):
-            self.fault.finish(unstarted, done)
-        unstarted.foreign.append(ForeignEvent("order.placed", "x", {}))
-        self.fault.finish(unstarted, done)
+            injected("check-incremental", unstarted)
+    unstarted.foreign.append(ForeignEvent("order.placed", "x", {}))
+    if is_expected is not False:
+        injected("check-incremental", unstarted)
 
 
 @pytest.fixture
@@ -89,23 +100,18 @@ def test_each_connector_is_applied_and_its_releases_are_counted(
 ) -> None:
     ran: list[Sequence[str]] = []
 
-    def run(_: Command, words: Sequence[str]) -> Done:
+    def run(_: Settings, words: Sequence[str]) -> Done:
         ran.append(words)
         connector = capturing.connectors[len(ran) - 1]
         said = f"{lifecycle.released(connector)}\n" if connector.is_outbox else ""
         return Done(status, said, f"{PREFIX}connector-failed\n" if status else "")
 
-    monkeypatch.setattr(operator, "run", run)
+    monkeypatch.setattr(testbed, "run_command", run)
     with closing(Proxy("debezium-postgres", ports.choose(0)[0])) as link:
         capturing.stack.links = {link.name: link}
-        ConnectApply("connect-apply", "connect", "apply").fire(capturing, Random(1))  # noqa: S311
+        injected("connect-apply", capturing)
     assert ran == [("connect", "apply"), ("connect", "apply", "changes")]
     assert +capturing.released == {"outbox": 1}
-
-
-def failed(code: str) -> Done:
-    """A command that ended with this code."""
-    return Done(1, "", f"outbox: it failed\n{PREFIX}{code}")
 
 
 def test_a_prune_that_is_refused_for_a_while_is_run_until_it_succeeds(
@@ -113,8 +119,8 @@ def test_a_prune_that_is_refused_for_a_while_is_run_until_it_succeeds(
 ) -> None:
     ends = iter([failed("marker-not-passed"), failed("kafka-unavailable"), Done(0, "deleted 3 events\n", "")])
     monkeypatch.setattr(unstarted, "run", lambda *_, **__: next(ends))
-    monkeypatch.setattr(commands, "AGAIN_S", 0.0)
-    assert Prune("prune", "prune").fire(unstarted, Random(1)) == "outbox prune: deleted 3 events"  # noqa: S311
+    monkeypatch.setattr(fault, "AGAIN_S", 0.0)
+    assert injected("prune", unstarted)[1] == "outbox prune: deleted 3 events"
 
 
 @pytest.mark.parametrize("refused", [{"dedup"}, {"upsert"}, {"dedup", "upsert"}, set()], ids=len)
@@ -128,18 +134,23 @@ def test_a_rebuild_that_is_refused_tries_the_next_sink(
         tried.append(sink)
         return failed("topic-incomplete") if sink in refused else Done(0, f"{command} of {sink}\n", "")
 
-    fault = Rebuild("topic")
     with linked(tmp_path, ["dedup"], ["upsert"]) as bed:
         monkeypatch.setattr(bed, "check", lambda _: None)
         monkeypatch.setattr(bed, "run", run)
         if len(refused) == 2:
             with pytest.raises(NoChance, match="topic-incomplete"):
-                fault.fire(bed, Random(chosen_seed()))  # noqa: S311
+                injected("rebuild-from-topic", bed)
             assert set(tried) == refused
         else:
-            assert fault.fire(bed, Random(chosen_seed())) == f"rebuild of {tried[-1]}"  # noqa: S311
+            strike, evidence = injected("rebuild-from-topic", bed)
+            assert evidence == f"rebuild of {tried[-1]}"
             assert tried[-1] not in refused
-        assert fault.victims == (bed.process_of(tried[-1]).name,)
+            assert strike.victims == (bed.process_of(tried[-1]).name,)
+
+
+@pytest.mark.parametrize("name", [name for name, one in FAULTS.items() if "cluster" in one.parts])
+def test_without_a_cluster_nothing_of_it_is_broken(unstarted: testbed.Testbed, name: str) -> None:
+    assert not FAULTS[name].is_possible(unstarted)
 
 
 def test_a_testbed_has_the_connectors_that_its_sinks_need(
@@ -158,31 +169,31 @@ class Domain:
 
 def test_a_sink_of_a_captured_table_is_compared_row_by_row(capturing: testbed.Testbed) -> None:
     settings, specs = capturing.settings, capturing.sink_specs
-    captures.require_copies(settings, Domain("changes"), specs)  # type: ignore[arg-type]
+    observe.require_copies(settings, Domain("changes"), specs)  # type: ignore[arg-type]
     for domain in (Domain(), Domain("dedup"), object()):
         with pytest.raises(Failure) as raised:
-            captures.require_copies(settings, domain, specs)  # type: ignore[arg-type]
+            observe.require_copies(settings, domain, specs)  # type: ignore[arg-type]
         assert raised.value.code == "soak-domain-wrong"
-    captures.require_copies(settings, object(), specs[:1])  # type: ignore[arg-type]
+    observe.require_copies(settings, object(), specs[:1])  # type: ignore[arg-type]
 
 
 def test_only_a_sink_with_sql_for_it_is_rebuilt_from_the_source(capturing: testbed.Testbed) -> None:
     events, changes = capturing.sink_specs
-    assert [is_rebuildable(events, where) for where in ("topic", "source")] == [True, True]
-    assert [is_rebuildable(changes, where) for where in ("topic", "source")] == [True, False]
+    assert [operations.is_rebuildable(events, where) for where in ("topic", "source")] == [True, True]
+    assert [operations.is_rebuildable(changes, where) for where in ("topic", "source")] == [True, False]
 
 
-@pytest.mark.parametrize("fault", [Foreign(), Malformed(), Huge()], ids=lambda one: one.name)
-def test_a_hostile_record_for_a_captured_table_is_no_change(capturing: testbed.Testbed, fault: Hostile) -> None:
+@pytest.mark.parametrize("make", [hostile.foreign_records, hostile.malformed_records, hostile.huge_records])
+def test_a_hostile_record_for_a_captured_table_is_no_change(capturing: testbed.Testbed, make: hostile.Make) -> None:
     _, sink = capturing.sink_specs
     [topic] = sink.topics
     decoder = sink.decoders[topic]
-    made = list(fault.records(capturing, topic, Random(1)))  # noqa: S311
+    made = list(make(capturing, topic, random.Random(1)))  # noqa: S311
     assert made
     for record in made:
         found = decoder.record(records.Record(record.key, [], record.value, 0))
         assert isinstance(found, Rejection)
-        assert asks_for(capturing, sink, topic, record)
+        assert hostile.asks_for(capturing, sink, topic, record)
 
 
 def test_captured_tables_get_hostile_records_not_forged_events(
@@ -190,11 +201,12 @@ def test_captured_tables_get_hostile_records_not_forged_events(
 ) -> None:
     [topic] = capturing.sink_specs[1].topics
 
-    def chosen(of: testbed.Testbed, fault: Hostile) -> set[str]:
-        return {fault.topic(of, Random(seed)) for seed in range(50)}  # noqa: S311
+    def chosen(choose: Callable[[testbed.Testbed, random.Random], str], bed: testbed.Testbed) -> set[str]:
+        return {choose(bed, random.Random(seed)) for seed in range(50)}  # noqa: S311
 
-    assert topic in chosen(capturing, Foreign())
-    assert chosen(capturing, Foreign()) - {topic} == chosen(unstarted, Foreign()) == chosen(capturing, Decades())
+    of_events = chosen(hostile.topic_of_events, capturing)
+    assert chosen(hostile.any_topic, unstarted) == of_events
+    assert chosen(hostile.any_topic, capturing) == {*of_events, topic}
 
 
 def test_a_broker_that_is_killed_during_an_apply_is_not_forgotten(

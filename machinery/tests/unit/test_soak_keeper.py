@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from outbox.base.wait import wait_for
-from outbox_lab.soak.death import Death
 from outbox_lab.soak.keeper import Watch, attempt, leaders
+from outbox_lab.soak.seen import Death
 from outbox_lab.stack.process import Process
 
 # It starts a session of its own, as a backend of Postgres does, and keeps the mark.
@@ -30,30 +30,32 @@ def process(tmp_path: Path) -> Iterator[Process]:
     """A process that runs, with its child."""
     one = Parent("sinks-1", tmp_path)
     one.spawn()
-    wait_for("the child", lambda: len(leaders({mark(one)}).get(mark(one), ())) == 2, timeout_s=120)
+    wait_for("the child", lambda: len(leaders({one.mark}).get(one.mark, ())) == 2, timeout_s=120)
     yield one
     one.kill()
 
 
-def mark(process: Process) -> str:
-    return f"{process.home}:{process.name}"
-
-
-def test_a_process_that_ends_is_noted_once(process: Process) -> None:
+def watching(process: Process) -> tuple[Watch, list[Death]]:
     deaths: list[Death] = []
-    watch = Watch({mark(process): process}, deaths)
+    return Watch({process.mark: process}, deaths), deaths
+
+
+def test_a_process_that_ends_is_noted_once_between_two_looks(process: Process) -> None:
+    watch, deaths = watching(process)
     watch()
     watch()
     assert not deaths
     process.kill()
     watch()
     watch()
-    assert [(one.process, one.part) for one in deaths] == [("sinks-1", "sinks")]
+    [death] = deaths
+    assert (death.process, death.part) == ("sinks-1", "sinks")
+    assert death.alive_s is not None
+    assert 0 <= death.alive_s < death.at_s
 
 
 def test_a_process_that_was_started_again_between_two_looks_has_ended(process: Process) -> None:
-    deaths: list[Death] = []
-    watch = Watch({mark(process): process}, deaths)
+    watch, deaths = watching(process)
     watch()
     process.kill()
     process.spawn()
@@ -63,35 +65,21 @@ def test_a_process_that_was_started_again_between_two_looks_has_ended(process: P
 
 
 def test_a_child_that_ends_is_no_death(process: Process) -> None:
-    deaths: list[Death] = []
-    watch = Watch({mark(process): process}, deaths)
+    watch, deaths = watching(process)
     watch()
-    parent, child = leaders({mark(process)})[mark(process)]
+    parent, child = leaders({process.mark})[process.mark]
     assert parent == process.pid()
     psutil.Process(child).kill()
-    wait_for("the child to end", lambda: len(leaders({mark(process)})[mark(process)]) == 1, timeout_s=120)
+    wait_for("the child to end", lambda: len(leaders({process.mark})[process.mark]) == 1, timeout_s=120)
     watch()
     assert not deaths
 
 
 def test_a_process_that_ended_before_the_first_look_has_ended(tmp_path: Path) -> None:
-    deaths: list[Death] = []
-    gone = Parent("service", tmp_path)
-    watch = Watch({gone.mark: gone}, deaths)
+    watch, deaths = watching(Parent("service", tmp_path))
     watch()
     watch()
     assert [one.process for one in deaths] == ["service"]
-
-
-def test_a_death_lies_between_two_looks(process: Process) -> None:
-    deaths: list[Death] = []
-    watch = Watch({process.mark: process}, deaths)
-    watch()
-    process.kill()
-    watch()
-    [death] = deaths
-    assert death.alive_s is not None
-    assert 0 <= death.alive_s < death.at_s
 
 
 def test_a_look_that_fails_is_reported_and_the_next_one_comes() -> None:

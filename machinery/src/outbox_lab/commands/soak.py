@@ -15,11 +15,10 @@ import click
 from outbox.base import interrupt, project, settings
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale
-from outbox_lab.soak import domain, namespace, run
-from outbox_lab.soak.fault import Make
-from outbox_lab.soak.faults import every
-from outbox_lab.soak.faults.disks import DiskFull
-from outbox_lab.soak.folder import Folder, Plan
+from outbox_lab.soak import disk, domain, run
+from outbox_lab.soak.fault import Fault
+from outbox_lab.soak.faults import FAULTS
+from outbox_lab.soak.record import Folder, Plan
 from outbox_lab.soak.verdict import Verdict
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
@@ -64,16 +63,15 @@ def soak(
     Status 0 if every promise held and every fault that began happened, 1 if not, 3 if nobody can say. The files
     of the run stay in .outbox/soak.
     """
-    known = every()
     if is_list:
-        width = max(map(len, known))
-        for name, make in known.items():
-            click.echo(f"{name:{width}}  {make().summary}")
+        width = max(map(len, FAULTS))
+        for name, fault in FAULTS.items():
+            click.echo(f"{name:{width}}  {fault.summary}")
         return
     if judged is not None:
         folder = Folder(judged)
         _tell(run.judge(domain.load(folder.plan.seed), folder), folder)
-    chosen = _chosen(known, faults)
+    chosen = _chosen(faults)
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
     loaded = domain.load(seed)
     _enter_namespace(chosen)
@@ -95,24 +93,24 @@ def soak(
     _tell(run.soak(given, loaded, plan, chosen, folder, click.echo), folder)
 
 
-def _enter_namespace(chosen: Mapping[str, Make]) -> None:
+def _enter_namespace(chosen: Mapping[str, Fault]) -> None:
     """Go on in a mount namespace, if a fault needs it."""
-    if namespace.is_entered() or not any(isinstance(make(), DiskFull) for make in chosen.values()):
+    if disk.is_entered() or not any(fault.needs_disk for fault in chosen.values()):
         return
-    why = namespace.why_impossible()
+    why = disk.why_impossible()
     if not why:
-        namespace.restart_in_one()
+        disk.restart_in_namespace()
     click.echo(f"no disk can be full here: {why}")
 
 
-def _chosen(known: Mapping[str, Make], patterns: str) -> dict[str, Make]:
+def _chosen(patterns: str) -> dict[str, Fault]:
     """The faults that a pattern fits. Raises Failure for a pattern that fits none."""
-    chosen: dict[str, Make] = {}
+    chosen: dict[str, Fault] = {}
     for pattern in patterns.split(","):
-        fitting = fnmatch.filter(known, pattern.strip())
+        fitting = fnmatch.filter(FAULTS, pattern.strip())
         if not fitting:
             raise Failure(f"no fault is called {pattern}", "`outbox soak --list` shows all", code="fault-unknown")
-        chosen |= {name: known[name] for name in fitting}
+        chosen |= {name: FAULTS[name] for name in fitting}
     return chosen
 
 

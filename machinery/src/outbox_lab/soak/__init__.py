@@ -3,10 +3,8 @@
 A project's file ``demo/soak.py`` is written with the names below (docs/soak.md).
 """
 
-from outbox_lab.soak.domain import Domain, Refusal, TableCopy
-from outbox_lab.soak.foreign import ForeignEvent
+from outbox_lab.soak.domain import Domain, ForeignEvent, OlderRelease, Refusal, TableCopy
 from outbox_lab.soak.history import Attempt, History
-from outbox_lab.soak.releases import OlderRelease
 from outbox_lab.soak.seen import TopicEvent
 from outbox_lab.walkthrough.workload import Request
 

@@ -23,7 +23,7 @@ from outbox_lab.walkthrough.workload import Listener, Request
 CLIENTS = 4
 TIMEOUT_S = 5.0
 SET_UP_TIMEOUT_S = 60.0
-ANSWERED_TIMEOUT_S = 120.0  # after the last fault, for more attempts than `answers.LAST`
+ANSWERED_TIMEOUT_S = 120.0  # after the last fault, for more attempts than `checkers.LAST`
 ATTEMPTS = 6  # then a client gives up: the outcome stays unknown
 AGAIN_S = (0.2, 3.0)  # how long a client waits before it repeats a request: from, to
 KEPT = 200  # answered requests whose keys may be used again much later
@@ -66,7 +66,7 @@ class Clients:
     def wait_answered(self) -> None:
         """Wait until a change that is sent from now on is acknowledged, after the last fault.
 
-        Return after a while without one, too: then the checker `answers` has a finding.
+        Return after a while without one, too: then `checkers.silence` has a finding.
         """
         under_way = CLIENTS  # at most
         before = self._recorder.acknowledged

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import random
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox_lab.soak.foreign import ForeignEvent
 from outbox_lab.soak.history import History
-from outbox_lab.soak.releases import OlderRelease
-from outbox_lab.soak.seen import TopicEvent
+from outbox_lab.soak.seen import TopicEvent, Totals, keys_of_totals
 from outbox_lab.walkthrough.workload import Workload
+
+NOT_COPIED = (".*", "__pycache__", "node_modules")
 
 
 class Refusal(NamedTuple):
@@ -36,6 +38,58 @@ class TableCopy(NamedTuple):
     key: str = "id"  # the column of the primary key
     version: str | None = None
     """The column that each change of the other columns raises by one, if there is such a column."""
+
+
+class ForeignEvent(NamedTuple):
+    """A valid event that was never in the outbox. A hostile producer sends it, and sinks apply it as any other.
+
+    Neither the service nor another foreign event has its key. No event of the service may add to one of its totals.
+    """
+
+    event: str  # as the catalog names it, in its newest version: order.placed
+    key: str
+    payload: Mapping[str, Any]
+    totals: Totals = {}  # noqa: RUF012 - a NamedTuple
+    """By comparison that does not say what an event adds: the key of a total, and what the event adds to it."""
+
+
+def foreign_keys(events: Iterable[ForeignEvent]) -> set[str]:
+    """The keys of all totals that foreign events add to."""
+    return {key for event in events for key in keys_of_totals(event.key, event.totals)}
+
+
+class OlderRelease(NamedTuple):
+    """What an older release of the project lacks: a version of an event, which the service writes today.
+
+    Its service writes the version before, and its sinks do not know the newer one.
+    """
+
+    event: str  # order.placed
+    version: int
+    removed: Sequence[str]  # files of the project
+    replaced: Mapping[str, Mapping[str, str]]
+    """By file, a text that it has once, and what is there in the older release."""
+
+    def make(self, root: Path, folder: Path) -> None:
+        """Copy the project and take out what the older release lacks. Raises Failure if a text is not there once."""
+        shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
+        self.take_out(folder)
+
+    def take_out(self, folder: Path) -> None:
+        """Take out of a copy what the older release lacks. Raises Failure if a text is not there once."""
+        for name in self.removed:
+            (folder / name).unlink()
+        for name, changes in self.replaced.items():
+            text = (folder / name).read_text()
+            for present, past in changes.items():
+                if text.count(present) != 1:
+                    raise Failure(
+                        f"{name} has {present!r} {text.count(present)} times: the older release cannot be made",
+                        "correct `older` of the soak's domain",
+                        code="soak-domain-wrong",
+                    )
+                text = text.replace(present, past)
+            (folder / name).write_text(text)
 
 
 class Domain(Workload, Protocol):
@@ -66,40 +120,29 @@ class Domain(Workload, Protocol):
         """The change that has written an event."""
 
 
-# Optional attributes of a domain. Each function returns one of them, or its default.
+class Options(NamedTuple):
+    """The optional attributes of a domain."""
 
-
-def clustered_of(domain: Domain) -> Sequence[str]:
-    """The sinks that run in another process, by default none. Their tasks run on a Spark cluster of this host."""
-    return getattr(domain, "clustered", ())
-
-
-def contradictions_of(domain: Domain) -> Callable[[History, Mapping[str, TopicEvent]], Iterable[str]] | None:
-    """Finds the reads that contradict the events, by id. None if the domain does not judge reads."""
-    return getattr(domain, "contradictions", None)
-
-
-def refusals_of(domain: Domain) -> Mapping[str, Refusal]:
+    clustered: Sequence[str] = ()
+    """The sinks that run in another process. Their tasks run on a Spark cluster of this host."""
+    contradictions: Callable[[History, Mapping[str, TopicEvent]], Iterable[str]] | None = None
+    """Finds the reads that contradict the events, by id."""
+    refusals: Mapping[str, Refusal] = {}
     """By sink, how to make it refuse valid events for a while. Only for sinks that recognise every repeat."""
-    return getattr(domain, "refusals", {})
-
-
-def copies_of(domain: Domain) -> Mapping[str, TableCopy]:
+    copies: Mapping[str, TableCopy] = {}
     """By sink of a captured table, how to compare the sink's rows with the table."""
-    return getattr(domain, "copies", {})
+    foreign_event: Callable[[random.Random], ForeignEvent] | None = None
+    """Makes a foreign event, each time the first of another key: with version 1 if events have versions."""
+    older: OlderRelease | None = None
+    """The soak rolls out a new version of an event from this release."""
 
 
-def forge_of(domain: Domain) -> Callable[[random.Random], ForeignEvent] | None:
-    """Makes a valid event that the service would never write, with another key each time. None if nothing can.
-
-    It is the first of its key, with version 1 if events have versions.
-    """
-    return getattr(domain, "foreign_event", None)
+NO_OPTIONS = Options()
 
 
-def older_of(domain: Domain) -> OlderRelease | None:
-    """What an older release of the project lacks; the soak rolls out a new version of an event from that release."""
-    return getattr(domain, "older", None)
+def options_of(domain: Domain) -> Options:
+    """The optional attributes that a domain has, or their defaults."""
+    return Options(**{name: getattr(domain, name) for name in Options._fields if hasattr(domain, name)})
 
 
 def load(seed: int) -> Domain:
@@ -120,7 +163,7 @@ def load(seed: int) -> Domain:
             'write one process of two sinks as sinks = (("orders", "totals"),)',
             code="soak-domain-wrong",
         )
-    if isinstance(clustered_of(domain), str):
+    if isinstance(options_of(domain).clustered, str):
         raise Failure(
             f"{named}: `clustered` is a sequence of sinks", 'write clustered = ("orders",)', code="soak-domain-wrong"
         )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import random
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from outbox.base import interrupt
 from outbox.base.wait import wait_for
-from outbox_lab.soak.foreign import ForeignRecord
-from outbox_lab.soak.testbed import Testbed
+from outbox_lab.soak.seen import ForeignRecord
+from outbox_lab.soak.testbed import Done, Testbed
+from outbox_lab.stack.process import Process
 
 T = TypeVar("T")
-A_WHILE_S = (2.0, 10.0)
+LONG_SHARE = 0.3  # of the faults that may last for longer, those that do
 
 
 class NotFired(Exception):
@@ -25,61 +25,60 @@ class NoChance(Exception):
     """A fault cannot happen as things are now, and has broken nothing. It is left out, as if it had not been drawn."""
 
 
-class Fault(ABC):
-    """One way to break the chain. An object is for one injection."""
+@dataclass(frozen=True)
+class Fault:
+    """One way to break the chain: a row of the table in `outbox_lab.soak.faults`."""
 
     name: str
-    """How a schedule calls it."""
-    parts: tuple[str, ...]
+    summary: str
+    inject: Callable[[Strike], str]
+    """Break it, and return the evidence. Raises NotFired without any, or NoChance."""
+    heal: Callable[[Strike], None] = lambda _: None  # some faults pass by themselves
+    """Undo it, and return once the part works again. Also called if ``inject`` has failed."""
+    parts: tuple[str, ...] = ()
     """What it breaks. Each may end what depends on it, and no other fault breaks it at the same time."""
-    victims: tuple[str, ...] = ()
-    """The processes of its parts that it may end; without any, all of them may end. Known once it has begun."""
     needs: tuple[str, ...] = ()
     """What else no other fault may break meanwhile, because this one needs it."""
     lasts_s: tuple[float, float] = (0.0, 0.0)
     """How long it lasts before it is healed: from, to. By default it is healed at once."""
+    long_s: tuple[float, float] | None = None
+    """How long some injections last instead."""
+    is_possible: Callable[[Testbed], bool] = lambda _: True
+    """Whether it can happen on this chain at all. One that cannot is never drawn."""
+    needs_disk: bool = False
+    """Whether its part needs a disk of its own, from the start of the run."""
+
+    def draw_duration_s(self, chance: random.Random) -> float:
+        """How long one injection lasts, drawn before it begins."""
+        is_long = self.long_s is not None and chance.random() < LONG_SHARE
+        return chance.uniform(*(self.long_s if is_long and self.long_s else self.lasts_s))
+
+
+@dataclass
+class Strike:
+    """One injection of a fault, and what becomes known of it meanwhile."""
+
+    fault: Fault
+    testbed: Testbed
+    chance: random.Random
+    victims: tuple[str, ...] = ()
+    """The processes of the fault's parts that it may end; without any, all of them may end."""
     foreign: Sequence[ForeignRecord] = ()
     """The foreign events that it has sent."""
     invalid: int = 0
     """How many records that are no valid events it has sent, or may have sent."""
-
-    def is_possible(self, _: Testbed) -> bool:
-        """Whether it can happen on this chain at all. One that cannot is never drawn."""
-        return True
-
-    def prepare(self, testbed: Testbed) -> None:  # noqa: B027 - few faults need it
-        """Prepare the testbed for it, before anything of that runs."""
-
-    def draw_duration_s(self, chance: random.Random) -> float:
-        """How long this one lasts, drawn before it begins."""
-        return chance.uniform(*self.lasts_s)
+    sink: str = ""  # that it has chosen
+    letters: set[str] = field(default_factory=set)  # the identities of dead letters that its records have become
 
     @property
-    def summary(self) -> str:
-        """What it does, in one line; by default the docstring of its class."""
-        return " ".join((inspect.getdoc(type(self)) or "").split())
+    def part(self) -> str:
+        """The one part that the fault breaks."""
+        return self.fault.parts[0]
 
-    @abstractmethod
-    def fire(self, testbed: Testbed, chance: random.Random) -> str:
-        """Break it, and return the evidence. Raises NotFired without any, or NoChance."""
-
-    def heal(self, testbed: Testbed) -> None:  # noqa: B027 - some faults pass by themselves
-        """Undo it, and return once the part works again. Also called if `fire` has failed."""
-
-
-Make = Callable[[], Fault]  # one for each injection
-
-
-class FaultOfPart(Fault):
-    """A fault of one of several parts. Its name begins with the part."""
-
-    what: str
-    lasts_s = A_WHILE_S
-
-    def __init__(self, part: str) -> None:
-        self.part = part
-        self.parts = (part,)
-        self.name = f"{part}-{self.what}"
+    @property
+    def server(self) -> Process:
+        """The process of that part of the stack."""
+        return self.testbed.stack.part(self.part)
 
 
 def wait_or_not_fired(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
@@ -91,3 +90,39 @@ def wait_or_not_fired(what: str, condition: Callable[[], T | None], *, timeout_s
         return wait_for(what, condition, timeout_s=timeout_s, poll_s=poll_s, needs=interrupt.require_none)
     except TimeoutError as error:
         raise NotFired(str(error)) from error
+
+
+# Nothing was done, because a server was unavailable. An operator runs the command again.
+UNAVAILABLE = {
+    "connect-unavailable",
+    "database-busy",
+    "database-connection-lost",
+    "database-unavailable",
+    "kafka-unavailable",
+    "timeout",
+    "topic-silent",
+}
+AGAIN_S = 1.0
+AGAIN_TIMEOUT_S = 300.0
+
+
+def run(
+    testbed: Testbed,
+    *words: str,
+    expected: Collection[str] = (),
+    temporary: Collection[str] = (),
+    links: Sequence[str] = (),
+) -> Done:
+    """Run a command, and again while what it needs is unavailable or it ends with a ``temporary`` code.
+
+    Raises NotFired if it ends unexpectedly.
+    """
+
+    def ended() -> Done | None:
+        done = testbed.run(*words, links=links)
+        return None if done.code in {*UNAVAILABLE, *temporary} else done
+
+    done = wait_or_not_fired(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=AGAIN_S)
+    if done.status != 0 and done.code not in expected:
+        raise NotFired(f"outbox {' '.join(words)} ended with {done.code or done.status}: {done.end}")
+    return done

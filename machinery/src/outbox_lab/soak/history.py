@@ -58,9 +58,7 @@ class Operation:
 
     @property
     def outcome(self) -> Outcome:
-        """That of its definite attempts; ``unknown`` without any. If they contradict each other, the first one counts,
-        and the checker `answers` has a finding.
-        """
+        """That of its first definite attempt; ``unknown`` without any."""
         return next((one.outcome for one in self.attempts if one.outcome != "unknown"), "unknown")
 
     @property

@@ -1,7 +1,7 @@
 """Starts processes again that have ended by themselves, as systemd, docker-compose or Kubernetes would, and applies the
 connectors as an operator would: if a task does not run, and after a broker was killed.
 
-It also notes when a process ends, even if another part restarts it: the checker `deaths` asks for the reason.
+It also notes when a process ends, even if another part restarts it: `checkers.unexplained_deaths` asks for the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psutil
 from outbox.base.errors import Failure
 from outbox.base.terminal import Progress
 from outbox.relay.connectors import Connector
-from outbox_lab.soak.death import Death
+from outbox_lab.soak.seen import Death
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.stack.process import MARK, Process, environment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from outbox.base.terminal import Progress
 from outbox.base.wait import nothing
-from outbox_lab.soak.fault import Fault, Make, NoChance
-from outbox_lab.soak.injection import Injection, Planned
+from outbox_lab.soak.fault import Fault, NoChance, Strike
+from outbox_lab.soak.seen import Injection, Planned
 from outbox_lab.soak.testbed import Testbed
 
 AT_ONCE = 3
@@ -34,27 +34,23 @@ class Draw:
     is_beside: bool  # it begins while others last
 
 
-def draws(seed: int, faults: Mapping[str, Make], pause_s: float) -> Iterator[Draw]:
+def draws(seed: int, faults: Mapping[str, Fault], pause_s: float) -> Iterator[Draw]:
     """Every fault in a random order, and again in another one, without an end. ``pause_s`` is the mean pause."""
     chance = random.Random(seed)  # noqa: S311
-    for name in _in_turns(chance, sorted(faults)):
-        is_beside = chance.random() < BESIDE_SHARE
-        mean_s = pause_s * BESIDE_PAUSE if is_beside else pause_s
-        lasts_s = faults[name]().draw_duration_s(chance)
-        yield Draw(name, round(lasts_s, 1), round(chance.uniform(0.5, 1.5) * mean_s, 1), is_beside)
-
-
-def _in_turns(chance: random.Random, faults: Sequence[str]) -> Iterator[str]:
     while faults:
-        yield from chance.sample(faults, len(faults))
+        for name in chance.sample(sorted(faults), len(faults)):
+            is_beside = chance.random() < BESIDE_SHARE
+            mean_s = pause_s * BESIDE_PAUSE if is_beside else pause_s
+            lasts_s = faults[name].draw_duration_s(chance)
+            yield Draw(name, round(lasts_s, 1), round(chance.uniform(0.5, 1.5) * mean_s, 1), is_beside)
 
 
 class Nemesis:
     """Breaks a testbed. The seed decides the order of faults; what they cost decides how many there are."""
 
-    def __init__(self, testbed: Testbed, faults: Mapping[str, Make], seed: int, report: Progress) -> None:
+    def __init__(self, testbed: Testbed, faults: Mapping[str, Fault], seed: int, report: Progress) -> None:
         self._testbed = testbed
-        self._faults = {name: make for name, make in faults.items() if make().is_possible(testbed)}
+        self._faults = {name: one for name, one in faults.items() if one.is_possible(testbed)}
         self._seed = seed
         self._report = report
         self._is_ended = False
@@ -125,19 +121,20 @@ class Nemesis:
             raise
 
     def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:
-        fault = self._faults[planned.fault]()
+        fault = self._faults[planned.fault]
         with self._testbed.holding({*fault.parts, *fault.needs}):
             if self._stopped.is_set() or self._is_over(until_s):
                 return  # it has waited for its parts for too long
-            with self._noted(planned.fault):
+            with self._noted(fault.name):
                 fired_s = time.monotonic() - began_s
-                evidence, problem = self._fire(fault, random.Random(f"{self._seed} {number}"))  # noqa: S311
+                strike = Strike(fault, self._testbed, random.Random(f"{self._seed} {number}"))  # noqa: S311
+                evidence, problem = self._fire(strike)
                 if not (evidence or problem):
                     return  # it had no chance
                 if evidence:
                     self._wait_until(time.monotonic() + planned.lasts_s)
                 is_broken_off = self._stopped.is_set()
-                is_healed = not is_broken_off and self._heal(fault)
+                is_healed = not is_broken_off and self._heal(strike)
                 done = Injection(
                     planned,
                     evidence,
@@ -147,10 +144,10 @@ class Nemesis:
                     fired_s=fired_s,
                     healed_s=time.monotonic() - began_s,
                     parts=fault.parts,
-                    victims=fault.victims,
+                    victims=strike.victims,
                     held=fault.needs,
-                    foreign=fault.foreign,
-                    invalid=fault.invalid,
+                    foreign=strike.foreign,
+                    invalid=strike.invalid,
                 )
                 self._done.append(done)
 
@@ -169,27 +166,29 @@ class Nemesis:
             watch()
             self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
 
-    def _fire(self, fault: Fault, chance: random.Random) -> tuple[str, str]:
+    def _fire(self, strike: Strike) -> tuple[str, str]:
         """Break it. Returns the evidence, or the reason why it did not fire; neither of a fault that is left out."""
+        name = strike.fault.name
         try:
-            evidence = fault.fire(self._testbed, chance)
+            evidence = strike.fault.inject(strike)
         except NoChance as error:
-            self._report(f"{fault.name} is left out: {error}")
+            self._report(f"{name} is left out: {error}")
             return "", ""
         except Exception as error:  # whatever it is, the run has not done what it promised
             problem = f"{type(error).__name__}: {error}"
-            self._report(f"{fault.name} did not happen: {problem}")
+            self._report(f"{name} did not happen: {problem}")
             return "", problem
-        self._report(f"{fault.name}: {evidence}")
+        self._report(f"{name}: {evidence}")
         return evidence, ""
 
-    def _heal(self, fault: Fault) -> bool:
+    def _heal(self, strike: Strike) -> bool:
+        name = strike.fault.name
         try:
-            fault.heal(self._testbed)
+            strike.fault.heal(strike)
         except Exception as error:
-            self._report(f"{fault.name} is not healed: {type(error).__name__}: {error}")
+            self._report(f"{name} is not healed: {type(error).__name__}: {error}")
             return False
-        self._report(f"{fault.name}: healed")
+        self._report(f"{name}: healed")
         return True
 
 

@@ -1,4 +1,4 @@
-"""Read what a run has left, once everything has settled. It looks at the parts directly, past the proxies."""
+"""Read what a run has left, once everything has settled: directly from the parts, past the proxies."""
 
 from __future__ import annotations
 
@@ -16,19 +16,32 @@ from outbox.audit import declared, sinks
 from outbox.audit.comparison_files import Comparison, folder_of
 from outbox.audit.declared import Declared, EventTopic, Kind
 from outbox.audit.totals import Totals, read_totals
-from outbox.base.database import connect, query
+from outbox.base.database import Row, connect, query
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
 from outbox.kafka.records import Within
+from outbox.relay import connectors
+from outbox.relay.connectors import Connector
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
+from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.records import Records
 from outbox.sink.spec import SinkSpec
-from outbox_lab.soak.captures import Captured
-from outbox_lab.soak.domain import Domain
-from outbox_lab.soak.foreign import ForeignRecord
-from outbox_lab.soak.seen import Adds, ComparedTotals, Foreign, RowChange, Seen, Sink, Source, StoredAnswer, TopicEvent
+from outbox_lab.soak.domain import Domain, options_of
+from outbox_lab.soak.seen import (
+    Adds,
+    ComparedTotals,
+    Copy,
+    Foreign,
+    ForeignRecord,
+    RowChange,
+    Seen,
+    Sink,
+    Source,
+    StoredAnswer,
+    TopicEvent,
+)
 
 ANSWERS = "SELECT key, status, body FROM public.idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
@@ -38,6 +51,7 @@ REMEMBERED = "SELECT concat_ws(' ', {by}) FROM public.{table} WHERE sink = %s"
 HORIZON = "SELECT horizon::text FROM public.dedup_horizon"
 # `outbox prune` sends the markers.
 OUTBOX = "SELECT id::text FROM public.outbox WHERE aggregatetype NOT LIKE '%.markers'"
+ROWS = "SELECT to_jsonb(found.*)::text FROM ({}) AS found"
 
 
 def read(
@@ -54,38 +68,21 @@ def read(
     known = declared.load(settings)
     specs = [known.sinks[name] for name in names]
     captured = Captured(settings, specs, [one for one in dropped if isinstance(one, RowChange)])
-    by_place = {_place(one): one for one in dropped if isinstance(one, TopicEvent)}
+    by_position = {one.position: one for one in dropped if isinstance(one, TopicEvent)}
     for topic in known.topics:
-        by_place |= {_place(event): event for event in events_of(settings, known, topic)}
-    events = [event for _, event in sorted(by_place.items())]
+        by_position |= {event.position: event for event in events_of(settings, known, topic)}
     sent = {(one.topic, one.partition, one.offset): one for one in foreign_records}
-    foreign = [Foreign(event, sent[_place(event)].totals) for event in events if _place(event) in sent]
-    events = [event for event in events if _place(event) not in sent]
-    valid = {_place(one.event) for one in foreign}
+    foreign = [Foreign(event, sent[at].totals) for at, event in sorted(by_position.items()) if at in sent]
+    events = [event for at, event in sorted(by_position.items()) if at not in sent]
     seen_sinks = _Sinks(settings, known, events, [one.event for one in foreign], captured)
     return Seen(
         events=events,
         source=_source(settings, domain),
         sinks=[seen_sinks.sink(one) for one in specs],
         foreign=foreign,
-        unreadable=[f"{topic}-{number}@{offset}" for topic, number, offset in sent.keys() - valid],
+        unreadable=[f"{topic}-{number}@{offset}" for topic, number, offset in sent.keys() - by_position.keys()],
         row_changes=captured.changes,
         copies=captured.copies(domain),
-    )
-
-
-def _place(event: TopicEvent | RowChange) -> tuple[str, int, int]:
-    return event.topic, event.partition, event.offset
-
-
-def forgotten(
-    events: Iterable[TopicEvent], types: Container[str], remembered: Container[str], kept: Kept
-) -> frozenset[str]:
-    """The ids of the events that a sink asks for, that its strategy has to remember, and that it does not."""
-    return frozenset(
-        event.id
-        for event in events
-        if event.type in types and event.id not in remembered and not kept.may_forget(event)
     )
 
 
@@ -120,17 +117,17 @@ def _source(settings: Settings, domain: Domain) -> Source:
             return cursor.fetchall()
 
         changes = rows(domain.changes)
+        times = Counter(name for name, _ in changes)
         return Source(
             answers=[StoredAnswer(key, status, json.loads(body)) for key, status, body in rows(ANSWERS)],
             changes=dict(changes),
-            changed_twice=_repeated(name for name, _ in changes),
+            changed_twice=frozenset(name for name, count in times.items() if count > 1),
             outbox=frozenset(event_id for (event_id,) in rows(OUTBOX)),
             violations={name: [text for (text,) in rows(query)] for name, query in domain.invariants.items()},
         )
 
 
-def _repeated(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(name for name, count in Counter(names).items() if count > 1)
+# Sinks -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -145,6 +142,17 @@ class Kept:
         """Whether the strategy may have forgotten an event."""
         base = self.bases.get(event.topic, {}).get(event.key, 0)
         return event.id < self.horizon or (event.version is not None and event.version <= base)
+
+
+def forgotten(
+    events: Iterable[TopicEvent], types: Container[str], remembered: Container[str], kept: Kept
+) -> frozenset[str]:
+    """The ids of the events that a sink asks for, that its strategy has to remember, and that it does not."""
+    return frozenset(
+        event.id
+        for event in events
+        if event.type in types and event.id not in remembered and not kept.may_forget(event)
+    )
 
 
 class _Sinks:
@@ -163,16 +171,16 @@ class _Sinks:
         self._states = {state.name: state for state in sinks.read(settings, known).states}
         self._source = self._totals_of_source()
         [(self._horizon,)] = self._rows(HORIZON)
-        own = {_place(one): one.id for one in events} | {_place(one): one.identity for one in captured.changes}
-        others = {_place(event): event.place for event in foreign}
+        own = {one.position: one.id for one in events} | {one.position: one.identity for one in captured.changes}
+        others = {event.position: event.place for event in foreign}
         self._set_aside: dict[str, set[str]] = defaultdict(set)
         self._foreign_set_aside: dict[str, dict[str, str]] = defaultdict(dict)
         for sink, reason, *found in self._rows(OPEN_LETTERS):
-            place = tuple(found)
-            if place in own:
-                self._set_aside[sink].add(own[place])
-            elif place in others:
-                self._foreign_set_aside[sink][others[place]] = reason
+            position = tuple(found)
+            if position in own:
+                self._set_aside[sink].add(own[position])
+            elif position in others:
+                self._foreign_set_aside[sink][others[position]] = reason
 
     def sink(self, spec: SinkSpec) -> Sink:
         """What a sink has. Raises Failure if nothing says what it must have."""
@@ -184,16 +192,17 @@ class _Sinks:
                 code="comparison-missing",
             )
         kinds = [kind for kind in self._known.kinds if declared.name_in(spec, kind) is not None]
+        types = frozenset(kind.schema.name for kind in kinds)
         memory = spec.strategy.memory
         return Sink(
             name=spec.name,
             repeats=spec.strategy.repeats,
             comparisons=[self._comparison(spec.name, kinds, one) for one in comparisons],
             set_aside=frozenset(self._set_aside[spec.name]),
-            applied=self._applied(spec),
-            forgotten=self._forgotten(spec, {kind.schema.name for kind in kinds}),
+            applied=dict(self._rows(APPLIED, spec.name)) if "applied_events" in spec.strategy.select else None,
+            forgotten=self._forgotten(spec, types),
             rows=table.rows(self._settings, spec.name) if isinstance(spec.target, LakehouseTarget) else None,
-            types=frozenset(kind.schema.name for kind in kinds),
+            types=types,
             knows_ids=spec.strategy.repeats == "all" and not (memory is not None and memory.is_of_keys),
             is_based=spec.name in self._states and any(self._states[spec.name].bases.values()),
             foreign_set_aside=dict(self._foreign_set_aside[spec.name]),
@@ -217,12 +226,7 @@ class _Sinks:
                 one.id: dict(read_totals(connection, one, one.source)[""].totals) for one in self._known.all_comparisons
             }
 
-    def _applied(self, spec: SinkSpec) -> Mapping[str, int] | None:
-        """By event id, how often it was applied; None if the strategy does not count that."""
-        counts = "applied_events" in spec.strategy.select
-        return dict(self._rows(APPLIED, spec.name)) if counts else None
-
-    def _forgotten(self, spec: SinkSpec, types: set[str]) -> frozenset[str]:
+    def _forgotten(self, spec: SinkSpec, types: frozenset[str]) -> frozenset[str]:
         """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember.
 
         Of captured tables it is the identities of the changes that a topic still has, and could bring again.
@@ -241,3 +245,100 @@ class _Sinks:
 
     def _rows(self, statement: str, *parameters: str) -> list[tuple[Any, ...]]:
         return query(self._settings, SinkRole.OWNER, statement, parameters)
+
+
+# Captured tables: each has a connector and a topic of its own ------------------------------------------------------
+
+
+def captures_of(settings: Settings, specs: Iterable[SinkSpec]) -> list[Connector]:
+    """The connectors of the captured tables that these sinks read."""
+    read = {topic for one in specs for topic in one.decoders}
+    return [one for one in connectors.others(settings) if one.topic in read]
+
+
+def require_copies(settings: Settings, domain: Domain, specs: Iterable[SinkSpec]) -> None:
+    """Raises Failure if the domain does not say how to compare what these sinks have of captured tables."""
+    specs = list(specs)
+    captured = {one.topic for one in captures_of(settings, specs)}
+    reading = {one.name for one in specs if not captured.isdisjoint(one.decoders)}
+    if missing := sorted(reading - options_of(domain).copies.keys()):
+        raise Failure(
+            f"the soak does not know which rows of a captured table {', '.join(missing)} must have",
+            "write `copies` of the soak's domain, as docs/soak.md shows, or leave the sink out of the soak",
+            code="soak-domain-wrong",
+        )
+
+
+class Captured:
+    """What a run has left of the captured tables, and of their changes on the topics."""
+
+    def __init__(self, settings: Settings, specs: Sequence[SinkSpec], dropped: Sequence[RowChange]) -> None:
+        """``dropped``: what a fault has let topics drop."""
+        self._settings, self._specs = settings, specs
+        self._topics = [one.topic for one in captures_of(settings, specs)]
+        self._dropped = {one.position for one in dropped}
+        by_position = {one.position: one for one in dropped}
+        for topic in self._topics:
+            decoder = self._readers(topic)[0].decoders[topic]
+            by_position |= {one.position: one for one in row_changes_of(settings, topic, decoder)}
+        self.changes = [change for _, change in sorted(by_position.items())]
+
+    def left(self, spec: SinkSpec) -> list[RowChange]:
+        """The changes that a sink reads, and that its topic has not dropped."""
+        return [one for one in self.changes if one.topic in spec.decoders and one.position not in self._dropped]
+
+    def copies(self, domain: Domain) -> list[Copy]:
+        """What the source and the sinks have of the tables. Raises Failure if a query of the domain cannot be used."""
+        return [self._copy(domain, one, topic) for topic in self._topics for one in self._readers(topic)]
+
+    def _readers(self, topic: str) -> list[SinkSpec]:
+        return [one for one in self._specs if topic in one.decoders]
+
+    def _copy(self, domain: Domain, spec: SinkSpec, topic: str) -> Copy:
+        given = options_of(domain).copies[spec.name]
+        source, rows = self._rows(SourceRole.OWNER, given.source), self._rows(SinkRole.OWNER, given.sink)
+        columns = {given.key} | ({given.version} if given.version else set())
+        if lacking := {name for row in (*source, *rows) for name in columns - row.keys()}:
+            raise Failure(
+                f"the queries of {spec.name} return no column {', '.join(sorted(lacking))}",
+                "correct `copies` of the soak's domain",
+                code="soak-domain-wrong",
+            )
+        return Copy(spec.name, topic, given.key, given.version, source, rows)
+
+    def _rows(self, role: Role, sql: str) -> list[Row]:
+        return [_json(row) for (row,) in query(self._settings, role, ROWS.format(sql.strip().rstrip(";")))]
+
+
+def row_changes_of(
+    settings: Settings, topic: str, decoder: RecordDecoder, within: Within | None = None
+) -> Iterator[RowChange]:
+    """The changes on the topic of a captured table that a sink takes, or those within these offsets.
+
+    Their content is what Debezium has written, and not what the sink's decoder makes of it.
+    """
+    for messages in records.batches(settings, topic, within or topics.watermarks(settings, topic)):
+        taken = {
+            place
+            for rows in decoder.decode(Records.of_messages(messages)).rows.values()
+            for place in zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+        }
+        for message in messages:
+            partition, offset = message.partition() or 0, message.offset() or 0
+            if (partition, offset) in taken:
+                key, value = _json(message.key()), _json(message.value())
+                yield RowChange(
+                    topic=topic,
+                    partition=partition,
+                    offset=offset,
+                    table=value["source"]["table"],
+                    key=str(next(iter(key.values()))) if len(key) == 1 else json.dumps(key),
+                    lsn=value["source"]["lsn"],
+                    op=value["op"],
+                    row=value["after"] or {},
+                )
+
+
+def _json(text: str | bytes | None) -> Any:
+    """A JSON value. Fractions stay as they are written, so that nothing is rounded."""
+    return json.loads(text or b"null", parse_float=str)

@@ -14,19 +14,17 @@ from outbox.base import interrupt
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.relay import connectors
-from outbox_lab.soak import captures, checked, observe, verdict
-from outbox_lab.soak.checked import Checked
+from outbox_lab.soak import disk, observe, verdict
 from outbox_lab.soak.clients import Clients
-from outbox_lab.soak.death import Death
-from outbox_lab.soak.domain import Domain, clustered_of, forge_of, older_of, refusals_of
-from outbox_lab.soak.fault import Make
-from outbox_lab.soak.folder import Folder, Plan
+from outbox_lab.soak.domain import Domain, options_of
+from outbox_lab.soak.fault import Fault
 from outbox_lab.soak.history import Recorder
-from outbox_lab.soak.injection import Injection
 from outbox_lab.soak.keeper import keeping
 from outbox_lab.soak.nemesis import Nemesis
+from outbox_lab.soak.record import Folder, Plan, RunRecord
+from outbox_lab.soak.seen import Checked, Death, Injection, checked
 from outbox_lab.soak.testbed import Testbed
-from outbox_lab.soak.verdict import RunRecord, Verdict
+from outbox_lab.soak.verdict import Verdict
 
 REPORTED_EVERY_S = 60.0  # for those who follow a run for hours
 STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is
@@ -34,25 +32,19 @@ ReportLine = Callable[[str], None]
 
 
 def soak(  # noqa: PLR0917 - each is one thing of a run
-    settings: Settings, domain: Domain, plan: Plan, faults: Mapping[str, Make], folder: Folder, report: ReportLine
+    settings: Settings, domain: Domain, plan: Plan, faults: Mapping[str, Fault], folder: Folder, report: ReportLine
 ) -> Verdict:
     """Run the plan on a new stack in the home folder of the settings, and judge it.
 
     A run of which nobody can read what was left is judged by its faults, the ends of processes and the checks so far:
     `unknown`, or `invalid`. Nothing of it runs when this returns or raises.
     """
-    sinks, clustered = domain.sinks, clustered_of(domain)
-    if not any("cluster" in make().parts for make in faults.values()):
-        sinks, clustered = [*sinks, *filter(None, [clustered])], ()  # six JVMs that nothing would break
-    testbed = Testbed(
-        settings,
-        sinks,
-        refusals_of(domain),
-        clustered,
-        forge=forge_of(domain),
-        older=older_of(domain),
-    )
-    captures.require_copies(testbed.settings, domain, testbed.sink_specs)
+    sinks, options = domain.sinks, options_of(domain)
+    if not any("cluster" in one.parts for one in faults.values()):
+        # Without a cluster: six JVMs that nothing would break.
+        sinks, options = [*sinks, *filter(None, [options.clustered])], options._replace(clustered=())
+    testbed = Testbed(settings, sinks, options)
+    observe.require_copies(testbed.settings, domain, testbed.sink_specs)
     folder.write("run.json", plan)
     with closing(_Run(testbed, domain, plan, folder, report)) as run:
         try:
@@ -80,11 +72,12 @@ class _Run:
         """Report a line with the time since the run began."""
         self._report(f"{time.monotonic() - self._began_s:6.0f} s  {text}")
 
-    def go(self, faults: Mapping[str, Make]) -> None:
+    def go(self, faults: Mapping[str, Fault]) -> None:
         """Start everything, break it, wait, and write what was left into the folder."""
         testbed = self._testbed
-        for make in faults.values():
-            make().prepare(testbed)
+        for fault in faults.values():
+            if fault.needs_disk and disk.is_entered():
+                testbed.mount_disk(*fault.parts)
         testbed.start(self.say)
         clients = Clients(
             testbed.stack.through("client-service"), self._domain, self._recorder, self._plan.rate, self._plan.seed
@@ -103,13 +96,14 @@ class _Run:
         """Judge what there is of a run that does not go on, and write the verdict."""
         self._write_looks(self._testbed.checks)
         record = RunRecord(
+            self._domain,
             injections=self._injections,
             deaths=self._deaths,
             checks=self._testbed.checks,
             selected=self._plan.faults,
             timeout_scale=self._plan.timeout_scale,
         )
-        found = verdict.broken_off(record, why)
+        found = verdict.judge(record, why)
         self._folder.write("verdict.json", found)
         return found
 
@@ -165,7 +159,7 @@ def sparse(report: ReportLine) -> ReportLine:
 
 def judge(domain: Domain, folder: Folder) -> Verdict:
     """Judge the files of a run, and write the verdict beside them."""
-    found = verdict.judge(domain, folder.record)
+    found = verdict.judge(folder.record(domain))
     folder.write("verdict.json", found)
     return found
 
@@ -181,11 +175,11 @@ def _settled(settings: Settings, report: ReportLine) -> Checked:
             done = check.check_settled(settings, STUCK_S, progress=sparse(report))
         except check.InFlightError as error:
             if _in_flight(error.report) >= before:
-                return checked.of_report("at the end", error.report.as_dict(), error.report.in_flight_text)
+                return checked("at the end", error.report.as_dict(), error.report.in_flight_text)
             before = _in_flight(error.report)
             report(f"in flight: {error.report.in_flight_text}")
         else:
-            return checked.of_report("at the end", done.as_dict(), "" if done.settled else done.in_flight_text)
+            return checked("at the end", done.as_dict(), "" if done.settled else done.in_flight_text)
 
 
 def _in_flight(report: Report) -> int:

@@ -1,4 +1,4 @@
-"""What a run has left, once everything has settled: read once, kept in files, and judged by the checkers."""
+"""What was seen of a run: faults, ends of processes and checks while it ran; source, topics and sinks after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,125 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from outbox.base.database import Row
-from outbox_lab.soak.foreign import Totals, keys_of_totals
+
+Totals = Mapping[str, tuple[str, int]]  # by comparison, the key of a total, and what an event adds to it
+Position = tuple[str, int, int]  # topic, partition, offset
+
+
+def keys_of_totals(key: str, totals: Totals) -> set[str]:
+    """The keys of all totals that an event with this key adds to."""
+    return {key, *(one for one, _ in totals.values())}
+
+
+# While it ran ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ForeignRecord:
+    """The position of a foreign event, and its totals as the domain gives them."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str
+    totals: Totals = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A fault that was drawn. Times are seconds; ``at_s`` is when it was due, since the faults began."""
+
+    at_s: float
+    lasts_s: float
+    fault: str
+
+
+@dataclass(frozen=True)
+class Injection:
+    """What became of a planned fault."""
+
+    planned: Planned
+    evidence: str = ""  # empty if it has not happened
+    problem: str = ""
+    is_healed: bool = False
+    is_broken_off: bool = False  # the run ended before it could be healed, for another reason
+    fired_s: float = 0.0
+    healed_s: float = 0.0
+    parts: tuple[str, ...] = ()  # that it broke
+    victims: tuple[str, ...] = ()  # the processes of these parts that it may have ended; none means all
+    held: tuple[str, ...] = ()  # that it needed, and only kept from other faults
+    foreign: Sequence[ForeignRecord] = ()  # the foreign events that it has sent
+    invalid: int = 0  # how many records that are no valid events it has sent
+
+    def __str__(self) -> str:
+        return f"{self.planned.fault} at {self.planned.at_s:.0f} s: {self.problem or self.evidence}"
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that has ended, or a connector whose task has failed. Times are seconds since the faults began."""
+
+    process: str
+    at_s: float  # when that was seen
+    last_line: str = ""  # of its log
+    # When it was last seen alive, which may be long before: nobody looks at connectors while a fault breaks Connect.
+    alive_s: float | None = None
+
+    @property
+    def part(self) -> str:
+        """The part of the testbed that the process belongs to: `sinks` of `sinks-1`."""
+        name, _, number = self.process.rpartition("-")
+        return name if number.isdigit() else self.process
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A finding of `outbox check`."""
+
+    code: str
+    message: str
+    sink: str | None = None
+    count: int = 0
+    keys: Sequence[str] = ()  # of the totals that drift
+
+    def is_of_foreign(self, foreign: int, foreign_keys: set[str]) -> bool:
+        """Whether so many foreign events, with totals of these keys, explain the problem."""
+        if self.code == "sink-drift":
+            return bool(self.keys) and foreign_keys.issuperset(self.keys)
+        return self.code == "foreign-events" and self.count <= foreign
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One result of `outbox check`. It is sound beside writers, and beside sinks that run or do not.
+
+    A rebuild or a rewind erases a loss of its sink, so there is a check before.
+    """
+
+    when: str
+    duplicates: int = 0  # on the topics
+    problems: Sequence[Problem] = ()
+    in_flight: str = ""  # at the end: where events still were when the run gave up; empty before
+    malformed: int = 0  # records on the topics that break the contract
+
+
+def checked(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checked:
+    """The result in a report, as JSON has it."""
+    drifts = {
+        (sink["name"], one["name"]): sorted(one["drift"]) for sink in report["sinks"] for one in sink["comparisons"]
+    }
+
+    def keys(finding: Mapping[str, Any]) -> Sequence[str]:
+        is_drift = finding["code"] == "sink-drift"
+        return drifts.get((finding["sink"], finding["comparison"]), ()) if is_drift else ()
+
+    found = report["findings"]
+    problems = [Problem(one["code"], one["message"], one["sink"], one["count"], keys(one)) for one in found]
+    malformed = sum(one["malformed"]["count"] + one["malformed"]["acknowledged"] for one in report["topics"])
+    return Checked(when, report["total"]["duplicates"], problems, in_flight, malformed)
+
+
+# On the topics -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +147,16 @@ class TopicEvent:
 
     @property
     def identity(self) -> str:
-        """The id of the change, which each record of it has."""
+        """The id of the event, which each record of it has."""
         return self.id
 
     @property
+    def position(self) -> Position:
+        return self.topic, self.partition, self.offset
+
+    @property
     def place(self) -> str:
-        """Where it stands."""
+        """The position, as text."""
         return f"{self.topic}-{self.partition}@{self.offset}"
 
 
@@ -58,25 +180,16 @@ class RowChange:
         return f"{self.table} {self.key} {self.lsn} {self.op}"
 
     @property
+    def position(self) -> Position:
+        return self.topic, self.partition, self.offset
+
+    @property
     def place(self) -> str:
-        """Where it stands on the topic."""
+        """The position, as text."""
         return f"{self.topic}-{self.partition}@{self.offset}"
 
 
 R = TypeVar("R", TopicEvent, RowChange)
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A captured table of the source, and what a sink has of it: by the same columns, of which one is the key."""
-
-    sink: str
-    topic: str
-    key: str
-    version: str | None = None  # the column that counts the changes of a row
-    source: Sequence[Row] = ()
-    rows: Sequence[Row] = ()
-    """Of the sink."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +198,9 @@ class Foreign:
 
     event: TopicEvent
     totals: Totals = field(default_factory=dict)
+
+
+# In the databases --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +214,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True)
 class Source:
-    """The source."""
+    """The source database."""
 
     answers: Sequence[StoredAnswer] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -109,6 +225,19 @@ class Source:
     """By invariant of the domain: the rows that violate it."""
     changed_twice: frozenset[str] = frozenset()
     """The changes that are there more than once."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A captured table of the source, and what a sink has of it: by the same columns, of which one is the key."""
+
+    sink: str
+    topic: str
+    key: str
+    version: str | None = None  # the column that counts the changes of a row
+    source: Sequence[Row] = ()
+    rows: Sequence[Row] = ()
+    """Of the sink."""
 
 
 class Adds(NamedTuple):
@@ -128,9 +257,7 @@ class ComparedTotals:
     source: Mapping[str, Decimal] = field(default_factory=dict)
     """By key, of the source."""
     adds: Mapping[str, Adds] | None = field(default_factory=dict)
-    """By type of event, of those that the sink has asked for; None if its file does not say, or if the sink carries
-    states.
-    """
+    """By type, of the events that the sink asks for; None if its file does not say, or if the sink carries states."""
     versions: Mapping[str, int] | None = None
     """By key, the highest version that the sink has applied, where it says so."""
 
@@ -169,15 +296,14 @@ class Sink:
     def times(self, event: TopicEvent) -> Decimal | None:
         """How often an event that is the only one of its key was applied; None if no total says it."""
         for one in self.comparisons:
-            number = one.added_by(event)
-            if number:
+            if number := one.added_by(event):
                 return one.totals.get(event.key, Decimal(0)) / number
         return None
 
 
 @dataclass(frozen=True)
 class Seen:
-    """All of it."""
+    """What a run has left once everything has settled: read once, kept in files, and judged by the checkers."""
 
     events: Sequence[TopicEvent] = ()
     """The valid events of the service on the topics, in the order of offsets within a partition."""
@@ -197,7 +323,7 @@ class Seen:
 
     @cached_property
     def firsts(self) -> Mapping[str, TopicEvent]:
-        """By id, the first of each event."""
+        """By id, the first record of each event."""
         return _firsts(self.events)
 
     @cached_property
@@ -212,7 +338,6 @@ class Seen:
 
 
 def _firsts(records: Sequence[R]) -> dict[str, R]:
-    """By identity, the first record of each."""
     found: dict[str, R] = {}
     for record in records:
         found.setdefault(record.identity, record)

@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import json
-import random
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import psycopg2
 
-from outbox.base import envfile
+from outbox.base import envfile, interrupt, project
 from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Role, Settings, SourceRole
 from outbox.base.terminal import Progress
+from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest, State
 from outbox.sink import discovery
 from outbox.sink.spec import SinkSpec
-from outbox_lab.soak import captures, operator
-from outbox_lab.soak.checked import Checked, of_report
+from outbox_lab.soak import observe
 from outbox_lab.soak.disk import Disk
-from outbox_lab.soak.domain import Refusal
-from outbox_lab.soak.foreign import ForeignEvent
-from outbox_lab.soak.operator import Done
+from outbox_lab.soak.domain import NO_OPTIONS, ForeignEvent, Options
 from outbox_lab.soak.proxy import Proxy
-from outbox_lab.soak.released import ReleasedService, ReleasedSinks
-from outbox_lab.soak.releases import OlderRelease
-from outbox_lab.soak.seen import RowChange, TopicEvent
+from outbox_lab.soak.seen import Checked, RowChange, TopicEvent, checked
 from outbox_lab.stack import ports
-from outbox_lab.stack.command import Command
+from outbox_lab.stack.command import Command, ServiceCommand
 from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import Kafka
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack, quiet
 from outbox_lab.walkthrough.processes import SinkProcess
 
-Forge = Callable[[random.Random], ForeignEvent]
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
 PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "cluster", "outbox-ids", *LINKS)
 WORKERS = 2  # of the Spark cluster: the other one goes on with what a killed one had
@@ -135,6 +135,28 @@ class LinkedStack(Stack):
         return self.settings.model_copy(update=changed)
 
 
+class _Released(Command):
+    """A command that works for the project, or for the older release in ``release`` when it starts."""
+
+    start_timeout_s = 300.0  # beside clients, and whatever else starts again after a fault
+    release: Path | None = None
+
+    def env(self) -> Mapping[str, str]:
+        given = super().env()
+        if self.release is None:
+            return given
+        paths = [str(self.release), os.environ.get("PYTHONPATH", "")]
+        return {**given, project.VARIABLE: str(self.release), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+class ReleasedService(_Released, ServiceCommand):
+    """The service of a release."""
+
+
+class ReleasedSinks(_Released, SinkProcess):
+    """The sinks of a release."""
+
+
 class ClusteredSinks(ReleasedSinks):
     """Sinks whose tasks run on the cluster."""
 
@@ -145,35 +167,92 @@ class ClusteredSinks(ReleasedSinks):
         return file.read_text() if file else ""
 
 
+# Commands of an operator -------------------------------------------------------------------------------------------
+
+COMMAND_TIMEOUT_S = 600
+LOOK_S = 1.0
+PREFIX = "failure-code: "
+# As `python -m outbox`, and the last line on stderr is the code. A traceback has no such line.
+CODED = f"""
+import sys
+from outbox import cli
+from outbox.base.errors import Failure
+try:
+    cli.outbox.main(standalone_mode=False)
+except Failure as failure:
+    sys.exit(f"outbox: {{failure}}\\n{PREFIX}{{failure.code}}")
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a command."""
+
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def code(self) -> str:
+        """The code of its failure. Empty if it has succeeded, or has ended otherwise, as with a traceback."""
+        last = self.errors.strip().rpartition("\n")[2]
+        return last.removeprefix(PREFIX) if self.status and last.startswith(PREFIX) else ""
+
+    @property
+    def end(self) -> str:
+        """The last line that it printed."""
+        lines = [line for line in (self.output + self.errors).splitlines() if not line.startswith(PREFIX)]
+        return lines[-1].strip()[:300] if lines else ""
+
+
+def run_command(settings: Settings, words: Sequence[str]) -> Done:
+    """Run an `outbox` command to its end, with exactly these settings.
+
+    The first Ctrl-C of a terminal, which ends the faults, does not reach it. Raises Failure once a signal has ended the
+    run, and then the command is killed.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", CODED, *words],
+        env={**os.environ, **Command(words[0], settings, words).env()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+
+        def printed() -> tuple[str, str] | None:
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=LOOK_S)
+            return None
+
+        what = f"`outbox {' '.join(words)}` to end"
+        needs = interrupt.require_none
+        try:
+            output, errors = wait_for(what, printed, timeout_s=COMMAND_TIMEOUT_S, poll_s=0, needs=needs)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return Done(process.returncode, output, errors)
+
+
 class Testbed:
     """Everything that runs, and what faults do to it.
 
     Faults in different threads break different parts: each holds the parts that it breaks (`holding`).
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        sinks: Sequence[Sequence[str]],
-        refusals: Mapping[str, Refusal] | None = None,
-        clustered: Sequence[str] = (),
-        *,
-        forge: Forge | None = None,
-        older: OlderRelease | None = None,
-    ) -> None:
-        """``sinks``: the sinks of each process. ``clustered``: those of one more, whose tasks run on a cluster."""
+    def __init__(self, settings: Settings, sinks: Sequence[Sequence[str]], options: Options = NO_OPTIONS) -> None:
+        """``sinks``: the sinks of each process, beside those of the cluster. ``options``: of the domain."""
         self.stack = LinkedStack(settings)
-        self.refusals = refusals or {}  # of the domain, by sink
-        self.forge = forge  # of the domain, if it has one: makes a foreign event
+        self.options = options
         self.foreign: list[ForeignEvent] = []  # those that a fault has sent, or is about to send
         self.dropped: list[TopicEvent | RowChange] = []  # by topics that a fault has shortened, foreign events too
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
-        self.older = older  # of the domain, if it has one
         self.checks: list[Checked] = []  # what `check` has found
         self.disks: dict[str, Disk] = {}  # by part, that of its data, if it has one of its own
-        self._groups = [*sinks, clustered] if clustered else sinks
-        self._has_cluster = bool(clustered)
+        self._has_cluster = bool(options.clustered)
+        self._groups = [*sinks, options.clustered] if self._has_cluster else sinks
         self._locks = {part: threading.Lock() for part in PARTS}
 
     @property
@@ -192,13 +271,22 @@ class Testbed:
         return self.stack.part("connect")
 
     @cached_property
+    def second_url(self) -> str:
+        """Where the second worker listens."""
+        return f"http://{ports.LOOPBACK}:{ports.choose(0)[0]}"
+
+    @cached_property
+    def second_worker(self) -> Connect:
+        """Another worker of the same group, which some faults start."""
+        through = self.stack.through("connect-kafka", "debezium-postgres")
+        return Connect(through.model_copy(update={"connect_url": self.second_url}), "connect-2")
+
+    @cached_property
     def service(self) -> ReleasedService:
-        """The service."""
         return ReleasedService("service", self.stack.through("service-postgres"), ["serve"])
 
     @cached_property
     def sinks(self) -> Sequence[ReleasedSinks]:
-        """The processes of the sinks."""
         settings = self._settings_of_sinks()
         alone = self._groups[:-1] if self._has_cluster else self._groups
         made = [ReleasedSinks(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(alone)]
@@ -222,16 +310,13 @@ class Testbed:
         return [self.stack.part(name) for name in self.stack.parts if name.startswith("spark-")]
 
     def names_of(self, process: SinkProcess) -> Sequence[str]:
-        """The sinks of a process."""
         return self._groups[self.sinks.index(process)]
 
     def process_of(self, sink: str) -> SinkProcess:
-        """The process of a sink."""
         return next(one for one in self.sinks if sink in self.names_of(one))
 
     @property
     def sink_names(self) -> Sequence[str]:
-        """All sinks."""
         return [name for group in self._groups for name in group]
 
     @property
@@ -247,7 +332,7 @@ class Testbed:
     @cached_property
     def captures(self) -> Sequence[Connector]:
         """The connectors of the captured tables that a sink reads."""
-        return captures.read_by(self.settings, self.sink_specs)
+        return observe.captures_of(self.settings, self.sink_specs)
 
     @property
     def connectors(self) -> Sequence[Connector]:
@@ -327,7 +412,10 @@ class Testbed:
         for proxy in self.links.values():
             proxy.close()
 
-    # For those who look, and for faults ------------------------------------------------------------------------------
+    def mount_disk(self, part: str) -> None:
+        """Give a part that does not run yet a disk of its own for its data."""
+        self.disks[part] = Disk(self.stack.part(part).folder)
+        self.disks[part].mount()
 
     def query(self, sql: str, parameters: object = None, role: Role = SourceRole.OWNER) -> list[tuple[Any, ...]]:
         """The rows of one statement, committed, as a role; by default as the owner of the source."""
@@ -336,28 +424,22 @@ class Testbed:
     def superuser(self, sql: str, parameters: object = None) -> list[tuple[Any, ...]]:
         """The rows of a statement that the server's superuser runs, who may end other sessions."""
         settings = self.settings
-        password = settings.stack_postgres_password.get_secret_value()
-        with (
-            closing(
-                psycopg2.connect(
-                    host=ports.LOOPBACK,
-                    port=settings.source_db_port,
-                    user="postgres",
-                    password=password,
-                    require_auth=SCRAM,
-                    dbname=settings.source_db_name,
-                    connect_timeout=5,
-                )
-            ) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
+        session = psycopg2.connect(
+            host=ports.LOOPBACK,
+            port=settings.source_db_port,
+            user="postgres",
+            password=settings.stack_postgres_password.get_secret_value(),
+            require_auth=SCRAM,
+            dbname=settings.source_db_name,
+            connect_timeout=5,
+        )
+        with closing(session) as connection, connection, connection.cursor() as cursor:
             cursor.execute(sql, parameters)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
 
     def run(self, *words: str, links: Sequence[str] = ()) -> Done:
         """Run an `outbox` command to its end, as an operator would beside everything; through links, if any."""
-        done = operator.run(Command(words[0], self.stack.through(*links), words), words)
+        done = run_command(self.stack.through(*links), words)
         for connector in self.connectors:
             self.released[connector.kind] += lifecycle.released(connector) in done.output
         return done
@@ -368,6 +450,6 @@ class Testbed:
         """
         done = self.run("check", "--json")
         try:
-            self.checks.append(of_report(when, json.loads(done.output)))
+            self.checks.append(checked(when, json.loads(done.output)))
         except ValueError:
             raise Failure(f"outbox check ended with {done.status}: {done.end}", code="check-failed") from None

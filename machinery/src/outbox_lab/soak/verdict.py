@@ -1,77 +1,108 @@
-"""The verdict on a run: what the checkers say of its record."""
+"""The verdict on a run: the promises, each with its checker, and what the checkers find in the run's record."""
 
 from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
 
-from outbox_lab.soak.checked import Checked
-from outbox_lab.soak.checkers import (
-    answers,
-    arrival,
-    captured,
-    changes,
-    checks,
-    copies,
-    deaths,
-    faults,
-    foreign,
-    invariants,
-    order,
-    reads,
-    results,
-)
-from outbox_lab.soak.death import Death
-from outbox_lab.soak.domain import Domain, contradictions_of
-from outbox_lab.soak.finding import Finding
-from outbox_lab.soak.foreign import keys_of_totals
-from outbox_lab.soak.history import SET_UP, History
-from outbox_lab.soak.injection import Injection
-from outbox_lab.soak.seen import Seen
+from outbox_lab.soak import checkers, sink_checkers
+from outbox_lab.soak.domain import options_of
+from outbox_lab.soak.history import SET_UP
+from outbox_lab.soak.record import RunRecord
+from outbox_lab.soak.seen import ComparedTotals, Sink
 
-Result = Literal["valid", "invalid", "unknown"]
-# A fault of one of these may let sinks read records again: they repeat a batch if they do not know its outcome.
-REREADING = {"sinks", "postgres", "kafka", "sinks-postgres", "sinks-kafka"}
+SHOWN = 5
+Cases = Iterable[str]  # what violates a promise
+Checker = Callable[[RunRecord], Cases]
+
+# Judged in every run, even if nobody could read what it has left.
+OF_RUN: Mapping[str, Checker] = {
+    "a fault that began has happened": checkers.faults_without_evidence,
+    "a fault is healed": checkers.unhealed_faults,
+    "a process ends only by a fault": checkers.unexplained_deaths,
+    "the check finds no loss": checkers.losses,
+    "an invalid record is one of a fault": checkers.unsent_invalid_records,
+    "the sinks catch up": checkers.events_in_flight,
+}
+OF_CHAIN: Mapping[str, Checker] = {
+    "a key is answered once": checkers.contradicting_answers,
+    "a request has a status that the domain expects": checkers.unexpected_statuses,
+    "the service makes changes after the last fault": checkers.silence,
+    "a used key is refused to another request": checkers.accepted_misuses,
+    "a key is stored once": checkers.keys_stored_twice,
+    "a stored key was sent by a client": checkers.unsent_keys,
+    "an acknowledged change is there, a failed one is not": checkers.untrue_answers,
+    "a read returns the truth": checkers.untrue_reads,
+    "a change is made for one key": checkers.changes_of_two_keys,
+    "the source has a change once": checkers.changes_made_twice,
+    "a change is whole: its answer and its rows": checkers.incomplete_changes,
+    "a change has its events, and an event its change": checkers.wrong_numbers_of_events,
+    "an event of the outbox is on its topic": checkers.lost_events,
+    "a repeated event is the same event": checkers.differing_repeats,
+    "with exactly-once an event is on its topic once": checkers.unexplained_repeats,
+    "the events of a key are on one partition": checkers.spread_keys,
+    "the versions of a key are 1, 2, 3 and so on, in this order": checkers.version_gaps,
+    "the last change of a row is on its topic": checkers.rows_without_last_change,
+    "a repeated change of a row is the same change": checkers.differing_row_repeats,
+    "with exactly-once a change of a row is on its topic once": checkers.unexplained_row_repeats,
+    "the changes of a row are on one partition": checkers.spread_rows,
+    "a row is created once, before its other changes, or is a snapshot's": checkers.misborn_rows,
+    "the changes of a row are in the order of the log": checkers.disordered_rows,
+    "the versions of a row have no gap": checkers.row_version_gaps,
+    "a foreign event is valid": sink_checkers.unreadable_foreign_events,
+}
+OF_SINK: Mapping[str, Callable[[RunRecord, Sink], Cases]] = {
+    "sets no valid event aside": sink_checkers.events_set_aside,
+    "remembers every event": sink_checkers.forgotten_events,
+    "applies every record": sink_checkers.miscounted_events,
+    "has every event once": sink_checkers.events_not_once,
+    "sets no foreign event aside": sink_checkers.foreign_events_set_aside,
+    "applies foreign events as any": sink_checkers.miscounted_foreign_events,
+}
+OF_COMPARISON: Mapping[str, Callable[[RunRecord, Sink, ComparedTotals], Cases]] = {
+    "that its strategy promises": sink_checkers.wrong_totals,
+    "of foreign events that its strategy promises": sink_checkers.wrong_foreign_totals,
+}
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """Everything that is judged."""
+def promises(run: RunRecord) -> Iterator[tuple[str, Callable[[], Cases]]]:
+    """Each promise about what the run has left, with its checker. The domain's invariants are among them."""
+    seen = run.seen
+    for text, check in OF_CHAIN.items():
+        yield text, partial(check, run)
+    for invariant, rows in seen.source.violations.items():
+        yield invariant, partial(tuple, rows)
+    for copy in seen.copies:
+        yield f"{copy.sink} has the rows of its table", partial(sink_checkers.wrong_rows, copy)
+    for sink in seen.sinks:
+        for text, check_sink in OF_SINK.items():
+            yield f"{sink.name} {text}", partial(check_sink, run, sink)
+        for one in sink.comparisons:
+            for text, check_totals in OF_COMPARISON.items():
+                yield f"{sink.name} has the {one.name} {text}", partial(check_totals, run, sink, one)
 
-    history: History = field(default_factory=History)
-    seen: Seen = field(default_factory=Seen)
-    injections: Sequence[Injection] = ()
-    deaths: Sequence[Death] = ()
-    checks: Sequence[Checked] = ()
-    selected: Sequence[str] = ()
-    """The faults that were asked for."""
-    may_repeat: bool = False
-    """Whether the relay may bring an event twice: Connect's exactly-once was off."""
 
-    timeout_scale: float = 1.0
-    """What multiplied every deadline."""
+class Finding(NamedTuple):
+    """A promise that does not hold, how often, and the first cases."""
 
-    @property
-    def invalid(self) -> int:
-        """How many records the faults have sent that `outbox check` may not take as events."""
-        return sum(one.invalid + len(one.foreign) for one in self.injections)
+    promise: str
+    cases: int
+    examples: Sequence[str]
 
-    @property
-    def may_reread(self) -> bool:
-        """Whether something may have let sinks read records again."""
-        return any(not REREADING.isdisjoint(one.parts) for one in self.injections) or any(
-            one.part in REREADING for one in self.deaths
-        )
+    def __str__(self) -> str:
+        more = f" and {self.cases - len(self.examples)} more" if self.cases > len(self.examples) else ""
+        return f"{self.promise}: {'; '.join(self.examples)}{more}"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """``valid``: every promise held, and every fault that began has happened. ``unknown``: the run cannot be judged."""
 
-    result: Result
+    result: Literal["valid", "invalid", "unknown"]
     findings: Sequence[Finding] = ()
     operations: int = 0
     unknown_operations: int = 0
@@ -84,31 +115,13 @@ class Verdict:
     why_unknown: str = ""
 
 
-def judge(domain: Domain, record: RunRecord) -> Verdict:
-    """Let every checker look."""
-    history, seen = record.history, record.seen
-    may_repeat, may_reread = record.may_repeat, record.may_reread
-    sent, keys, invalid = len(seen.foreign), seen.foreign_keys, record.invalid
-    found, failed = _found(
-        {
-            "faults": lambda: faults.check(record.injections),
-            "deaths": lambda: deaths.check(record.deaths, record.injections, record.timeout_scale),
-            "checks": lambda: checks.check(record.checks, seen.sinks, sent, keys, invalid),
-            "answers": lambda: answers.check(history, seen.source),
-            "changes": lambda: changes.check(domain, seen),
-            "arrival": lambda: arrival.check(seen, may_repeat=may_repeat),
-            "order": lambda: order.check(seen),
-            "captured": lambda: captured.check(seen, may_repeat=may_repeat),
-            "copies": lambda: copies.check(seen),
-            "invariants": lambda: invariants.check(seen.source),
-            "reads": lambda: reads.check(domain, history, seen),
-            "results": lambda: results.check(seen, may_reread=may_reread),
-            "foreign": lambda: foreign.check(seen, may_reread=may_reread),
-        }
-    )
-    outcomes = Counter(operation.outcome for operation in history.operations.values())
-    missed = faults.not_happened(record.selected, record.injections)
-    why_unknown = failed or ("" if found else _lacking(domain, record, missed))
+def judge(run: RunRecord, broken_off: str = "") -> Verdict:
+    """Let every checker look. Of a run that broke off for a reason, only at faults, deaths and checks."""
+    of_run = [(text, partial(check, run)) for text, check in OF_RUN.items()]
+    found, failed = _findings(of_run if broken_off else [*of_run, *promises(run)])
+    seen = run.seen
+    outcomes = Counter(operation.outcome for operation in run.history.operations.values())
+    why_unknown = broken_off or failed or ("" if found else _lacking(run))
     return Verdict(
         "invalid" if found else "unknown" if why_unknown else "valid",
         found,
@@ -117,55 +130,39 @@ def judge(domain: Domain, record: RunRecord) -> Verdict:
         events=len(seen.firsts),
         row_changes=len(seen.first_changes),
         repeats=len(seen.events) - len(seen.firsts) + len(seen.row_changes) - len(seen.first_changes),
-        faults=len(record.injections),
-        selected=len(record.selected),
-        not_happened=missed,
+        faults=len(run.injections),
+        selected=len(run.selected),
+        not_happened=run.not_happened,
         why_unknown=why_unknown,
     )
 
 
-def _found(checkers: Mapping[str, Callable[[], Sequence[Finding]]]) -> tuple[list[Finding], str]:
+def _findings(judged: Iterable[tuple[str, Callable[[], Cases]]]) -> tuple[list[Finding], str]:
     """What the checkers find, and which of them have failed: an answer may be nothing that the domain knows."""
     found: list[Finding] = []
     failed: list[str] = []
-    for name, check in checkers.items():
+    for promise, check in judged:
         try:
-            found += check()
+            cases = sorted(check())
         except Exception as error:
             *_, frame = traceback.extract_tb(error.__traceback__)
             where = f"{frame.filename}:{frame.lineno}"
-            failed.append(f"the checker {name} failed: {type(error).__name__}: {error} at {where}")
+            failed.append(f'the checker of "{promise}" failed: {type(error).__name__}: {error} at {where}')
+        else:
+            if cases:
+                found.append(Finding(promise, len(cases), cases[:SHOWN]))
     return found, "; ".join(failed)
 
 
-def broken_off(record: RunRecord, why: str) -> Verdict:
-    """The verdict on a run that could not read what was left: by its faults, the deaths, and the checks so far."""
-    sent = [one for fault in record.injections for one in fault.foreign]
-    keys = {key for one in sent for key in keys_of_totals(one.key, one.totals)}
-    found = [
-        *faults.check(record.injections),
-        *deaths.check(record.deaths, record.injections, record.timeout_scale),
-        *checks.check(record.checks, None, len(sent), keys, record.invalid),
-    ]
-    return Verdict(
-        "invalid" if found else "unknown",
-        found,
-        faults=len(record.injections),
-        selected=len(record.selected),
-        not_happened=faults.not_happened(record.selected, record.injections),
-        why_unknown=why,
-    )
-
-
-def _lacking(domain: Domain, record: RunRecord, missed: Sequence[str]) -> str:
+def _lacking(run: RunRecord) -> str:
     """What a run without findings lacks to be valid. The operations that set it up do not count."""
-    if not record.seen.sinks:
+    if not run.seen.sinks:
         return "no sink was looked at"
-    sent = [operation for operation in record.history.operations.values() if operation.attempts[0].client != SET_UP]
+    sent = [operation for operation in run.history.operations.values() if operation.attempts[0].client != SET_UP]
     if not any(operation.outcome == "ok" for operation in sent):
         return "no operation succeeded"
-    if contradictions_of(domain) and not any(read.outcome == "ok" for read in record.history.reads):
+    if options_of(run.domain).contradictions and not any(read.outcome == "ok" for read in run.history.reads):
         return "no read succeeded"
-    if record.selected and len(missed) == len(record.selected):
+    if run.selected and len(run.not_happened) == len(run.selected):
         return "no fault happened"
     return ""

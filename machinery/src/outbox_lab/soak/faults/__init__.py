@@ -1,40 +1,153 @@
-"""The faults, a module for each hop. `every` has them all by name."""
+"""The faults: one table. The nemesis draws each row once before any comes again, and none that is impossible here.
+
+A row says what it does, how it is injected and healed, which parts it breaks, what it needs beside them, and how long
+it lasts. `outbox_lab.soak.fault.Fault` explains the columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outbox_lab.soak.fault import Make
-from outbox_lab.soak.faults import (
-    commands,
-    disks,
-    executors,
-    links,
-    merges,
-    records,
-    relay,
-    retention,
-    rollout,
-    servers,
-    service,
-    sinks,
+from outbox_lab.soak.fault import Fault
+from outbox_lab.soak.faults import cluster, hostile, operations, relay, servers, sinks
+from outbox_lab.soak.testbed import LINKS
+
+A_WHILE, A_MOMENT = (2.0, 10.0), (2.0, 5.0)  # seconds
+SESSION = (12.0, 20.0)  # longer than Connect's session timeout
+LONG = (35.0, 70.0)  # clients of Kafka and of the databases wait for 30 s, a WAL sender for 60 s
+DATABASE_AND_BROKER = ("postgres", "kafka")
+READS = (*DATABASE_AND_BROKER, "sinks-kafka", "sinks-postgres")  # what sinks need to commit a batch
+BATCHES = (*READS, "connect")  # and to get something to read
+
+# fmt: off
+_TABLE = (
+    # Servers
+    *(Fault(f"{part}-killed", "SIGKILL: all its processes at once.",
+            servers.kill, servers.restart, (part,), lasts_s=A_WHILE)
+      for part in ("postgres", "kafka", "connect")),
+    *(Fault(f"{part}-frozen",
+            "SIGSTOP: it keeps connections and answers nothing; Connect for longer than its session timeout.",
+            servers.freeze, servers.thaw, (part,), lasts_s=SESSION if part == "connect" else A_WHILE)
+      for part in ("postgres", "kafka", "connect")),
+    *(Fault(f"{part}-disk-failing",
+            "Writes behind the first kilobytes of a file fail for a while, as on a failing disk.",
+            servers.fail_writes, servers.allow_writes, (part,), lasts_s=A_WHILE, is_possible=servers.can_limit_files)
+      for part in ("postgres", "kafka")),
+    *(Fault(f"{part}-disk-full", "The disk of its data is full for a while: a write that needs more room is refused.",
+            servers.fill_disk, servers.free_disk, (part,), lasts_s=A_WHILE, is_possible=servers.has_disk(part),
+            needs_disk=True)
+      for part in ("postgres", "kafka")),
+
+    # The relay
+    Fault("replication-terminated",
+          "`pg_terminate_backend` on the replication connection of each connector, several times.",
+          relay.terminate_replication, relay.wait_running, ("connector",), ("connect", "postgres")),
+    Fault("connector-restarted", "A connector and its task are restarted through Connect's REST interface.",
+          relay.restart_connector, relay.wait_running, ("connector",), relay.NEEDS),
+    Fault("connector-reconfigured", "A connector gets another configuration, and then its own again: two other tasks.",
+          relay.reconfigure_connector, relay.apply_configuration, ("connector",), relay.NEEDS, A_WHILE),
+    Fault("connect-zombie",
+          "A worker is frozen until another worker has its task. Then it returns, and must be fenced.",
+          relay.return_as_zombie, relay.end_second_worker, ("connect", "connector"),
+          ("kafka", "connect-kafka", "postgres", "debezium-postgres"), (0.0, 2.0)),
+    Fault("connect-rebalanced", "A second worker joins, the first leaves and returns: each task moves there and back.",
+          relay.rebalance, relay.end_second_worker, ("connect", "connector"), ("kafka", "connect-kafka"), A_MOMENT),
+
+    # The service
+    Fault("service-killed-in-request", "SIGKILL to the service's workers while requests are in their transactions.",
+          servers.kill_in_request, servers.restart_service, ("service",), ("postgres",)),
+    Fault("service-killed-after-commit",
+          "SIGKILL to the service's workers between a COMMIT and the answer to the client.",
+          servers.kill_after_commit, servers.restart_service_and_link, ("service", "client-service"),
+          ("postgres", "service-postgres")),
+    Fault("ids-of-the-past", "The clock from which event ids are made goes back by an hour.",
+          servers.set_clock_back, servers.set_clock_right, ("outbox-ids",), ("postgres",), A_WHILE),
+
+    # Sinks
+    Fault("sinks-killed", "SIGKILL at any moment: the driver, and the executors that are in its JVM.",
+          sinks.kill, sinks.restart, ("sinks",), lasts_s=A_WHILE),
+    Fault("sinks-spark-killed", "SIGKILL to the driver's JVM. The Python process must notice, and end.",
+          sinks.kill_spark, sinks.restart, ("sinks",), lasts_s=A_WHILE),
+    Fault("sinks-killed-between-commits", "SIGKILL after the commit to the sink database and before Spark's.",
+          sinks.kill_between_commits, sinks.restart, ("sinks",), BATCHES),
+    Fault("checkpoint-deleted", "The whole checkpoint of a sink is deleted.",
+          sinks.delete_checkpoint, sinks.restart, ("sinks",), READS),
+    Fault("commit-deleted", "The last entry of Spark's commit log is deleted, so that its batch is repeated.",
+          sinks.delete_commit, sinks.restart, ("sinks",), READS),
+    Fault("checkpoint-truncated",
+          "The last entry of one of Spark's logs is cut short, as by a host that lost its power.",
+          sinks.truncate_checkpoint, sinks.restart, ("sinks",), READS),
+    Fault("sink-rewound", "`outbox rewind` to the beginning of the topics: every event is read again.",
+          sinks.rewind, sinks.restart, ("sinks",), DATABASE_AND_BROKER),
+    Fault("second-driver", "A second process starts for the same sink, and must be refused.",
+          sinks.start_second_driver, sinks.restart, (), ("sinks", *DATABASE_AND_BROKER)),
+
+    # Sinks on a Spark cluster
+    Fault("sinks-executor-killed",
+          "SIGKILL to an executor on the Spark cluster that has a task. The driver must go on.",
+          cluster.kill_executor, cluster.restart, ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
+    Fault("sinks-executor-killed-in-merge", "An executor is killed that has a task of a MERGE.",
+          cluster.kill_executor_in_merge, cluster.restart, ("cluster",), ("sinks", *BATCHES),
+          is_possible=cluster.has_cluster),
+    Fault("sinks-worker-killed", "SIGKILL to a worker of the cluster and its executors, one of them with a task.",
+          cluster.kill_worker, cluster.restart, ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
+    Fault("sinks-worker-killed-in-merge", "A worker is killed whose executor has a task of a MERGE.",
+          cluster.kill_worker_in_merge, cluster.restart, ("cluster",), ("sinks", *BATCHES),
+          is_possible=cluster.has_cluster),
+    Fault("sinks-killed-in-merge", "SIGKILL to the driver while a task of its MERGE stands still.",
+          cluster.kill_in_merge, cluster.restart, ("sinks", "cluster"), BATCHES, A_WHILE,
+          is_possible=cluster.has_cluster),
+    Fault("sinks-killed-behind-merge", "SIGKILL to the driver between the commit of the table and that of Postgres.",
+          cluster.kill_behind_merge, cluster.restart, ("sinks", "cluster"), BATCHES, A_WHILE,
+          is_possible=cluster.has_cluster),
+
+    # Links
+    *(Fault(f"{link}-cut", "Every connection is closed, and new ones are refused.",
+            servers.cut, servers.heal_link, (link,), lasts_s=A_WHILE) for link in LINKS),
+    *(Fault(f"{link}-slow", "Each packet is 0.3 s late.",
+            servers.slow_down, servers.heal_link, (link,), lasts_s=A_WHILE) for link in LINKS),
+    *(Fault(f"{link}-half-open",
+            "Connections stay and begin, and no byte passes, sometimes for longer than clients wait.",
+            servers.half_open, servers.heal_link, (link,), lasts_s=A_WHILE, long_s=LONG) for link in LINKS),
+
+    # Operations of people
+    Fault("prune", "`outbox prune --keep-hours 0`, beside everything.", operations.prune),
+    Fault("check-incremental", "`outbox check --incremental --json`, beside everything.", operations.check),
+    Fault("connect-apply", "`outbox connect apply` of each connector, beside everything.",
+          operations.apply_connectors),
+    *(Fault(f"rebuild-from-{source}",
+            f"`outbox rebuild SINK --from {source}` of a sink that recognises every repeat, while it runs.",
+            operations.rebuild_from(source), parts=("sinks",), needs=DATABASE_AND_BROKER,
+            is_possible=operations.can_rebuild_from(source))
+      for source in ("topic", "source")),
+    Fault("letters-become-valid", "A sink refuses valid events for a while. Then their dead letters are replayed.",
+          operations.refuse_events, operations.accept_events, (), ("sinks", "postgres"), A_MOMENT,
+          is_possible=operations.can_refuse),
+    Fault("replay-letters", "`outbox dead-letters replay --all`, beside everything.", operations.replay_letters),
+    Fault("topic-shortened",
+          "A topic drops what all sinks have applied and `outbox prune` has deleted, as its retention does.",
+          operations.shorten_topic, needs=("sinks", *READS)),  # no sink may read again what is dropped
+    Fault("rollout-sinks-first", "A new version of an event is rolled out, sinks first: then the service writes it.",
+          operations.roll_out_sinks_first, operations.end_rollout, ("service", "sinks"),
+          (*DATABASE_AND_BROKER, "cluster"), is_possible=operations.can_roll_out),
+    Fault("rollout-service-first",
+          "A new version of an event is rolled out, service first: sinks set it aside at first.",
+          operations.roll_out_service_first, operations.end_rollout, ("service", "sinks"),
+          (*DATABASE_AND_BROKER, "cluster"), is_possible=operations.can_roll_out),
+
+    # Hostile records
+    Fault("records-foreign", "Records of another program on our topics, without our headers.",
+          hostile.send_foreign, hostile.discard_letters, needs=("kafka",)),
+    Fault("records-malformed", "Records with our headers, and a value that breaks the contract.",
+          hostile.send_malformed, hostile.discard_letters, needs=("kafka",)),
+    Fault("records-huge", "Records of almost a megabyte.",
+          hostile.send_huge, hostile.discard_letters, needs=("kafka",)),
+    Fault("records-of-decades",
+          "Valid events with ids of ten years, and invalid ones with older ids and those of the future.",
+          hostile.send_decades, hostile.discard_letters, needs=("kafka",)),
+    # Their letters stay open: to discard one would give up the event whose id it has.
+    Fault("records-with-used-ids", "Records with the id of a real event and other content, valid and invalid.",
+          hostile.send_used_ids, needs=DATABASE_AND_BROKER),
 )
-
-
-def every() -> Mapping[str, Make]:
-    """By name, how to make each fault."""
-    makes: list[Make] = [
-        *servers.FAULTS,
-        *disks.FAULTS,
-        *relay.FAULTS,
-        *service.FAULTS,
-        *sinks.FAULTS,
-        *executors.FAULTS,
-        *merges.FAULTS,
-        *links.FAULTS,
-        *commands.FAULTS,
-        *retention.FAULTS,
-        *rollout.FAULTS,
-        *records.FAULTS,
-    ]
-    return {make().name: make for make in makes}
+# fmt: on
+FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _TABLE}

@@ -1,4 +1,4 @@
-"""The folder of a run: everything that a verdict needs, so that it can be judged again.
+"""The record of a run: everything that a verdict needs, in the files of a folder, so that it can be judged again.
 
 run.json          seed, duration, faults, sinks
 history.jsonl     the requests, a line each
@@ -15,7 +15,7 @@ stack/logs/       the logs of all parts
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,13 +23,54 @@ import msgspec
 
 from outbox.base.errors import Failure
 from outbox_lab.soak import history
-from outbox_lab.soak.checked import Checked
-from outbox_lab.soak.death import Death
-from outbox_lab.soak.injection import Injection
-from outbox_lab.soak.seen import RowChange, Seen, TopicEvent
-from outbox_lab.soak.verdict import RunRecord
+from outbox_lab.soak.domain import Domain
+from outbox_lab.soak.history import History
+from outbox_lab.soak.seen import Checked, Death, ForeignRecord, Injection, RowChange, Seen, TopicEvent, keys_of_totals
 
 T = TypeVar("T")
+# A fault of one of these may let sinks read records again: they repeat a batch if they do not know its outcome.
+REREADING = {"sinks", "postgres", "kafka", "sinks-postgres", "sinks-kafka"}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything that is judged, and the domain that knows what it means."""
+
+    domain: Domain
+    history: History = field(default_factory=History)
+    seen: Seen = field(default_factory=Seen)
+    injections: Sequence[Injection] = ()
+    deaths: Sequence[Death] = ()
+    checks: Sequence[Checked] = ()
+    selected: Sequence[str] = ()
+    """The faults that were asked for."""
+    may_repeat: bool = False
+    """Whether the relay may bring an event twice: Connect's exactly-once was off."""
+    timeout_scale: float = 1.0
+    """What multiplied every deadline."""
+
+    @property
+    def foreign(self) -> list[ForeignRecord]:
+        """The foreign events that faults have sent."""
+        return [record for one in self.injections for record in one.foreign]
+
+    @property
+    def foreign_keys(self) -> set[str]:
+        """The keys of all totals that these foreign events add to."""
+        return {key for one in self.foreign for key in keys_of_totals(one.key, one.totals)}
+
+    @property
+    def may_reread(self) -> bool:
+        """Whether something may have let sinks read records again."""
+        return any(not REREADING.isdisjoint(one.parts) for one in self.injections) or any(
+            one.part in REREADING for one in self.deaths
+        )
+
+    @property
+    def not_happened(self) -> list[str]:
+        """The faults that were selected, and that the run had no time for."""
+        happened = {one.planned.fault for one in self.injections if one.evidence}
+        return [name for name in self.selected if name not in happened]
 
 
 @dataclass(frozen=True)
@@ -74,7 +115,6 @@ class Folder:
 
     @property
     def plan(self) -> Plan:
-        """What was asked for."""
         return self._read("run.json", Plan)
 
     @property
@@ -90,14 +130,14 @@ class Folder:
         row_changes = self._lines("row_changes.jsonl", RowChange) if has_changes else []
         return replace(self._read("seen.json", Seen), events=events, row_changes=row_changes)
 
-    @property
-    def record(self) -> RunRecord:
+    def record(self, domain: Domain) -> RunRecord:
         """All that is judged. Raises Failure if the run did not get so far."""
         with self._opened("history.jsonl").open(encoding="utf-8") as lines:
             attempts = history.read(lines)
         return RunRecord(
-            history=attempts,
-            seen=self.seen,
+            domain,
+            attempts,
+            self.seen,
             injections=self._read("injections.json", list[Injection]),
             deaths=self._read("deaths.json", list[Death]),
             checks=self.checks,

@@ -1,0 +1,448 @@
+"""Operations of people at any time: commands beside everything, rebuilds, dead letters, retention, and rollouts.
+
+Commands hold no part, so they also run while other faults break what they need. An expected failure has a code (see
+`outbox_lab.soak.testbed.Done`). Any other end, such as a traceback, means that the fault has not happened.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg2
+from confluent_kafka import TopicPartition
+
+from outbox.audit import declared
+from outbox.base import project
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import SinkRole
+from outbox.base.wait import wait_for
+from outbox.events import catalog
+from outbox.kafka import records, topics
+from outbox.kafka.clients import Admin
+from outbox.kafka.records import Within
+from outbox.sink import discovery
+from outbox.sink.applying import projection
+from outbox.sink.decoding.decoder import UNKNOWN_VERSION
+from outbox.sink.remembering import fence
+from outbox.sink.spec import SinkSpec
+from outbox_lab.soak import observe
+from outbox_lab.soak.domain import foreign_keys
+from outbox_lab.soak.fault import NoChance, NotFired, Strike, run, wait_or_not_fired
+from outbox_lab.soak.faults.sinks import wait_committed
+from outbox_lab.soak.seen import RowChange, TopicEvent, checked
+from outbox_lab.soak.testbed import SLOT_AHEAD, Done, Testbed
+
+Place = tuple[int, int]  # partition and offset
+
+# Commands ----------------------------------------------------------------------------------------------------------
+
+FROM_FAULTS = {"malformed-records", "sink-parked"}  # what `outbox check` may find while other faults last
+FROM_REPEATS = {"sink-drift"}  # and of sinks that do not recognise every repeat
+
+
+def prune(strike: Strike) -> str:
+    return f"outbox prune: {_prune(strike.testbed).end}"
+
+
+def _prune(testbed: Testbed) -> Done:
+    # The relay may be down, and a transaction may be open.
+    refusals = {"marker-not-passed", "topic-transaction-open", "prune-running", "sinks-busy"}
+    return run(testbed, "prune", "--keep-hours", "0", temporary=refusals)
+
+
+def check(strike: Strike) -> str:
+    """What `outbox check` finds must come from other faults, and is not a loss."""
+    testbed = strike.testbed
+    done = run(testbed, "check", "--incremental", "--json", expected={"problems-found"})
+    known = discovery.sinks(testbed.settings)
+    for found in checked(strike.fault.name, json.loads(done.output)).problems:
+        repeats = known[found.sink].strategy.repeats if found.sink in known else "all"
+        expected = FROM_FAULTS | (set() if repeats == "all" else FROM_REPEATS)
+        foreign = testbed.foreign
+        if found.code not in expected and not found.is_of_foreign(len(foreign), foreign_keys(foreign)):
+            raise NotFired(f"outbox check reports {found.code}: {found.message}")
+    return f"outbox check: {done.code or 'it succeeded'}"
+
+
+def apply_connectors(strike: Strike) -> str:
+    """`outbox connect apply` of each connector. It may find a worker that is down, or a hanging transaction."""
+    testbed, done = strike.testbed, list[str]()
+    for connector in testbed.connectors:
+        expected, temporary = {"connector-not-running", "connector-failed", "connect-refused"}, set[str]()
+        if not testbed.settings.exactly_once:  # then the slot may be ahead while the connector runs
+            if connector.is_outbox:
+                temporary.add("slot-ahead")  # until its topics show that no event is missing
+            else:
+                expected |= SLOT_AHEAD  # nothing shows that for a captured table
+        command = connector.command("apply")
+        links = ("debezium-postgres",)  # else the connector loses its link
+        found = run(testbed, *command.split()[1:], expected=expected, temporary=temporary, links=links)
+        done.append(f"{command}: {found.code or found.end}")
+    return "; ".join(done)
+
+
+def rebuild_from(source: str) -> Callable[[Strike], str]:
+    """The rebuild of a sink that recognises every repeat, from the topic or from the source."""
+
+    def rebuild(strike: Strike) -> str:
+        testbed, refused = strike.testbed, list[str]()
+        testbed.check(f"before {strike.fault.name}")
+        sinks = _rebuildable(testbed, source)
+        for sink in strike.chance.sample(sinks, len(sinks)):
+            strike.victims = (testbed.process_of(sink).name,)  # it ends when it sees the rebuild
+            # A topic that retention has shortened is incomplete.
+            done = run(testbed, "rebuild", sink, "--from", source, "--yes", expected={"topic-incomplete"})
+            if not done.code:
+                return done.end
+            refused.append(sink)
+        raise NoChance(f"refused for each of {', '.join(refused)}: {done.code}")
+
+    return rebuild
+
+
+def can_rebuild_from(source: str) -> Callable[[Testbed], bool]:
+    return lambda testbed: bool(_rebuildable(testbed, source))
+
+
+def _rebuildable(testbed: Testbed, source: str) -> list[str]:
+    return [one.name for one in testbed.sink_specs if is_rebuildable(one, source)]
+
+
+def is_rebuildable(sink: SinkSpec, source: str) -> bool:
+    """Whether a rebuild computes the same result. It does not count repeats again, and makes no Delta table.
+
+    From the source it needs SQL of each projection, which some sinks have not, such as those of captured tables.
+    """
+    with suppress(Failure, FileNotFoundError):
+        sink.target.require_rebuildable(sink)
+        if source == "source":
+            projection.rebuild_files(sink.job.projections)
+        return sink.strategy.repeats == "all"
+    return False
+
+
+# Dead letters ------------------------------------------------------------------------------------------------------
+
+DISCARDED_AT_ONCE = 100
+OPEN = "SELECT count(*) FROM public.dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
+
+
+def replay_letters(strike: Strike) -> str:
+    done = _replay(strike.testbed, "--all")
+    return f"outbox dead-letters replay --all: {done.code or done.end}"
+
+
+def _replay(testbed: Testbed, *words: str) -> Done:
+    """Letters of hostile records stay open."""
+    return run(testbed, "dead-letters", "replay", *words, expected={"dead-letters-stay-open"})
+
+
+def discard(testbed: Testbed, identities: Sequence[str]) -> None:
+    """Give up the dead letters of these identities, which no valid event has."""
+    for start in range(0, len(identities), DISCARDED_AT_ONCE):
+        some = identities[start : start + DISCARDED_AT_ONCE]
+        run(testbed, "dead-letters", "discard", *some, "--because", "a hostile record of the soak")
+
+
+def can_refuse(testbed: Testbed) -> bool:
+    return bool(_refusing(testbed))
+
+
+def refuse_events(strike: Strike) -> str:
+    testbed = strike.testbed
+    strike.sink = strike.chance.choice(sorted(_refusing(testbed)))
+    before = _count_open(strike)
+    _change_rules(strike, testbed.options.refusals[strike.sink].begin)
+    what = f"{strike.sink} to refuse events"
+    count = wait_or_not_fired(what, lambda: _count_open(strike) - before, timeout_s=120, poll_s=0.5)
+    return f"{strike.sink} has refused {count} events"
+
+
+def accept_events(strike: Strike) -> None:
+    """Replay dead letters until none is left: a batch that was under way may add some after the first replay."""
+    if not strike.sink:
+        return
+    refusal = strike.testbed.options.refusals[strike.sink]
+    _change_rules(strike, refusal.end)
+
+    def replayed() -> bool:
+        _replay(strike.testbed, "--sink", strike.sink, "--reason", refusal.reason)
+        return not _count_open(strike)
+
+    wait_for(f"the dead letters of {strike.sink} to be replayed", replayed, timeout_s=120, poll_s=2)
+
+
+def _refusing(testbed: Testbed) -> set[str]:
+    return testbed.options.refusals.keys() & set(testbed.sink_names)
+
+
+def _change_rules(strike: Strike, statement: str) -> None:
+    """Run a statement between two transactions of the sink."""
+    opened = connect(strike.testbed.settings, SinkRole.OWNER)
+    with closing(opened) as connection, connection, connection.cursor() as cursor:
+        fence.lock(cursor, strike.sink)
+        cursor.execute(statement)
+
+
+def _count_open(strike: Strike) -> int:
+    parameters = [strike.sink, strike.testbed.options.refusals[strike.sink].reason]
+    return int(strike.testbed.query(OPEN, parameters, SinkRole.AUDITOR)[0][0])
+
+
+# Retention ---------------------------------------------------------------------------------------------------------
+
+APPLIED = """
+SELECT partition, min(next_offset) FROM public.positions WHERE topic = %s AND sink = ANY(%s) GROUP BY partition
+"""
+OUTBOX = "SELECT id::text FROM public.outbox"
+ROOM_TIMEOUT_S = 300.0
+
+
+class _Topic(NamedTuple):
+    """A topic that sinks read, and how to read its valid records within offsets."""
+
+    name: str
+    records: Callable[[Within], Iterator[TopicEvent | RowChange]]
+
+
+def shorten_topic(strike: Strike) -> str:
+    """The topic of a captured table drops what all sinks have applied: nothing in the source could bring it again."""
+    testbed = strike.testbed
+    every = list(_topics(testbed))
+
+    def with_room() -> tuple[_Topic, dict[int, int]] | None:
+        _prune(testbed)
+        for topic in strike.chance.sample(every, len(every)):
+            if ends := _ends(testbed, topic, strike.chance):
+                return topic, ends
+        return None
+
+    topic, ends = wait_or_not_fired("records that nobody needs", with_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
+    dropped = _drop(testbed, topic, ends)
+    _wait_committed(testbed, topic.name)
+    return f"{topic.name} has dropped {dropped} valid records, and its sinks have committed again"
+
+
+def _topics(testbed: Testbed) -> Iterator[_Topic]:
+    known = declared.load(testbed.settings)
+    for topic in known.topics:
+        yield _Topic(topic.name, partial(observe.events_of, testbed.settings, known, topic))
+    for name in (connector.topic for connector in testbed.captures):
+        decoder = testbed.readers(name)[0].decoders[name]
+        yield _Topic(name, partial(observe.row_changes_of, testbed.settings, name, decoder))
+
+
+def _ends(testbed: Testbed, topic: _Topic, chance: random.Random) -> dict[int, int]:
+    """By partition where records can be dropped, the offset before which they are: behind one, by chance."""
+    sinks = [one.name for one in testbed.readers(topic.name)]
+    applied = dict(testbed.query(APPLIED, [topic.name, sinks], SinkRole.AUDITOR))
+    for _ in range(2):  # so that no sink reads again what is before, even if its checkpoint loses the last commit
+        _wait_committed(testbed, topic.name)
+    kept = {event_id for (event_id,) in testbed.query(OUTBOX)}
+    firsts = topics.first_offsets(testbed.settings, topic.name)
+    within = {partition: (first, applied.get(partition, first)) for partition, first in firsts.items()}
+    room: dict[int, list[int]] = defaultdict(list)
+    is_needed: set[int] = set()  # partitions of which the outbox has an event
+    for record in sorted(topic.records(within), key=lambda one: one.offset):
+        if record.identity in kept:
+            is_needed.add(record.partition)
+        if record.partition not in is_needed:
+            room[record.partition].append(record.offset + 1)
+    return {partition: chance.choice(ends) for partition, ends in room.items()}
+
+
+def _drop(testbed: Testbed, topic: _Topic, ends: dict[int, int]) -> int:
+    """Drop the records before these offsets, and keep the valid ones for the checkers. Returns their number."""
+    settings = testbed.settings
+    firsts = topics.first_offsets(settings, topic.name)
+    valid = list(topic.records({partition: (firsts[partition], end) for partition, end in ends.items()}))
+    testbed.dropped += valid
+    admin = Admin(settings)
+    places = [TopicPartition(topic.name, partition, end) for partition, end in ends.items()]
+    for request in admin.client.delete_records(places).values():
+        admin.result(request)
+    left = topics.first_offsets(settings, topic.name)
+    if any(left[partition] != end for partition, end in ends.items()) or not valid:
+        raise NotFired(f"{topic.name} begins at {left} and not at {ends}, and has dropped {len(valid)} valid records")
+    return len(valid)
+
+
+def _wait_committed(testbed: Testbed, topic: str) -> None:
+    """Wait until each sink of a topic has committed a batch from now on."""
+    since_s = time.time()
+    for sink in testbed.readers(topic):
+        wait_committed(testbed, sink.name, since_s)
+
+
+# Rollouts of a new version of an event, under load -----------------------------------------------------------------
+
+STEP_TIMEOUT_S = 300.0
+AWAITING = "SELECT DISTINCT sink FROM public.dead_letters WHERE sink = ANY(%s) AND reason = %s AND status = 'open'"
+
+
+def can_roll_out(testbed: Testbed) -> bool:
+    return testbed.options.older is not None and bool(_Rollout(testbed).sinks)
+
+
+def roll_out_sinks_first(strike: Strike) -> str:
+    """Go back to the older release, service first, and then roll out the project, which is the newer one."""
+    rollout = _Rollout(strike.testbed)
+    rollout.go_back()
+    rollout.deploy_sinks(is_older=False)
+    rollout.wait_applied(is_older=True)
+    if waiting := rollout.waiting():
+        raise NotFired(f"{', '.join(waiting)} set events of {rollout.older.event} aside")
+    rollout.deploy_service(is_older=False)
+    rollout.wait_applied(is_older=False)
+    return rollout.evidence()
+
+
+def roll_out_service_first(strike: Strike) -> str:
+    """The sinks of the older release set the newer version aside, until the newer one replays it."""
+    rollout = _Rollout(strike.testbed)
+    rollout.go_back()
+    rollout.deploy_service(is_older=False)
+    rollout.wait_set_aside()
+    rollout.deploy_sinks(is_older=False)
+    rollout.replay()
+    rollout.wait_applied(is_older=False)
+    return rollout.evidence()
+
+
+def end_rollout(strike: Strike) -> None:
+    """Let all work for the newer release, and replay what sinks of the older one have set aside."""
+    testbed, rollout = strike.testbed, _Rollout(strike.testbed)
+    if testbed.service.release is not None:
+        rollout.deploy_service(is_older=False)
+    if any(process.release is not None for process in testbed.sinks):
+        rollout.deploy_sinks(is_older=False)
+    for process in testbed.sinks:
+        process.wait_ready()
+    rollout.replay()
+
+
+class _Rollout:
+    """One rollout, and what has come of it."""
+
+    def __init__(self, testbed: Testbed) -> None:
+        if testbed.options.older is None:
+            raise NotFired("the domain has no older release")
+        self._testbed, self.older = testbed, testbed.options.older
+        aggregate, _, type_ = self.older.event.partition(".")
+        self._type = type_.encode()
+        self._topic = catalog.of_project(testbed.settings).aggregates[aggregate].topic
+        readers = testbed.readers(self._topic)
+        self.sinks = [one.name for one in readers if self.older.event in one.decoders[self._topic].wanted_names]
+        self._began: Mapping[int, int] = {}
+        self._folder = testbed.settings.home / "older-release"
+
+    def go_back(self) -> None:
+        """Let all work for the older release."""
+        self._began = topics.high_watermarks(self._testbed.settings, self._topic)
+        self.deploy_service(is_older=True)
+        self.wait_applied(is_older=True)
+        self.deploy_sinks(is_older=True)
+        self.wait_applied(is_older=True)
+
+    def deploy_service(self, *, is_older: bool) -> None:
+        """Restart the service for a release. What it writes from then on is of that release."""
+        service = self._testbed.service
+        service.stop()
+        service.release = self._release(is_older=is_older)
+        service.start()
+
+    def deploy_sinks(self, *, is_older: bool) -> None:
+        """Restart all sinks for a release. What they read next shows that they are ready."""
+        for process in self._testbed.sinks:
+            process.stop()
+            process.release = self._release(is_older=is_older)
+            process.spawn()
+
+    def wait_applied(self, *, is_older: bool) -> None:
+        """Wait until an event of a release is written from now on, and the sinks have read it and all before it."""
+        since = topics.high_watermarks(self._testbed.settings, self._topic)
+        version = "the version before" if is_older else f"version {self.older.version}"
+
+        def applied() -> bool:
+            found = self._found(since)
+            return bool(found[is_older]) and self._have_read([*found[True], *found[False]])
+
+        self._wait(f"{', '.join(self.sinks)} to read {self.older.event} in {version}", applied)
+
+    def wait_set_aside(self) -> None:
+        """Wait until each sink has set an event of the newer version aside."""
+        what = f"{', '.join(self.sinks)} to set {self.older.event} aside"
+        self._wait(what, lambda: self.waiting() == set(self.sinks))
+
+    def waiting(self) -> set[str]:
+        """The sinks with an open letter of a version that they did not know."""
+        rows = self._testbed.query(AWAITING, [self.sinks, UNKNOWN_VERSION], SinkRole.AUDITOR)
+        return {sink for (sink,) in rows}
+
+    def replay(self) -> None:
+        """Replay these letters until none is left."""
+
+        def replayed() -> bool:
+            if self.waiting():
+                _replay(self._testbed, "--reason", UNKNOWN_VERSION)
+            return not self.waiting() and self._have_read(self._found(self._began)[False] if self._began else [])
+
+        self._wait("events in the newer version to be replayed", replayed)
+
+    def evidence(self) -> str:
+        """How many events there are of each version since it began."""
+        found = self._found(self._began)
+        return (
+            f"{self.older.event}: {len(found[True])} in the version before and {len(found[False])} in version "
+            f"{self.older.version}, read by {', '.join(self.sinks)}"
+        )
+
+    def _release(self, *, is_older: bool) -> Path | None:
+        if not is_older:
+            return None
+        if not self._folder.is_dir():
+            self.older.make(project.current().root, self._folder)
+        return self._folder
+
+    def _found(self, since: Mapping[int, int]) -> Mapping[bool, list[Place]]:
+        """The places of the event since these offsets: of the older release, and of the newer one."""
+        ends = topics.last_stable_offsets(self._testbed.settings, self._topic)
+        within = {partition: (first, ends[partition]) for partition, first in since.items()}
+        found: dict[bool, list[Place]] = {True: [], False: []}
+        for message in records.read(self._testbed.settings, self._topic, within):
+            headers = dict(message.headers() or [])
+            if headers.get("eventType") == self._type:
+                is_older = headers.get("schemaVersion") != str(self.older.version).encode()
+                found[is_older].append((message.partition() or 0, message.offset() or 0))
+        return found
+
+    def _have_read(self, places: Collection[Place]) -> bool:
+        return has_passed(self._testbed, self.sinks, self._topic, places)
+
+    @staticmethod
+    def _wait(what: str, is_so: Callable[[], bool]) -> None:
+        def look() -> bool:
+            with suppress(Failure, psycopg2.Error):  # a link may be broken
+                return is_so()
+            return False
+
+        wait_or_not_fired(what, look, timeout_s=STEP_TIMEOUT_S, poll_s=1)
+
+
+POSITIONS = "SELECT sink, partition, next_offset FROM public.positions WHERE topic = %s AND sink = ANY(%s)"
+
+
+def has_passed(testbed: Testbed, sinks: Sequence[str], topic: str, places: Collection[Place]) -> bool:
+    """Whether each sink has read these records of a topic."""
+    positions = testbed.query(POSITIONS, [topic, list(sinks)], SinkRole.AUDITOR)
+    read = {(sink, partition): next_offset for sink, partition, next_offset in positions}
+    return all(read.get((sink, partition), 0) > offset for sink in sinks for partition, offset in places)
