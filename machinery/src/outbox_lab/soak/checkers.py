@@ -108,8 +108,9 @@ def contradicting_answers(run: RunRecord) -> Iterator[str]:
 
 
 def unexpected_statuses(run: RunRecord) -> Iterator[str]:
-    for one in run.history.planned:
-        if one.expected and one.outcome != "unknown" and one.status not in one.expected:
+    misuses = {id(one) for one in run.history.misuses}  # which the domain has not planned
+    for one in run.history.attempts:
+        if id(one) not in misuses and one.expected and one.outcome != "unknown" and one.status not in one.expected:
             yield f"{one.kind}: {one.method} {one.path} at {one.sent_s:.0f} s was answered {one.status}"
 
 
@@ -214,9 +215,7 @@ def unexplained_repeats(run: RunRecord) -> Iterator[str]:
 
 
 def spread_keys(run: RunRecord) -> Iterator[str]:
-    for events in _by_key(run):
-        if len({event.partition for event in events}) > 1:
-            yield events[0].key
+    return (events[0].key for events in _by_key(run) if _is_spread(events))
 
 
 def version_gaps(run: RunRecord) -> Iterator[str]:
@@ -235,6 +234,10 @@ def _by_key(run: RunRecord) -> Iterable[Sequence[TopicEvent]]:
         if event.version is not None:
             found[event.topic, event.key].append(event)
     return found.values()
+
+
+def _is_spread(records: Sequence[R]) -> bool:
+    return len({record.partition for record in records}) > 1
 
 
 def _differing(records: Sequence[R], first: Mapping[str, R]) -> Iterator[str]:
@@ -316,9 +319,7 @@ def unexplained_row_repeats(run: RunRecord) -> Iterator[str]:
 
 
 def spread_rows(run: RunRecord) -> Iterator[str]:
-    for (_, table, key), changes in _by_row(run):
-        if len({change.partition for change in changes}) > 1:
-            yield f"{table} {key}"
+    return (f"{table} {key}" for (_, table, key), changes in _by_row(run) if _is_spread(changes))
 
 
 def misborn_rows(run: RunRecord) -> Iterator[str]:

@@ -26,7 +26,7 @@ REMOUNT = 1 << 5  # MS_REMOUNT
 FLAGS = 0b110  # MS_NOSUID, MS_NODEV
 ROOM = "size=50%"  # of the memory, of which a disk takes only what the part writes
 KIB = 1 << 10
-TRY = "import sys; from outbox_lab.soak import disk; disk.attempt(sys.argv[1])"
+TRY = "import sys; from outbox_lab.soak import disk; disk.enter_namespace(); disk.Disk(sys.argv[1]).mount()"
 RUN = "from outbox_lab.soak import disk; disk.enter_namespace(); from outbox import cli; cli.main()"
 _entered: list[bool] = []
 
@@ -34,8 +34,8 @@ _entered: list[bool] = []
 class Disk:
     """The file system that is mounted on a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
 
     def mount(self) -> None:
         """Mount it on the empty folder. Raises OSError outside a namespace of ours."""
@@ -90,12 +90,6 @@ def restart_in_namespace() -> None:
     os.execv(sys.executable, [sys.executable, "-c", RUN, *sys.argv[1:]])  # noqa: S606
 
 
-def attempt(folder: str) -> None:
-    """Enter a namespace, and mount something in it."""
-    enter_namespace()
-    _mount(Path(folder))
-
-
 def enter_namespace() -> None:
     """Enter a namespace for good. Raises OSError if that is forbidden."""
     user, group = os.geteuid(), os.getegid()
@@ -108,7 +102,7 @@ def enter_namespace() -> None:
     _entered.append(True)
 
 
-def _mount(folder: Path, flags: int = 0, options: str = "") -> None:
+def _mount(folder: Path, flags: int, options: str) -> None:
     if not is_entered():
         raise OSError(errno.EPERM, "this process is not in a mount namespace of its own")
     _call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options.encode())

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import psycopg2
+
 from outbox.base import interrupt
+from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox_lab.soak.seen import ForeignRecord
 from outbox_lab.soak.testbed import Done, Testbed
@@ -31,22 +35,18 @@ class Fault:
 
     name: str
     summary: str
+    # Break it, and return the evidence. Raises NotFired without any, or NoChance.
     inject: Callable[[Strike], str]
-    """Break it, and return the evidence. Raises NotFired without any, or NoChance."""
-    heal: Callable[[Strike], None] = lambda _: None  # some faults pass by themselves
-    """Undo it, and return once the part works again. Also called if ``inject`` has failed."""
+    # Undo it, and return once the part works again. Also called if ``inject`` has failed. Some pass by themselves.
+    heal: Callable[[Strike], None] = lambda _: None
+    # What it breaks. Each may end what depends on it, and no other fault breaks it at the same time.
     parts: tuple[str, ...] = ()
-    """What it breaks. Each may end what depends on it, and no other fault breaks it at the same time."""
+    # What else no other fault may break meanwhile, because this one needs it.
     needs: tuple[str, ...] = ()
-    """What else no other fault may break meanwhile, because this one needs it."""
-    lasts_s: tuple[float, float] = (0.0, 0.0)
-    """How long it lasts before it is healed: from, to. By default it is healed at once."""
-    long_s: tuple[float, float] | None = None
-    """How long some injections last instead."""
-    is_possible: Callable[[Testbed], bool] = lambda _: True
-    """Whether it can happen on this chain at all. One that cannot is never drawn."""
-    needs_disk: bool = False
-    """Whether its part needs a disk of its own, from the start of the run."""
+    lasts_s: tuple[float, float] = (0.0, 0.0)  # from, to: how long it lasts before it is healed
+    long_s: tuple[float, float] | None = None  # how long some injections last instead
+    is_possible: Callable[[Testbed], object] = lambda _: True  # on this chain; else it is never drawn
+    needs_disk: bool = False  # its part needs a disk of its own, from the start of the run
 
     def draw_duration_s(self, chance: random.Random) -> float:
         """How long one injection lasts, drawn before it begins."""
@@ -61,12 +61,9 @@ class Strike:
     fault: Fault
     testbed: Testbed
     chance: random.Random
-    victims: tuple[str, ...] = ()
-    """The processes of the fault's parts that it may end; without any, all of them may end."""
-    foreign: Sequence[ForeignRecord] = ()
-    """The foreign events that it has sent."""
-    invalid: int = 0
-    """How many records that are no valid events it has sent, or may have sent."""
+    victims: tuple[str, ...] = ()  # the processes of the fault's parts that it may end; without any, all of them
+    foreign: Sequence[ForeignRecord] = ()  # the foreign events that it has sent
+    invalid: int = 0  # how many records that are no valid events it has sent, or may have sent
     sink: str = ""  # that it has chosen
     letters: set[str] = field(default_factory=set)  # the identities of dead letters that its records have become
 
@@ -92,15 +89,21 @@ def wait_or_not_fired(what: str, condition: Callable[[], T | None], *, timeout_s
         raise NotFired(str(error)) from error
 
 
+def despite_faults(condition: Callable[[], T]) -> Callable[[], T | None]:
+    """The condition, which is not yet true while a database or a worker is unavailable: another fault may break it."""
+
+    def look() -> T | None:
+        with suppress(Failure, TimeoutError, psycopg2.Error):
+            return condition()
+        return None
+
+    return look
+
+
 # Nothing was done, because a server was unavailable. An operator runs the command again.
 UNAVAILABLE = {
-    "connect-unavailable",
-    "database-busy",
-    "database-connection-lost",
-    "database-unavailable",
-    "kafka-unavailable",
-    "timeout",
-    "topic-silent",
+    *("connect-unavailable", "kafka-unavailable", "topic-silent", "timeout"),
+    *("database-unavailable", "database-connection-lost", "database-busy"),
 }
 AGAIN_S = 1.0
 AGAIN_TIMEOUT_S = 300.0

@@ -92,12 +92,6 @@ class History:
         """The attempts with a key that another request had before. The service must refuse them."""
         return self._by_key[1]
 
-    @property
-    def planned(self) -> Iterator[Attempt]:
-        """The attempts that the domain has planned, so all but the misuses."""
-        misuses = {id(one) for one in self.misuses}
-        return (one for one in self.attempts if id(one) not in misuses)
-
     @cached_property
     def _by_key(self) -> tuple[dict[str, list[Attempt]], list[Attempt]]:
         by_key: dict[str, list[Attempt]] = {}

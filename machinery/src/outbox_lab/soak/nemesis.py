@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outbox.base.terminal import Progress
@@ -73,30 +72,41 @@ class Nemesis:
     def run(self, duration_s: float, pause_s: float, watch: Watch = nothing) -> None:
         """Inject faults for ``duration_s``, or until `end`. Return when all that have begun by then are healed.
 
-        The next fault is drawn when there is room for it. ``watch`` is called all the time meanwhile. If it raises, no
-        further fault begins, and its exception is raised once those that last have ended.
+        The next fault is drawn when there is room for it. ``watch`` is called all the time meanwhile. If it raises, or
+        after a signal, nothing more is broken or healed: everything is stopped then. The exception is raised once the
+        faults that last have ended.
         """
         began_s = time.monotonic()
         until_s = began_s + duration_s
         running: set[Future[None]] = set()
-        with ThreadPoolExecutor(AT_ONCE) as pool, self._ending_if_interrupted():
-            for number, draw in enumerate(draws(self._seed, self._faults, pause_s)):
-                at_most = AT_ONCE - 1 if draw.is_beside else 0
-                running = self._wait_for_room(running, at_most, watch)
-                self._wait_until(min(time.monotonic() + draw.pause_s, until_s), watch)
-                running = _unfinished(running, 0)
-                if self._is_over(until_s):
-                    break
-                watch()  # there may have been neither a wait nor a pause
-                planned = Planned(round(time.monotonic() - began_s, 1), draw.lasts_s, draw.fault)
-                running.add(pool.submit(self._inject, number, planned, began_s, until_s))
-            if self._is_ended:
-                self._report(f"no fault begins any more; healing those that last: {', '.join(self.lasting) or 'none'}")
-            self._wait_for_room(running, 0, watch)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                for number, draw in enumerate(draws(self._seed, self._faults, pause_s)):
+                    running = self._wait_for_room(running, AT_ONCE - 1 if draw.is_beside else 0, watch)
+                    self._wait_until(min(time.monotonic() + draw.pause_s, until_s), watch)
+                    running = _unfinished(running, 0)
+                    if self._is_over(until_s):
+                        break
+                    watch()  # there may have been neither a wait nor a pause
+                    planned = Planned(round(time.monotonic() - began_s, 1), draw.lasts_s, draw.fault)
+                    running.add(pool.submit(self._inject, number, planned, began_s, until_s))
+                if self._is_ended:
+                    self._report(f"no fault begins any more; healing those that last: {self._now}")
+                self._wait_for_room(running, 0, watch)
+            except BaseException as error:
+                self._stopped.set()
+                self._report(
+                    f"no fault begins any more ({type(error).__name__}); waiting for those under way: {self._now}"
+                )
+                raise
 
     def end(self) -> None:
         """Begin no further fault: `run` returns when all that have begun are healed."""
         self._is_ended = True  # and nothing else: a signal may be what calls this
+
+    @property
+    def _now(self) -> str:
+        return ", ".join(self.lasting) or "none"
 
     def _is_over(self, until_s: float) -> bool:
         return self._is_ended or time.monotonic() >= until_s
@@ -109,25 +119,21 @@ class Nemesis:
             running = _unfinished(running)
         return running
 
-    @contextmanager
-    def _ending_if_interrupted(self) -> Iterator[None]:
-        """Break and heal nothing more after a signal, or if the watch raises: everything is stopped then."""
-        try:
-            yield
-        except BaseException as error:
-            self._stopped.set()
-            left = ", ".join(self.lasting) or "none"
-            self._report(f"no fault begins any more ({type(error).__name__}); waiting for those under way: {left}")
-            raise
+    def _wait_until(self, until_s: float, watch: Watch = nothing) -> None:
+        """Wait until then, or until the run ends early or breaks off."""
+        while not (self._stopped.is_set() or self._is_over(until_s)):
+            watch()
+            self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
 
     def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:
         fault = self._faults[planned.fault]
+        strike = Strike(fault, self._testbed, random.Random(f"{self._seed} {number}"))  # noqa: S311
         with self._testbed.holding({*fault.parts, *fault.needs}):
             if self._stopped.is_set() or self._is_over(until_s):
                 return  # it has waited for its parts for too long
-            with self._noted(fault.name):
+            self._lasting.append(fault.name)
+            try:
                 fired_s = time.monotonic() - began_s
-                strike = Strike(fault, self._testbed, random.Random(f"{self._seed} {number}"))  # noqa: S311
                 evidence, problem = self._fire(strike)
                 if not (evidence or problem):
                     return  # it had no chance
@@ -150,21 +156,8 @@ class Nemesis:
                     invalid=strike.invalid,
                 )
                 self._done.append(done)
-
-    @contextmanager
-    def _noted(self, name: str) -> Iterator[None]:
-        """Count a fault among those that last."""
-        self._lasting.append(name)
-        try:
-            yield
-        finally:
-            self._lasting.remove(name)
-
-    def _wait_until(self, until_s: float, watch: Watch = nothing) -> None:
-        """Wait until then, or until the run ends early or breaks off."""
-        while not (self._stopped.is_set() or self._is_over(until_s)):
-            watch()
-            self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
+            finally:
+                self._lasting.remove(fault.name)
 
     def _fire(self, strike: Strike) -> tuple[str, str]:
         """Break it. Returns the evidence, or the reason why it did not fire; neither of a fault that is left out."""

@@ -130,8 +130,26 @@ def checked(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checke
 # On the topics -----------------------------------------------------------------------------------------------------
 
 
+class _OnTopic:
+    """What has a position on a topic."""
+
+    __slots__ = ()
+    topic: str
+    partition: int
+    offset: int
+
+    @property
+    def position(self) -> Position:
+        return self.topic, self.partition, self.offset
+
+    @property
+    def place(self) -> str:
+        """The position, as text."""
+        return f"{self.topic}-{self.partition}@{self.offset}"
+
+
 @dataclass(frozen=True, slots=True)
-class TopicEvent:
+class TopicEvent(_OnTopic):
     """A valid event on a topic."""
 
     id: str
@@ -142,26 +160,17 @@ class TopicEvent:
     type: str  # with its version, as the catalog names it
     version: int | None  # of its key
     data: Mapping[str, Any]
+    # By property, the numbers that totals add up, of the newest version of the event.
     numbers: Mapping[str, Decimal] = field(default_factory=dict)
-    """By property, the numbers that totals add up, of the newest version of the event."""
 
     @property
     def identity(self) -> str:
         """The id of the event, which each record of it has."""
         return self.id
 
-    @property
-    def position(self) -> Position:
-        return self.topic, self.partition, self.offset
-
-    @property
-    def place(self) -> str:
-        """The position, as text."""
-        return f"{self.topic}-{self.partition}@{self.offset}"
-
 
 @dataclass(frozen=True, slots=True)
-class RowChange:
+class RowChange(_OnTopic):
     """A change of a row of a captured table, on the topic of the table. It has no id: see ``identity``."""
 
     topic: str
@@ -171,22 +180,12 @@ class RowChange:
     key: str  # the primary key of the row
     lsn: int  # where it stands in the log; of a row of a snapshot, where the snapshot was taken
     op: str  # r: a row of a snapshot; c, u, d: a row that was inserted, updated, deleted
-    row: Mapping[str, Any] = field(default_factory=dict)
-    """The row afterwards, by column; empty if it was deleted."""
+    row: Mapping[str, Any] = field(default_factory=dict)  # afterwards, by column; empty if it was deleted
 
     @property
     def identity(self) -> str:
         """Table, key, place in the log, and operation, which distinguish changes."""
         return f"{self.table} {self.key} {self.lsn} {self.op}"
-
-    @property
-    def position(self) -> Position:
-        return self.topic, self.partition, self.offset
-
-    @property
-    def place(self) -> str:
-        """The position, as text."""
-        return f"{self.topic}-{self.partition}@{self.offset}"
 
 
 R = TypeVar("R", TopicEvent, RowChange)
@@ -217,14 +216,10 @@ class Source:
     """The source database."""
 
     answers: Sequence[StoredAnswer] = ()
-    changes: Mapping[str, int] = field(default_factory=dict)
-    """By change, as the domain names it: how many events it must have."""
-    outbox: frozenset[str] = frozenset()
-    """The ids in the outbox table, which `outbox prune` has left there."""
-    violations: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By invariant of the domain: the rows that violate it."""
-    changed_twice: frozenset[str] = frozenset()
-    """The changes that are there more than once."""
+    changes: Mapping[str, int] = field(default_factory=dict)  # by name, how many events each must have
+    outbox: frozenset[str] = frozenset()  # the ids in the outbox table, which `outbox prune` has left there
+    violations: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by invariant, the rows that violate it
+    changed_twice: frozenset[str] = frozenset()  # the changes that are there more than once
 
 
 @dataclass(frozen=True)
@@ -236,8 +231,7 @@ class Copy:
     key: str
     version: str | None = None  # the column that counts the changes of a row
     source: Sequence[Row] = ()
-    rows: Sequence[Row] = ()
-    """Of the sink."""
+    rows: Sequence[Row] = ()  # of the sink
 
 
 class Adds(NamedTuple):
@@ -252,14 +246,11 @@ class ComparedTotals:
     """What one sink has of one comparison of `outbox.audit.comparison_files`, and what it should have."""
 
     name: str
-    totals: Mapping[str, Decimal] = field(default_factory=dict)
-    """By key, of the sink."""
-    source: Mapping[str, Decimal] = field(default_factory=dict)
-    """By key, of the source."""
+    totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key, of the sink
+    source: Mapping[str, Decimal] = field(default_factory=dict)  # by key
+    # By type, of the events that the sink asks for; None if its file does not say, or if the sink carries states.
     adds: Mapping[str, Adds] | None = field(default_factory=dict)
-    """By type, of the events that the sink asks for; None if its file does not say, or if the sink carries states."""
-    versions: Mapping[str, int] | None = None
-    """By key, the highest version that the sink has applied, where it says so."""
+    versions: Mapping[str, int] | None = None  # by key, the highest that the sink has applied, where it says so
 
     def added_by(self, event: TopicEvent) -> Decimal | None:
         """What an event adds to the total of its key; None if this comparison is not about it."""
@@ -276,22 +267,15 @@ class Sink:
     name: str
     repeats: Literal["all", "re-reads", "none"] = "all"
     comparisons: Sequence[ComparedTotals] = ()
-    set_aside: frozenset[str] = frozenset()
-    """The ids of valid events that are open or discarded dead letters."""
-    applied: Mapping[str, int] | None = None
-    """By event id, how often the sink has applied it; None if it does not count that."""
-    forgotten: frozenset[str] = frozenset()
-    """The ids of valid events that its strategy has to remember, and does not."""
-    rows: Mapping[str, int] | None = None
-    """By event id, how many rows its table of events has; None if its result is no such table."""
-    types: frozenset[str] = frozenset()
-    """The types of events that it has asked for, as `TopicEvent.type`."""
-    knows_ids: bool = True
-    """Whether its strategy recognises a repeat by the id of the event, and not by key and version."""
-    is_based: bool = False
-    """Whether it was rebuilt from the source, which does not have the foreign events of before."""
+    set_aside: frozenset[str] = frozenset()  # the ids of valid events that are open or discarded dead letters
+    applied: Mapping[str, int] | None = None  # by event id, how often; None if it does not count that
+    forgotten: frozenset[str] = frozenset()  # the ids that its strategy has to remember, and does not
+    rows: Mapping[str, int] | None = None  # by event id, how many its table of events has; None without such a table
+    types: frozenset[str] = frozenset()  # of the events that it has asked for, as `TopicEvent.type`
+    knows_ids: bool = True  # its strategy recognises a repeat by the id of the event, and not by key and version
+    is_based: bool = False  # it was rebuilt from the source, which does not have the foreign events of before
+    # The foreign events that are open or discarded dead letters: the reason of each, by its place.
     foreign_set_aside: Mapping[str, str] = field(default_factory=dict)
-    """The foreign events that are open or discarded dead letters: the reason of each, by its place."""
 
     def times(self, event: TopicEvent) -> Decimal | None:
         """How often an event that is the only one of its key was applied; None if no total says it."""
@@ -305,20 +289,16 @@ class Sink:
 class Seen:
     """What a run has left once everything has settled: read once, kept in files, and judged by the checkers."""
 
-    events: Sequence[TopicEvent] = ()
-    """The valid events of the service on the topics, in the order of offsets within a partition."""
+    events: Sequence[TopicEvent] = ()  # the valid ones of the service, in the order of offsets within a partition
     source: Source = field(default_factory=Source)
     sinks: Sequence[Sink] = ()
+    # How many hanging transactions `outbox connect apply` has ended; the events of each are on their topics twice.
     released: int = 0
-    """How many hanging transactions `outbox connect apply` has ended; the events of each are on their topics twice."""
-    foreign: Sequence[Foreign] = ()
-    """The foreign events on the topics."""
-    unreadable: Sequence[str] = ()
-    """The places of foreign events that are no valid events."""
-    row_changes: Sequence[RowChange] = ()
-    """The valid changes of captured tables on their topics, in the order of offsets within a partition."""
+    foreign: Sequence[Foreign] = ()  # on the topics
+    unreadable: Sequence[str] = ()  # the places of foreign events that are no valid events
+    row_changes: Sequence[RowChange] = ()  # the valid ones on the topics, in the same order
+    # By topic of a captured table, how many hanging transactions of its connector were ended.
     released_changes: Mapping[str, int] = field(default_factory=dict)
-    """By topic of a captured table, how many hanging transactions of its connector were ended."""
     copies: Sequence[Copy] = ()
 
     @cached_property

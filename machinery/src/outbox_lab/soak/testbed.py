@@ -88,6 +88,10 @@ class LinkedStack(Stack):
     links: Mapping[str, Proxy] = {}
 
     @property
+    def _properties(self) -> Path:
+        return self.home / "clustered.properties"
+
+    @property
     def settings(self) -> Settings:
         """The settings of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
         return super().settings.model_copy(update={"spark_master": IN_DRIVER, **WAITS_MS})
@@ -96,11 +100,16 @@ class LinkedStack(Stack):
         """The settings of sinks whose tasks run on the cluster, and whose driver says what runs there."""
         own = {
             "spark_master": super().settings.spark_master,
-            "spark_properties": self.home / "clustered.properties",
+            "spark_properties": self._properties,
             "sink_driver_memory": CLUSTER_DRIVER_MEMORY,
             "sink_trigger_interval_ms": MERGE_INTERVAL_MS,
         }
         return settings.model_copy(update=own)
+
+    @property
+    def driver_properties(self) -> str:
+        """With the port and the secret of Spark's REST interface, which says which tasks run on the cluster."""
+        return self._properties.read_text()
 
     def start_cluster(self, report: Progress) -> None:
         """Start a Spark cluster of this host. Its workers need not be ready: sinks wait for them."""
@@ -109,7 +118,7 @@ class LinkedStack(Stack):
             self.part(f"spark-worker-{number + 1}").spawn()
         shared = self.settings.stack_spark_properties.read_text()
         own = CLUSTER_PROPERTIES.format(port=ports.choose(0)[0])
-        envfile.write_private(self.home / "clustered.properties", shared + own)
+        envfile.write_private(self._properties, shared + own)
 
     def part(self, name: str) -> Process:
         """As in any stack, but for the links."""
@@ -155,16 +164,6 @@ class ReleasedService(_Released, ServiceCommand):
 
 class ReleasedSinks(_Released, SinkProcess):
     """The sinks of a release."""
-
-
-class ClusteredSinks(ReleasedSinks):
-    """Sinks whose tasks run on the cluster."""
-
-    @property
-    def driver_properties(self) -> str:
-        """With the port and the secret of Spark's REST interface, which says which tasks run."""
-        file = self._settings.spark_properties
-        return file.read_text() if file else ""
 
 
 # Commands of an operator -------------------------------------------------------------------------------------------
@@ -262,7 +261,6 @@ class Testbed:
 
     @property
     def links(self) -> Mapping[str, Proxy]:
-        """The proxies by link."""
         return self.stack.links
 
     @cached_property
@@ -287,22 +285,19 @@ class Testbed:
 
     @cached_property
     def sinks(self) -> Sequence[ReleasedSinks]:
-        settings = self._settings_of_sinks()
-        alone = self._groups[:-1] if self._has_cluster else self._groups
-        made = [ReleasedSinks(f"sinks-{number}", settings, ["sink", *names]) for number, names in enumerate(alone)]
-        return [*made, self.clustered] if self.clustered else made
-
-    @cached_property
-    def clustered(self) -> ClusteredSinks | None:
-        """The process of sinks whose tasks run on the cluster, if the domain has one."""
-        if not self._has_cluster:
-            return None
-        settings = self.stack.on_cluster(self._settings_of_sinks())
-        return ClusteredSinks(f"sinks-{len(self._groups) - 1}", settings, ["sink", *self._groups[-1]])
-
-    def _settings_of_sinks(self) -> Settings:
         through = self.stack.through("sinks-kafka", "sinks-postgres")
-        return through.model_copy(update={"sink_trigger_interval_ms": TRIGGER_INTERVAL_MS})
+        settings = through.model_copy(update={"sink_trigger_interval_ms": TRIGGER_INTERVAL_MS})
+        made: list[ReleasedSinks] = []
+        for number, names in enumerate(self._groups):
+            is_last = number == len(self._groups) - 1
+            own = self.stack.on_cluster(settings) if self._has_cluster and is_last else settings
+            made.append(ReleasedSinks(f"sinks-{number}", own, ["sink", *names]))
+        return made
+
+    @property
+    def clustered(self) -> ReleasedSinks | None:
+        """The process of sinks whose tasks run on the cluster, if the domain has one."""
+        return self.sinks[-1] if self._has_cluster else None
 
     @property
     def cluster(self) -> Sequence[Process]:

@@ -7,6 +7,7 @@ it lasts. `outbox_lab.soak.fault.Fault` explains the columns.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from outbox_lab.soak.fault import Fault
 from outbox_lab.soak.faults import cluster, hostile, operations, relay, servers, sinks
@@ -71,12 +72,12 @@ _TABLE = (
     Fault("sinks-killed-between-commits", "SIGKILL after the commit to the sink database and before Spark's.",
           sinks.kill_between_commits, sinks.restart, ("sinks",), BATCHES),
     Fault("checkpoint-deleted", "The whole checkpoint of a sink is deleted.",
-          sinks.delete_checkpoint, sinks.restart, ("sinks",), READS),
+          partial(sinks.damage_checkpoint, damage=sinks.delete), sinks.restart, ("sinks",), READS),
     Fault("commit-deleted", "The last entry of Spark's commit log is deleted, so that its batch is repeated.",
           sinks.delete_commit, sinks.restart, ("sinks",), READS),
     Fault("checkpoint-truncated",
           "The last entry of one of Spark's logs is cut short, as by a host that lost its power.",
-          sinks.truncate_checkpoint, sinks.restart, ("sinks",), READS),
+          partial(sinks.damage_checkpoint, damage=sinks.truncate), sinks.restart, ("sinks",), READS),
     Fault("sink-rewound", "`outbox rewind` to the beginning of the topics: every event is read again.",
           sinks.rewind, sinks.restart, ("sinks",), DATABASE_AND_BROKER),
     Fault("second-driver", "A second process starts for the same sink, and must be refused.",
@@ -85,15 +86,17 @@ _TABLE = (
     # Sinks on a Spark cluster
     Fault("sinks-executor-killed",
           "SIGKILL to an executor on the Spark cluster that has a task. The driver must go on.",
-          cluster.kill_executor, cluster.restart, ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
+          partial(cluster.lose_task, kill=cluster.kill_executor), cluster.restart,
+          ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
     Fault("sinks-executor-killed-in-merge", "An executor is killed that has a task of a MERGE.",
-          cluster.kill_executor_in_merge, cluster.restart, ("cluster",), ("sinks", *BATCHES),
-          is_possible=cluster.has_cluster),
+          partial(cluster.lose_task, kill=cluster.kill_executor, work=cluster.MERGE), cluster.restart,
+          ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
     Fault("sinks-worker-killed", "SIGKILL to a worker of the cluster and its executors, one of them with a task.",
-          cluster.kill_worker, cluster.restart, ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
+          partial(cluster.lose_task, kill=cluster.kill_worker), cluster.restart,
+          ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
     Fault("sinks-worker-killed-in-merge", "A worker is killed whose executor has a task of a MERGE.",
-          cluster.kill_worker_in_merge, cluster.restart, ("cluster",), ("sinks", *BATCHES),
-          is_possible=cluster.has_cluster),
+          partial(cluster.lose_task, kill=cluster.kill_worker, work=cluster.MERGE), cluster.restart,
+          ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
     Fault("sinks-killed-in-merge", "SIGKILL to the driver while a task of its MERGE stands still.",
           cluster.kill_in_merge, cluster.restart, ("sinks", "cluster"), BATCHES, A_WHILE,
           is_possible=cluster.has_cluster),
@@ -117,12 +120,12 @@ _TABLE = (
           operations.apply_connectors),
     *(Fault(f"rebuild-from-{source}",
             f"`outbox rebuild SINK --from {source}` of a sink that recognises every repeat, while it runs.",
-            operations.rebuild_from(source), parts=("sinks",), needs=DATABASE_AND_BROKER,
-            is_possible=operations.can_rebuild_from(source))
+            partial(operations.rebuild, source=source), parts=("sinks",), needs=DATABASE_AND_BROKER,
+            is_possible=partial(operations.rebuildable, source=source))
       for source in ("topic", "source")),
     Fault("letters-become-valid", "A sink refuses valid events for a while. Then their dead letters are replayed.",
           operations.refuse_events, operations.accept_events, (), ("sinks", "postgres"), A_MOMENT,
-          is_possible=operations.can_refuse),
+          is_possible=operations.refusing),
     Fault("replay-letters", "`outbox dead-letters replay --all`, beside everything.", operations.replay_letters),
     Fault("topic-shortened",
           "A topic drops what all sinks have applied and `outbox prune` has deleted, as its retention does.",
@@ -137,17 +140,19 @@ _TABLE = (
 
     # Hostile records
     Fault("records-foreign", "Records of another program on our topics, without our headers.",
-          hostile.send_foreign, hostile.discard_letters, needs=("kafka",)),
+          partial(hostile.send, make=hostile.foreign_records), hostile.discard_letters, needs=("kafka",)),
     Fault("records-malformed", "Records with our headers, and a value that breaks the contract.",
-          hostile.send_malformed, hostile.discard_letters, needs=("kafka",)),
+          partial(hostile.send, make=hostile.malformed_records), hostile.discard_letters, needs=("kafka",)),
     Fault("records-huge", "Records of almost a megabyte.",
-          hostile.send_huge, hostile.discard_letters, needs=("kafka",)),
+          partial(hostile.send, make=hostile.huge_records), hostile.discard_letters, needs=("kafka",)),
     Fault("records-of-decades",
           "Valid events with ids of ten years, and invalid ones with older ids and those of the future.",
-          hostile.send_decades, hostile.discard_letters, needs=("kafka",)),
+          partial(hostile.send, make=hostile.records_of_decades, choose=hostile.topic_of_events),
+          hostile.discard_letters, needs=("kafka",)),
     # Their letters stay open: to discard one would give up the event whose id it has.
     Fault("records-with-used-ids", "Records with the id of a real event and other content, valid and invalid.",
-          hostile.send_used_ids, needs=DATABASE_AND_BROKER),
+          partial(hostile.send, make=hostile.records_with_used_ids, choose=hostile.topic_of_events),
+          needs=DATABASE_AND_BROKER),
 )
 # fmt: on
 FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _TABLE}

@@ -25,7 +25,7 @@ from outbox.sink.applying.lakehouse import table
 from outbox.sink.remembering import fence, positions
 from outbox_lab.soak.fault import NotFired, Strike, wait_or_not_fired
 from outbox_lab.soak.faults.sinks import wait_committed
-from outbox_lab.soak.testbed import ClusteredSinks, Testbed
+from outbox_lab.soak.testbed import ReleasedSinks, Testbed
 from outbox_lab.stack.ports import LOOPBACK
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.spark import ui_header
@@ -48,7 +48,7 @@ def restart(strike: Strike) -> None:
         process.start()
 
 
-def _running(testbed: Testbed) -> tuple[ClusteredSinks, str]:
+def _running(testbed: Testbed) -> tuple[ReleasedSinks, str]:
     """The process of the sinks on the cluster, and the first of them. Raises NotFired if it does not run."""
     process = testbed.clustered
     if process is None or not process.is_running():
@@ -59,37 +59,21 @@ def _running(testbed: Testbed) -> tuple[ClusteredSinks, str]:
 # Executors and workers: the driver must go on ----------------------------------------------------------------------
 
 
-def kill_executor(strike: Strike) -> str:
-    return _lose_task(strike, "", _kill_executor)
-
-
-def kill_executor_in_merge(strike: Strike) -> str:
-    return _lose_task(strike, MERGE, _kill_executor)
-
-
-def kill_worker(strike: Strike) -> str:
-    return _lose_task(strike, "", _kill_worker)
-
-
-def kill_worker_in_merge(strike: Strike) -> str:
-    return _lose_task(strike, MERGE, _kill_worker)
-
-
-def _kill_executor(executor: Executor) -> str:
+def kill_executor(executor: Executor) -> str:
     with suppress(psutil.NoSuchProcess):
         executor.process.kill()
     return str(executor)
 
 
-def _kill_worker(executor: Executor) -> str:
+def kill_worker(executor: Executor) -> str:
     executor.worker.kill()
     return f"{executor.worker.name}, with {executor}"
 
 
-def _lose_task(strike: Strike, work: str, kill: Callable[[Executor], str]) -> str:
+def lose_task(strike: Strike, kill: Callable[[Executor], str], work: str = "") -> str:
     """Kill what runs a task, and it is lost. ``work`` is within the description of the task's job."""
     process, sink = _running(strike.testbed)
-    driver, tasks = process.pid(), SparkTasks(process.driver_properties)
+    driver, tasks = process.pid(), SparkTasks(strike.testbed.stack.driver_properties)
     for _ in range(LOSE_ATTEMPTS):
         task, executor = _catch(strike.testbed, tasks, work)
         killed, killed_s = kill(executor), time.time()
@@ -112,7 +96,7 @@ def kill_in_merge(strike: Strike) -> str:
     testbed = strike.testbed
     process, sink = _running(testbed)
     strike.victims = (process.name,)
-    task, executor = _catch(testbed, SparkTasks(process.driver_properties), MERGE)
+    task, executor = _catch(testbed, SparkTasks(testbed.stack.driver_properties), MERGE)
     try:
         before = table.positions(testbed.settings, sink)
         process.kill()
@@ -136,7 +120,7 @@ def kill_behind_merge(strike: Strike) -> str:
     raise NotFired(f"{FREEZE_ATTEMPTS} times, {sink} was not caught behind a MERGE")
 
 
-def _is_frozen_behind(testbed: Testbed, process: ClusteredSinks, sink: str) -> bool:
+def _is_frozen_behind(testbed: Testbed, process: ReleasedSinks, sink: str) -> bool:
     """Freeze the driver at its next MERGE; whether its table is ahead then. If not it runs on."""
     driver = process.pid()
     if driver is None:

@@ -11,13 +11,10 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-import psycopg2
 from confluent_kafka import KafkaError, Message, Producer
 
-from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.events import catalog
 from outbox.events.schema import EventSchema
@@ -25,7 +22,7 @@ from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.domain import ForeignEvent, foreign_keys
-from outbox_lab.soak.fault import NotFired, Strike, wait_or_not_fired
+from outbox_lab.soak.fault import NotFired, Strike, despite_faults, wait_or_not_fired
 from outbox_lab.soak.faults.operations import Place, discard, has_passed
 from outbox_lab.soak.seen import ForeignRecord
 from outbox_lab.soak.testbed import Testbed
@@ -57,27 +54,7 @@ class HostileRecord(NamedTuple):
 Delivered = Mapping[Place, HostileRecord]
 Make = Callable[[Testbed, str, random.Random], Iterator[HostileRecord]]  # records for a topic
 
-# Send them: it has happened once all sinks have read them, and have set each invalid one aside ----------------------
-
-
-def send_foreign(strike: Strike) -> str:
-    return _send(strike, any_topic(strike.testbed, strike.chance), foreign_records)
-
-
-def send_malformed(strike: Strike) -> str:
-    return _send(strike, any_topic(strike.testbed, strike.chance), malformed_records)
-
-
-def send_huge(strike: Strike) -> str:
-    return _send(strike, any_topic(strike.testbed, strike.chance), huge_records)
-
-
-def send_decades(strike: Strike) -> str:
-    return _send(strike, topic_of_events(strike.testbed, strike.chance), records_of_decades)
-
-
-def send_used_ids(strike: Strike) -> str:
-    return _send(strike, topic_of_events(strike.testbed, strike.chance), records_with_used_ids)
+Choose = Callable[[Testbed, random.Random], str]  # a topic
 
 
 def discard_letters(strike: Strike) -> None:
@@ -106,8 +83,10 @@ def captured_topics(testbed: Testbed) -> set[str]:
     return {connector.topic for connector in testbed.captures}
 
 
-def _send(strike: Strike, topic: str, make: Make) -> str:
+def send(strike: Strike, make: Make, choose: Choose = any_topic) -> str:
+    """Send records to a topic. It has happened once all sinks have read them, and have set each invalid one aside."""
     testbed = strike.testbed
+    topic = choose(testbed, strike.chance)
     sinks = testbed.readers(topic)
     if not sinks:
         raise NotFired(f"no sink reads topic {topic}")
@@ -124,16 +103,14 @@ def _send(strike: Strike, topic: str, make: Make) -> str:
         ]
         strike.invalid = sum(record.event is None for record in made)  # one that failed may be there too
     names = [one.name for one in sinks]
-    lacking: list[str] = []
 
-    def set_aside() -> bool:
-        with suppress(Failure, psycopg2.Error):  # the database may be broken
-            if has_passed(testbed, names, topic, delivered):
-                lacking[:] = _without_letter(strike, sinks, topic, delivered)
-                return True
-        return False
+    def read() -> list[list[str]]:
+        return (
+            [_without_letter(strike, sinks, topic, delivered)] if has_passed(testbed, names, topic, delivered) else []
+        )
 
-    wait_or_not_fired(f"{', '.join(names)} to read the records", set_aside, timeout_s=LETTERS_TIMEOUT_S, poll_s=1)
+    what = f"{', '.join(names)} to read the records"
+    [lacking] = wait_or_not_fired(what, despite_faults(read), timeout_s=LETTERS_TIMEOUT_S, poll_s=1)
     if lacking:
         raise NotFired(f"{len(lacking)} invalid records became no dead letter: {', '.join(lacking[:5])}")
     invalid = len(delivered) - len(strike.foreign)

@@ -7,16 +7,13 @@ Commands hold no part, so they also run while other faults break what they need.
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import psycopg2
 from confluent_kafka import TopicPartition
 
 from outbox.audit import declared
@@ -36,7 +33,7 @@ from outbox.sink.remembering import fence
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak import observe
 from outbox_lab.soak.domain import foreign_keys
-from outbox_lab.soak.fault import NoChance, NotFired, Strike, run, wait_or_not_fired
+from outbox_lab.soak.fault import NoChance, NotFired, Strike, despite_faults, run, wait_or_not_fired
 from outbox_lab.soak.faults.sinks import wait_committed
 from outbox_lab.soak.seen import RowChange, TopicEvent, checked
 from outbox_lab.soak.testbed import SLOT_AHEAD, Done, Testbed
@@ -90,30 +87,23 @@ def apply_connectors(strike: Strike) -> str:
     return "; ".join(done)
 
 
-def rebuild_from(source: str) -> Callable[[Strike], str]:
-    """The rebuild of a sink that recognises every repeat, from the topic or from the source."""
-
-    def rebuild(strike: Strike) -> str:
-        testbed, refused = strike.testbed, list[str]()
-        testbed.check(f"before {strike.fault.name}")
-        sinks = _rebuildable(testbed, source)
-        for sink in strike.chance.sample(sinks, len(sinks)):
-            strike.victims = (testbed.process_of(sink).name,)  # it ends when it sees the rebuild
-            # A topic that retention has shortened is incomplete.
-            done = run(testbed, "rebuild", sink, "--from", source, "--yes", expected={"topic-incomplete"})
-            if not done.code:
-                return done.end
-            refused.append(sink)
-        raise NoChance(f"refused for each of {', '.join(refused)}: {done.code}")
-
-    return rebuild
+def rebuild(strike: Strike, source: str) -> str:
+    """The rebuild of a sink, from the topic or from the source."""
+    testbed, refused = strike.testbed, list[str]()
+    testbed.check(f"before {strike.fault.name}")
+    sinks = rebuildable(testbed, source)
+    for sink in strike.chance.sample(sinks, len(sinks)):
+        strike.victims = (testbed.process_of(sink).name,)  # it ends when it sees the rebuild
+        # A topic that retention has shortened is incomplete.
+        done = run(testbed, "rebuild", sink, "--from", source, "--yes", expected={"topic-incomplete"})
+        if not done.code:
+            return done.end
+        refused.append(sink)
+    raise NoChance(f"refused for each of {', '.join(refused)}: {done.code}")
 
 
-def can_rebuild_from(source: str) -> Callable[[Testbed], bool]:
-    return lambda testbed: bool(_rebuildable(testbed, source))
-
-
-def _rebuildable(testbed: Testbed, source: str) -> list[str]:
+def rebuildable(testbed: Testbed, source: str) -> list[str]:
+    """The sinks that a rebuild repairs."""
     return [one.name for one in testbed.sink_specs if is_rebuildable(one, source)]
 
 
@@ -153,13 +143,9 @@ def discard(testbed: Testbed, identities: Sequence[str]) -> None:
         run(testbed, "dead-letters", "discard", *some, "--because", "a hostile record of the soak")
 
 
-def can_refuse(testbed: Testbed) -> bool:
-    return bool(_refusing(testbed))
-
-
 def refuse_events(strike: Strike) -> str:
     testbed = strike.testbed
-    strike.sink = strike.chance.choice(sorted(_refusing(testbed)))
+    strike.sink = strike.chance.choice(sorted(refusing(testbed)))
     before = _count_open(strike)
     _change_rules(strike, testbed.options.refusals[strike.sink].begin)
     what = f"{strike.sink} to refuse events"
@@ -181,7 +167,8 @@ def accept_events(strike: Strike) -> None:
     wait_for(f"the dead letters of {strike.sink} to be replayed", replayed, timeout_s=120, poll_s=2)
 
 
-def _refusing(testbed: Testbed) -> set[str]:
+def refusing(testbed: Testbed) -> set[str]:
+    """The sinks that the domain can make refuse events."""
     return testbed.options.refusals.keys() & set(testbed.sink_names)
 
 
@@ -207,72 +194,71 @@ OUTBOX = "SELECT id::text FROM public.outbox"
 ROOM_TIMEOUT_S = 300.0
 
 
-class _Topic(NamedTuple):
-    """A topic that sinks read, and how to read its valid records within offsets."""
-
-    name: str
-    records: Callable[[Within], Iterator[TopicEvent | RowChange]]
+Read = Callable[[Within], Iterator[TopicEvent | RowChange]]  # the valid records of a topic within offsets
 
 
 def shorten_topic(strike: Strike) -> str:
     """The topic of a captured table drops what all sinks have applied: nothing in the source could bring it again."""
-    testbed = strike.testbed
-    every = list(_topics(testbed))
+    testbed, chance = strike.testbed, strike.chance
+    readers = _readers(testbed)
 
-    def with_room() -> tuple[_Topic, dict[int, int]] | None:
+    def with_room() -> tuple[str, dict[int, int]] | None:
         _prune(testbed)
-        for topic in strike.chance.sample(every, len(every)):
-            if ends := _ends(testbed, topic, strike.chance):
-                return topic, ends
+        for topic in chance.sample(sorted(readers), len(readers)):
+            if room := _room(testbed, topic, readers[topic]):
+                return topic, {partition: chance.choice(ends) for partition, ends in room.items()}
         return None
 
     topic, ends = wait_or_not_fired("records that nobody needs", with_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
-    dropped = _drop(testbed, topic, ends)
-    _wait_committed(testbed, topic.name)
-    return f"{topic.name} has dropped {dropped} valid records, and its sinks have committed again"
+    dropped = _drop(testbed, topic, readers[topic], ends)
+    _wait_committed(testbed, topic)
+    return f"{topic} has dropped {dropped} valid records, and its sinks have committed again"
 
 
-def _topics(testbed: Testbed) -> Iterator[_Topic]:
+def _readers(testbed: Testbed) -> Mapping[str, Read]:
+    """By topic that sinks read, how to read it."""
     known = declared.load(testbed.settings)
-    for topic in known.topics:
-        yield _Topic(topic.name, partial(observe.events_of, testbed.settings, known, topic))
-    for name in (connector.topic for connector in testbed.captures):
-        decoder = testbed.readers(name)[0].decoders[name]
-        yield _Topic(name, partial(observe.row_changes_of, testbed.settings, name, decoder))
+    found: dict[str, Read] = {}
+    for one in known.topics:
+        found[one.name] = partial(observe.events_of, testbed.settings, known, one)
+    for topic in (connector.topic for connector in testbed.captures):
+        decoder = testbed.readers(topic)[0].decoders[topic]
+        found[topic] = partial(observe.row_changes_of, testbed.settings, topic, decoder)
+    return found
 
 
-def _ends(testbed: Testbed, topic: _Topic, chance: random.Random) -> dict[int, int]:
-    """By partition where records can be dropped, the offset before which they are: behind one, by chance."""
-    sinks = [one.name for one in testbed.readers(topic.name)]
-    applied = dict(testbed.query(APPLIED, [topic.name, sinks], SinkRole.AUDITOR))
+def _room(testbed: Testbed, topic: str, read: Read) -> Mapping[int, list[int]]:
+    """By partition, the offsets behind the records that can be dropped."""
+    sinks = [one.name for one in testbed.readers(topic)]
+    applied = dict(testbed.query(APPLIED, [topic, sinks], SinkRole.AUDITOR))
     for _ in range(2):  # so that no sink reads again what is before, even if its checkpoint loses the last commit
-        _wait_committed(testbed, topic.name)
+        _wait_committed(testbed, topic)
     kept = {event_id for (event_id,) in testbed.query(OUTBOX)}
-    firsts = topics.first_offsets(testbed.settings, topic.name)
+    firsts = topics.first_offsets(testbed.settings, topic)
     within = {partition: (first, applied.get(partition, first)) for partition, first in firsts.items()}
     room: dict[int, list[int]] = defaultdict(list)
     is_needed: set[int] = set()  # partitions of which the outbox has an event
-    for record in sorted(topic.records(within), key=lambda one: one.offset):
+    for record in sorted(read(within), key=lambda one: one.offset):
         if record.identity in kept:
             is_needed.add(record.partition)
         if record.partition not in is_needed:
             room[record.partition].append(record.offset + 1)
-    return {partition: chance.choice(ends) for partition, ends in room.items()}
+    return room
 
 
-def _drop(testbed: Testbed, topic: _Topic, ends: dict[int, int]) -> int:
+def _drop(testbed: Testbed, topic: str, read: Read, ends: Mapping[int, int]) -> int:
     """Drop the records before these offsets, and keep the valid ones for the checkers. Returns their number."""
     settings = testbed.settings
-    firsts = topics.first_offsets(settings, topic.name)
-    valid = list(topic.records({partition: (firsts[partition], end) for partition, end in ends.items()}))
+    firsts = topics.first_offsets(settings, topic)
+    valid = list(read({partition: (firsts[partition], end) for partition, end in ends.items()}))
     testbed.dropped += valid
     admin = Admin(settings)
-    places = [TopicPartition(topic.name, partition, end) for partition, end in ends.items()]
+    places = [TopicPartition(topic, partition, end) for partition, end in ends.items()]
     for request in admin.client.delete_records(places).values():
         admin.result(request)
-    left = topics.first_offsets(settings, topic.name)
+    left = topics.first_offsets(settings, topic)
     if any(left[partition] != end for partition, end in ends.items()) or not valid:
-        raise NotFired(f"{topic.name} begins at {left} and not at {ends}, and has dropped {len(valid)} valid records")
+        raise NotFired(f"{topic} begins at {left} and not at {ends}, and has dropped {len(valid)} valid records")
     return len(valid)
 
 
@@ -430,12 +416,7 @@ class _Rollout:
 
     @staticmethod
     def _wait(what: str, is_so: Callable[[], bool]) -> None:
-        def look() -> bool:
-            with suppress(Failure, psycopg2.Error):  # a link may be broken
-                return is_so()
-            return False
-
-        wait_or_not_fired(what, look, timeout_s=STEP_TIMEOUT_S, poll_s=1)
+        wait_or_not_fired(what, despite_faults(is_so), timeout_s=STEP_TIMEOUT_S, poll_s=1)
 
 
 POSITIONS = "SELECT sink, partition, next_offset FROM public.positions WHERE topic = %s AND sink = ANY(%s)"

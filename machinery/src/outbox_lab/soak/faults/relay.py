@@ -9,11 +9,10 @@ from typing import Any
 
 import requests
 
-from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay.connectors import Connector
-from outbox_lab.soak.fault import NotFired, Strike, wait_or_not_fired
+from outbox_lab.soak.fault import NotFired, Strike, despite_faults, wait_or_not_fired
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.stack.process import Process
 
@@ -56,14 +55,13 @@ def wait_running(strike: Strike) -> None:
     testbed = strike.testbed
     for connector in testbed.connectors:
 
-        def running(connector: Connector = connector) -> bool:
-            with suppress(Failure, TimeoutError):  # an unavailable worker, or a task that has failed again
-                if not testbed.relay_state(connector).is_running:
-                    testbed.apply_one(connector)
-                return testbed.relay_state(connector).is_running
-            return False
+        def is_running(connector: Connector = connector) -> bool:
+            if not testbed.relay_state(connector).is_running:
+                testbed.apply_one(connector)
+            return testbed.relay_state(connector).is_running
 
-        wait_for(f"the task of {connector.name} to run", running, timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
+        what = f"the task of {connector.name} to run"
+        wait_for(what, despite_faults(is_running), timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
 
 
 # Connectors --------------------------------------------------------------------------------------------------------
@@ -86,15 +84,8 @@ def reconfigure_connector(strike: Strike) -> str:
 
 def apply_configuration(strike: Strike) -> None:
     """`connect apply` updates it, unless one that an operator has run meanwhile did so."""
-    testbed = strike.testbed
-
-    def applied() -> bool:
-        with suppress(Failure, TimeoutError):  # the database may be broken too
-            testbed.apply()
-            return True
-        return False
-
-    wait_for("the connectors to have their own configuration", applied, timeout_s=RUNNING_TIMEOUT_S, poll_s=1)
+    testbed, what = strike.testbed, "the connectors to have their own configuration"
+    wait_for(what, despite_faults(testbed.apply), timeout_s=RUNNING_TIMEOUT_S, poll_s=1)
     for connector in testbed.connectors:
         effective = _ask(testbed, "GET", f"{connector.name}/config").json().get("max.batch.size")
         if effective != connector.config.get("max.batch.size"):

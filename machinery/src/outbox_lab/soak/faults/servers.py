@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -13,11 +12,10 @@ import psutil
 import psycopg2
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
 from outbox_lab.soak.disk import KIB
-from outbox_lab.soak.fault import NotFired, Strike, wait_or_not_fired
+from outbox_lab.soak.fault import NotFired, Strike, despite_faults, wait_or_not_fired
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.stack.process import Process
@@ -251,12 +249,12 @@ def restart_service_and_link(strike: Strike) -> None:
 
 
 def _kill_workers(testbed: Testbed) -> str:
-    """Kill the service's workers, and return their ids. Raises NotFired if the service has no worker."""
+    """Kill the service's workers, and return their ids."""
     master = testbed.service.pid()
     workers = [] if master is None else psutil.Process(master).children()
     for worker in workers:
         with suppress(psutil.NoSuchProcess):
-            worker.send_signal(signal.SIGKILL)
+            worker.kill()
     if not workers:
         raise NotFired("the service had no worker")
     return ", ".join(str(worker.pid) for worker in workers)
@@ -267,11 +265,7 @@ def set_clock_back(strike: Strike) -> str:
     before = testbed.query(PAST)  # of an earlier time
     _make_ids(testbed, "uuidv7(interval '-1 hour')")
 
-    def written() -> int:
-        with suppress(Failure, psycopg2.Error):  # a link to the database may be broken
-            return len({*testbed.query(PAST)}.difference(before))
-        return 0
-
+    written = despite_faults(lambda: len({*testbed.query(PAST)}.difference(before)))
     count = wait_or_not_fired("events with ids of the past", written, timeout_s=60, poll_s=0.2)
     return f"{count} events have ids of an hour ago"
 
@@ -281,10 +275,6 @@ def set_clock_right(strike: Strike) -> None:
 
 
 def _make_ids(testbed: Testbed, default: str) -> None:
-    def altered() -> bool:
-        with suppress(Failure, psycopg2.Error):
-            testbed.query(f"ALTER TABLE public.outbox ALTER COLUMN id SET DEFAULT {default}")
-            return True
-        return False
-
+    statement = f"ALTER TABLE public.outbox ALTER COLUMN id SET DEFAULT {default}"
+    altered = despite_faults(lambda: testbed.query(statement) == [])
     wait_for("the default of outbox.id to be set", altered, timeout_s=120, poll_s=0.5)

@@ -49,21 +49,16 @@ def kill(strike: Strike) -> str:
 
 
 def kill_spark(strike: Strike) -> str:
-    process = _choose(strike)
-    pid = process.pid()
-    killed = [one.pid for one in process.processes() if one.pid != pid and _kill_jvm(one)]
+    process, killed = _choose(strike), list[int]()
+    for one in process.processes():
+        with suppress(psutil.NoSuchProcess):
+            if one.name() == "java":
+                one.kill()
+                killed.append(one.pid)
     if not killed:
         raise NotFired(f"{process.name} had no JVM")
     wait_or_not_fired(f"{process.name} to notice", lambda: not process.is_running(), timeout_s=90)
     return f"{process.name}, JVM {killed[0]}, was killed, and the process has ended"
-
-
-def _kill_jvm(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        if process.name() == "java":
-            process.kill()
-            return True
-    return False
 
 
 def kill_between_commits(strike: Strike) -> str:
@@ -121,15 +116,7 @@ def start_second_driver(strike: Strike) -> str:
 # Checkpoints -------------------------------------------------------------------------------------------------------
 
 
-def delete_checkpoint(strike: Strike) -> str:
-    return _damage(strike, _delete)
-
-
-def truncate_checkpoint(strike: Strike) -> str:
-    return _damage(strike, _truncate)
-
-
-def _damage(strike: Strike, damage: Callable[[Path, Random], str]) -> str:
+def damage_checkpoint(strike: Strike, damage: Callable[[Path, Random], str]) -> str:
     """Damage a checkpoint while its sink is down. It has happened once the sink has committed again."""
     testbed, process = strike.testbed, _choose(strike)
     wait_committed(testbed, strike.sink)
@@ -140,13 +127,13 @@ def _damage(strike: Strike, damage: Callable[[Path, Random], str]) -> str:
     return f"{strike.sink}: {done}; then {wait_committed(testbed, strike.sink, damaged_s)} was committed"
 
 
-def _delete(folder: Path, _: Random) -> str:
+def delete(folder: Path, _: Random) -> str:
     last = _last_entry(folder / "commits").name
     shutil.rmtree(folder)
     return f"{folder.name} was deleted, with commits up to {last}"
 
 
-def _truncate(folder: Path, chance: Random) -> str:
+def truncate(folder: Path, chance: Random) -> str:
     log = chance.choice(["commits", "offsets"])
     entry = _last_entry(folder / log)
     content = entry.read_bytes()
