@@ -9,17 +9,7 @@ from typing import Any
 
 from outbox_lab.soak.history import Attempt, History
 from outbox_lab.soak.record import RunRecord
-from outbox_lab.soak.seen import (
-    Adds,
-    ComparedTotals,
-    Injection,
-    Planned,
-    Seen,
-    Sink,
-    Source,
-    StoredAnswer,
-    TopicEvent,
-)
+from outbox_lab.soak.seen import Adds, ComparedTotals, Injection, Planned, Seen, Sink, Source, StoredAnswer, TopicEvent
 from outbox_lab.soak.verdict import judge
 
 OK, REFUSED, BROKEN = 201, 409, 503

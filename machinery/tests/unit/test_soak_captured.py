@@ -110,27 +110,18 @@ def test_a_row_that_differs_from_the_source_is_found(rows: Any, cases: list[str]
             {LAST: 1},
             with_changes(*MOVES[:-1], replace(MOVES[-1], row=row("b", 8, 2))),
         ),
-        "a change between two others is lost": (
-            {GAPS: 1},
-            with_changes(*MOVES[:4], MOVES[5], MOVES[7]),
-        ),
+        "a change between two others is lost": ({GAPS: 1}, with_changes(*MOVES[:4], MOVES[5], MOVES[7])),
         "the first change after a snapshot is lost": (
             {GAPS: 1, LAST: 1},
             with_changes(MOVES[0], replace(MOVES[1], row=row("a", 8, 3)), *MOVES[2:]),
         ),
-        "a version goes back": (
-            {GAPS: 1, LAST: 1},
-            with_changes(*MOVES, moved("b", 40, 9, 1)),
-        ),
+        "a version goes back": ({GAPS: 1, LAST: 1}, with_changes(*MOVES, moved("b", 40, 9, 1))),
         "a creation is lost": ({BORN: 1}, with_changes(*MOVES[:2], *MOVES[3:])),
         "a creation behind a deletion is lost": (
             {BORN: 1},
             with_changes(*MOVES, moved("c", 41, 3, 1), copies=[replace(COPY, source=WITH_C, rows=WITH_C)]),
         ),
-        "a deletion before another creation is lost": (
-            {BORN: 1},
-            with_changes(*MOVES, moved("b", 41, 9, 2, "c")),
-        ),
+        "a deletion before another creation is lost": ({BORN: 1}, with_changes(*MOVES, moved("b", 41, 9, 2, "c"))),
         "a column that the topic has not": (
             {LAST: 2},
             with_changes(*MOVES, copies=[replace(COPY, source=RENAMED, rows=RENAMED)]),

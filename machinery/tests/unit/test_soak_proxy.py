@@ -61,66 +61,58 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_bytes_pass_and_are_counted(proxy: Proxy) -> None:
-    with closing(client(proxy)) as connection:
-        assert echoed(connection) == b"hello"
-        assert proxy.connections == 1
+@pytest.fixture
+def connection(proxy: Proxy) -> Iterator[socket.socket]:
+    """A connection through the proxy, in use."""
+    with closing(client(proxy)) as made:
+        assert echoed(made) == b"hello"
+        yield made
+
+
+def test_bytes_pass_and_are_counted(proxy: Proxy, connection: socket.socket) -> None:
+    assert proxy.connections == 1
+    connection.close()
     wait_for("the connection to be closed", lambda: proxy.connections == 0, timeout_s=TIMEOUT_S)
     assert proxy.bytes == 2 * len(b"hello")
 
 
-def test_a_cut_ends_connections_and_refuses_new_ones_until_healed(proxy: Proxy) -> None:
-    with closing(client(proxy)) as connection:
-        echoed(connection)
-        assert proxy.cut() == 1
-        assert is_closed(connection)
+def test_a_cut_ends_connections_and_refuses_new_ones_until_healed(proxy: Proxy, connection: socket.socket) -> None:
+    assert proxy.cut() == proxy.affected == 1
+    assert is_closed(connection)
     with pytest.raises(ConnectionRefusedError):
         client(proxy)
     proxy.heal()
-    with closing(client(proxy)) as connection:
-        assert echoed(connection) == b"hello"
+    with closing(client(proxy)) as another:
+        assert echoed(another) == b"hello"
 
 
-def test_a_half_open_link_lets_nothing_pass_and_loses_nothing(proxy: Proxy) -> None:
-    with closing(client(proxy)) as connection:
-        echoed(connection)
-        assert proxy.freeze() == 1
-        connection.settimeout(0.2)
-        connection.sendall(b"again")
-        with pytest.raises(TimeoutError):
-            connection.recv(1)
-        with closing(client(proxy)):  # it is accepted
-            proxy.heal()
-        connection.settimeout(TIMEOUT_S)
-        assert connection.recv(1000) == b"again"
-
-
-def test_answers_that_are_held_are_lost_by_a_cut(proxy: Proxy) -> None:
-    with closing(client(proxy)) as connection:
-        echoed(connection)
-        proxy.hold_answers()
-        connection.sendall(b"again")
-        wait_for("the answer", lambda: proxy.affected == 1, timeout_s=TIMEOUT_S)
-        proxy.cut()
-        assert is_closed(connection)
+def test_a_half_open_link_lets_nothing_pass_and_loses_nothing(proxy: Proxy, connection: socket.socket) -> None:
+    assert proxy.freeze() == 1
+    assert proxy.affected == 0, "nothing has come through it since"
+    connection.settimeout(0.2)
+    connection.sendall(b"again")
+    with pytest.raises(TimeoutError):
+        connection.recv(1)
+    assert proxy.affected == 1
+    with closing(client(proxy)):  # it is accepted
         proxy.heal()
+    connection.settimeout(TIMEOUT_S)
+    assert connection.recv(1000) == b"again"
 
 
-def test_what_a_broken_link_has_affected_is_counted(proxy: Proxy) -> None:
-    with closing(client(proxy)) as connection:
-        echoed(connection)
-        proxy.freeze()
-        assert proxy.affected == 0, "nothing has come through it since"
-        connection.sendall(b"again")
-        wait_for("it to be held", lambda: proxy.affected == 1, timeout_s=TIMEOUT_S)
-        proxy.heal()
-        assert connection.recv(1000) == b"again"
-        proxy.delay(0.01)
-        assert proxy.affected == 0
-        assert echoed(connection) == b"hello"
-        assert proxy.affected == 2, "there and back"
-        proxy.cut()
-        assert proxy.affected == 1, "a connection"
+def test_a_slow_link_delays_what_passes_both_ways(proxy: Proxy, connection: socket.socket) -> None:
+    proxy.delay(0.01)
+    assert proxy.affected == 0
+    assert echoed(connection) == b"hello"
+    assert proxy.affected == 2
+
+
+def test_answers_that_are_held_are_lost_by_a_cut(proxy: Proxy, connection: socket.socket) -> None:
+    proxy.hold_answers()
+    connection.sendall(b"again")
+    wait_for("the answer", lambda: proxy.affected == 1, timeout_s=TIMEOUT_S)
+    proxy.cut()
+    assert is_closed(connection)
 
 
 def test_a_connection_that_is_made_during_a_cut_does_not_survive_it(proxy: Proxy) -> None:
@@ -132,12 +124,8 @@ def test_a_connection_that_is_made_during_a_cut_does_not_survive_it(proxy: Proxy
 
 
 def test_a_link_to_a_port_where_nobody_listens_is_closed() -> None:
-    proxy = Proxy("client-nobody", ports.choose(0)[0])
-    try:
-        with closing(client(proxy)) as connection:
-            assert is_closed(connection)
-    finally:
-        proxy.close()
+    with closing(Proxy("client-nobody", ports.choose(0)[0])) as proxy, closing(client(proxy)) as connection:
+        assert is_closed(connection)
 
 
 def test_it_ends_with_open_connections(proxy: Proxy) -> None:

@@ -6,8 +6,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -130,29 +130,25 @@ def _source(settings: Settings, domain: Domain) -> Source:
 # Sinks -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Which events a sink need not remember: those below the horizon, and those that a rebuild took from the source."""
-
-    horizon: str = ""
-    bases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By topic and key, the version up to which the result was taken from the source."""
-
-    def may_forget(self, event: TopicEvent) -> bool:
-        """Whether the strategy may have forgotten an event."""
-        base = self.bases.get(event.topic, {}).get(event.key, 0)
-        return event.id < self.horizon or (event.version is not None and event.version <= base)
-
-
 def forgotten(
-    events: Iterable[TopicEvent], types: Container[str], remembered: Container[str], kept: Kept
+    events: Iterable[TopicEvent],
+    types: Container[str],
+    remembered: Container[str],
+    horizon: str = "",
+    bases: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> frozenset[str]:
-    """The ids of the events that a sink asks for, that its strategy has to remember, and that it does not."""
-    return frozenset(
-        event.id
-        for event in events
-        if event.type in types and event.id not in remembered and not kept.may_forget(event)
-    )
+    """The ids of the events that a sink asks for, that its strategy has to remember, and that it does not.
+
+    It may forget ids below the horizon, and what a rebuild took from the source: ``bases`` has the versions of that, by
+    topic and key.
+    """
+
+    def may_forget(event: TopicEvent) -> bool:
+        base = bases.get(event.topic, {}).get(event.key, 0)
+        return event.id < horizon or (event.version is not None and event.version <= base)
+
+    due = (event for event in events if event.type in types and event.id not in remembered)
+    return frozenset(event.id for event in due if not may_forget(event))
 
 
 class _Sinks:
@@ -240,8 +236,7 @@ class _Sinks:
             return frozenset(one.identity for one in self._captured.left(spec)) - remembered
         if spec.job.transform is not None or spec.name not in self._states:
             return frozenset()
-        kept = Kept(self._horizon, self._states[spec.name].bases)
-        return forgotten(self._events, types, remembered, kept)
+        return forgotten(self._events, types, remembered, self._horizon, self._states[spec.name].bases)
 
     def _rows(self, statement: str, *parameters: str) -> list[tuple[Any, ...]]:
         return query(self._settings, SinkRole.OWNER, statement, parameters)

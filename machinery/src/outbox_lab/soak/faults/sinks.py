@@ -26,9 +26,9 @@ BURST_EVENTS = 20
 COMMIT_TIMEOUT_S = 180.0
 
 
-def _choose(strike: Strike, processes: Sequence[SinkProcess] = ()) -> SinkProcess:
+def _choose(strike: Strike, processes: Sequence[SinkProcess] | None = None) -> SinkProcess:
     """One of these processes of sinks, by default of all, and one of its sinks."""
-    process = strike.chance.choice(processes or strike.testbed.sinks)
+    process = strike.chance.choice(strike.testbed.sinks if processes is None else processes)
     strike.victims = (process.name,)
     strike.sink = strike.chance.choice(strike.testbed.names_of(process))
     return process
