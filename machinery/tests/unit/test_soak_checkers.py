@@ -237,39 +237,131 @@ def test_a_finding_hides_no_other() -> None:
     assert broken(record(wrong)) == broken(record(replace(wrong, sinks=[*wrong.sinks, *SEEN.sinks]))) == both
 
 
-# Answers and reads -------------------------------------------------------------------------------------------------
+# Answers, deaths and checks ----------------------------------------------------------------------------------------
 
 
 def silent(status: int | None, count: int = checkers.LAST) -> list[Attempt]:
     return [attempt(number, status) for number in range(100, 100 + count)]
 
 
-READS = [attempt(1, method="GET")] * checkers.LAST
+def answered(*attempts: Attempt, **changed: Any) -> RunRecord:
+    """The sound run, and then these attempts, perhaps changed."""
+    return record(history=then(*(replace(one, **changed) for one in attempts)))
+
+
+def died(process: str, at_s: float, *parts: str, **more: Any) -> RunRecord:
+    """A process has ended; from 10 to 20 s there was a fault of these parts."""
+    of_fault = {name: more.pop(name) for name in ("victims", "held") if name in more}
+    alive_s = more.pop("alive_s", None)
+    fault = replace(KILLED, parts=parts, **of_fault)
+    return record(deaths=[Death(process, at_s, alive_s=alive_s)], injections=[fault], **more)
+
+
+def reported(problem: Problem, duplicates: int = 0, repeats: Any = "all") -> RunRecord:
+    """`outbox check` has found a problem, before a rebuild repaired it."""
+    checks = [Checked("before sink-rewound", duplicates, [problem]), Checked("at the end")]
+    return record(Seen(sinks=[Sink("totals", repeats)]), History(), injections=SENT, checks=checks)
+
+
+def problem(code: str, count: int = 0, *keys: str) -> Problem:
+    return Problem(code, "something is wrong", "totals", count, keys)
+
+
+SENT = [
+    replace(KILLED, invalid=2, foreign=[ForeignRecord("orders", 0, offset, key) for offset, key in enumerate("xy")]),
+    replace(KILLED, foreign=[ForeignRecord("orders", 0, 7, "x", {"by region": ("Mars", 4)})]),
+]
+READ, EXPECTS = attempt(1, method="GET"), {"key": None, "expected": (OK,)}
+READS = [READ] * checkers.LAST
 MISUSE = replace(attempt(1), body={"pieces": 9})
-
-
-@pytest.mark.parametrize(
-    ("found", "history"),
-    [
-        ({"a key is answered once": 1}, then(attempt(2, OK, {"id": 22}))),
-        ({READ_TRUE: 1}, then(attempt(9, OK, {"id": 9}, method="GET"))),
-        ({READ_TRUE: 1}, then(attempt(1, 404, {"title": "no such order"}, method="GET"))),
-        ({}, then(attempt(1, BROKEN, method="GET"))),
-        ({}, History((attempt(1, BROKEN), attempt(1, None), attempt(1), attempt(2)))),
-        ({KEY_REFUSED: 1}, then(replace(MISUSE, status=OK))),
-        ({}, then(replace(MISUSE, status=REFUSED, expected=(OK,)))),
-        ({}, then(replace(MISUSE, status=BROKEN))),
-        ({}, then(*silent(None, checkers.LAST - 1), *HISTORY.attempts[:1])),
-        ({}, History((*silent(BROKEN), *HISTORY.attempts))),
-        ({GOES_ON: 1}, then(*silent(None))),
-        ({GOES_ON: 1}, then(*silent(BROKEN))),
-        ({GOES_ON: 1}, then(*silent(BROKEN), *READS)),  # reads say nothing
-        ({GOES_ON: 1}, then(*silent(BROKEN), *silent(REFUSED, 3))),  # nor do refusals
-        ({}, then(*silent(BROKEN), *READS, HISTORY.attempts[0])),
+LATE = 20.0 + checkers.GRACE_S
+ENDS = "a process ends only by a fault"
+EXPECTED = "a request has a status that the domain expects"
+SENT_INVALID = "an invalid record is one of a fault"
+RUNS: dict[str, list[RunRecord]] = {
+    "a key is answered once": [answered(attempt(2, OK, {"id": 22}))],
+    READ_TRUE: [
+        answered(attempt(9, OK, {"id": 9}, method="GET")),
+        answered(attempt(1, 404, {"title": "no such order"}, method="GET")),
     ],
-)
-def test_answers(found: dict[str, int], history: History) -> None:
-    assert broken(record(history=history)) == found
+    KEY_REFUSED: [answered(MISUSE)],
+    EXPECTED: [
+        answered(attempt(9, REFUSED, {"id": 9}), **EXPECTS),
+        answered(attempt(9, REFUSED, {"id": 9}, "PUT"), **EXPECTS),
+        answered(attempt(9), key=None, expected=(REFUSED,)),
+    ],
+    GOES_ON: [
+        answered(*silent(None)),
+        answered(*silent(BROKEN)),
+        answered(*silent(BROKEN), *READS),  # reads say nothing
+        answered(*silent(BROKEN), *silent(REFUSED, 3)),  # nor do refusals
+    ],
+    ENDS: [
+        died("sinks-1", 9.0, "sinks"),
+        died("sinks-1", LATE + 1, "sinks"),
+        died("sinks-1", 15.0, "service", "connect"),
+        died("sinks-0", 12.0, "sinks", victims=("sinks-1",)),
+        died("sinks-1", 15.0, held=("sinks",)),
+        died("sinks-1", 15.0),
+        died("service", 15.0, "postgres"),
+        died("kafka", 15.0, "connect-kafka"),
+        died("postgres", 15.0, "sinks"),
+        died("connect", 15.0, "connector"),
+        died("connector", 15.0, "sinks"),
+        died("connector", 200.0, "connector", alive_s=LATE + 1),  # when it was last seen alive
+    ],
+    NO_LOSS: [
+        reported(problem("events-lost")),
+        reported(problem("versions-repeated")),
+        reported(problem("versions-missing"), duplicates=3),
+        reported(problem("sink-drift"), duplicates=3),
+        reported(problem("sink-drift"), repeats="re-reads"),
+        reported(problem("foreign-events", 4)),  # and three were sent
+        reported(problem("sink-drift", 2, "a", "x")),  # and no foreign event has key a
+    ],
+    SENT_INVALID: [record(injections=SENT, checks=[Checked("at the end", malformed=6)])],
+    "the sinks catch up": [record(checks=[Checked("at the end", in_flight="sink totals is 3 events behind")])],
+}
+SOUND_RUNS = {
+    "a broken read": answered(attempt(1, BROKEN, method="GET")),
+    "broken before it is answered": record(history=History((attempt(1, BROKEN), attempt(1, None), *then().attempts))),
+    "a misuse is refused": answered(MISUSE, status=REFUSED, answer=SOLD_OUT, expected=(OK,)),
+    "a misuse is broken": answered(MISUSE, status=BROKEN),
+    "an expected status": answered(attempt(9), **EXPECTS),
+    "no status is expected": answered(attempt(9), key=None),
+    "broken is never expected": answered(attempt(9, BROKEN), attempt(9, None), **EXPECTS),
+    "fewer silent changes": record(history=History((*HISTORY.attempts[:3], *silent(None, checkers.LAST - 1)))),
+    "silent changes before others": record(history=History((*silent(BROKEN), *HISTORY.attempts))),
+    "a change after silent ones": answered(*silent(BROKEN), *READS, HISTORY.attempts[0]),
+    "sinks killed": died("sinks-1", 15.0, "sinks"),
+    "sinks, and which": died("sinks-1", 12.0, "sinks", victims=("sinks-1",)),
+    "sinks without a link": died("sinks-1", 15.0, "sinks-postgres"),
+    "sinks without their database": died("sinks-1", 21.0, "postgres"),
+    "sinks without the broker": died("sinks-0", 12.0, "sinks", "kafka", victims=("sinks-1",)),
+    "the service": died("service", 15.0, "service", "postgres"),
+    "the broker": died("kafka", 15.0, "kafka"),
+    "a connector without its link": died("connector", 15.0, "debezium-postgres"),
+    "a connector": died("connector", 15.0, "connector"),
+    "last seen alive in time": died("connector", 200.0, "connector", alive_s=LATE - 1),
+    "a slow machine": died("sinks-1", LATE + checkers.GRACE_S, "kafka", timeout_scale=2.0),
+    "hostile records": reported(problem("malformed-records")),
+    "parked": reported(problem("sink-parked")),
+    "drift by repeats": reported(problem("sink-drift"), duplicates=3, repeats="re-reads"),
+    "drift of a naive sink": reported(problem("sink-drift"), repeats="none"),
+    "foreign events that were sent": reported(problem("foreign-events", 3)),
+    "and their drift": reported(problem("sink-drift", 2, "x", "Mars")),
+    "invalid records that were sent": record(injections=SENT, checks=[Checked("at the end", malformed=5)]),
+}
+
+
+@pytest.mark.parametrize(("promise", "run"), [(promise, run) for promise, runs in RUNS.items() for run in runs])
+def test_a_run_breaks_one_promise(promise: str, run: RunRecord) -> None:
+    assert [(one.promise, one.cases) for one in judge(run).findings] == [(promise, 1)]
+
+
+@pytest.mark.parametrize("run", SOUND_RUNS.values(), ids=SOUND_RUNS)
+def test_a_run_breaks_no_promise(run: RunRecord) -> None:
+    assert broken(run) == {}
 
 
 @pytest.mark.parametrize("lost", [[attempt(1, BROKEN), attempt(1, None), attempt(1)], [attempt(8, BROKEN), attempt(1)]])
@@ -280,18 +372,6 @@ def test_unknown_outcomes_hide_no_lost_change(lost: list[Attempt]) -> None:
 def test_misuse_of_a_key_is_no_operation() -> None:
     history = then(MISUSE)
     assert (history.operations, history.misuses) == (HISTORY.operations, [MISUSE])
-
-
-@pytest.mark.parametrize(
-    ("status", "expected", "found"),
-    [(OK, (OK,), 0), (OK, (), 0), (OK, (REFUSED,), 1), (REFUSED, (OK,), 1), (BROKEN, (OK,), 0), (None, (OK,), 0)],
-)
-@pytest.mark.parametrize("method", ["PUT", "POST"])
-def test_an_answer_that_the_domain_does_not_expect_is_found(
-    status: int | None, expected: tuple[int, ...], found: int, method: str
-) -> None:
-    one = replace(attempt(9, status, {"id": 9}, method), key=None, expected=expected)
-    assert broken(record(history=then(one))).get("a request has a status that the domain expects", 0) == found
 
 
 # Repeats -----------------------------------------------------------------------------------------------------------
@@ -369,8 +449,6 @@ def test_what_a_strategy_forgot(kept: dict[str, Any], lacking: set[str]) -> None
     assert not forgotten(EVENTS, {"order.placed.v1"}, {one.id for one in EVENTS}, **kept)
 
 
-# Faults, deaths, and checks during the run -------------------------------------------------------------------------
-
 MISSED = Injection(KILLED.planned, problem="it did not run", is_healed=True)
 LEFT = replace(KILLED, is_healed=False)
 
@@ -379,108 +457,6 @@ LEFT = replace(KILLED, is_healed=False)
 def test_a_fault_that_did_not_happen_or_was_not_healed_is_found(promise: str, one: Injection) -> None:
     [finding] = judge(record(injections=[one, KILLED])).findings
     assert (finding.promise, finding.examples) == (promise, [str(one)])
-
-
-@pytest.mark.parametrize(
-    ("process", "at_s", "parts", "is_explained"),
-    [
-        ("sinks-1", 15.0, ("sinks",), True),
-        ("sinks-1", 15.0, ("sinks-postgres",), True),
-        ("sinks-1", 21.0, ("postgres",), True),
-        ("sinks-1", 9.0, ("sinks",), False),
-        ("sinks-1", 20.0 + checkers.GRACE_S + 1, ("sinks",), False),
-        ("sinks-1", 15.0, ("service", "connect"), False),
-        ("service", 15.0, ("service", "postgres"), True),
-        ("service", 15.0, ("postgres",), False),
-        ("kafka", 15.0, ("kafka",), True),
-        ("kafka", 15.0, ("connect-kafka",), False),
-        ("postgres", 15.0, ("sinks",), False),
-        ("connector", 15.0, ("debezium-postgres",), True),
-        ("connector", 15.0, ("connector",), True),
-        ("connect", 15.0, ("connector",), False),
-        ("connector", 15.0, ("sinks",), False),
-    ],
-)
-def test_a_death_needs_a_fault_of_what_the_process_needs(
-    process: str, at_s: float, parts: tuple[str, ...], is_explained: bool
-) -> None:
-    death, fault = Death(process, at_s), replace(KILLED, parts=parts)
-    for one in (death, replace(death, alive_s=at_s)):
-        assert (not broken(record(deaths=[one], injections=[fault]))) is is_explained
-    for injections in ([replace(fault, parts=(), held=parts)], []):
-        assert broken(record(deaths=[death], injections=injections)) == {"a process ends only by a fault": 1}
-
-
-def test_a_fault_of_one_process_explains_the_end_of_no_other() -> None:
-    fault = replace(KILLED, parts=("sinks",), victims=("sinks-1",))
-    assert not broken(record(deaths=[Death("sinks-1", 12.0)], injections=[fault]))
-    assert broken(record(deaths=[Death("sinks-0", 12.0)], injections=[fault]))
-    of_broker = replace(fault, parts=("sinks", "kafka"))
-    assert not broken(record(deaths=[Death("sinks-0", 12.0)], injections=[of_broker])), "it needs the broker"
-
-
-@pytest.mark.parametrize(("alive_s", "found"), [(12.0, 0), (79.0, 0), (81.0, 1), (199.0, 1)])
-def test_late_death_is_explained_by_faults_since_last_seen_alive(alive_s: float, found: int) -> None:
-    fault, seen_late = replace(KILLED, parts=("connector",)), Death("connector", 200.0, alive_s=alive_s)
-    assert len(broken(record(deaths=[seen_late], injections=[fault]))) == found
-
-
-def test_on_a_slow_machine_a_process_may_end_later_after_a_fault() -> None:
-    late = Death("sinks-1", 20.0 + 2 * checkers.GRACE_S)
-    assert broken(record(deaths=[late]))
-    assert not broken(record(deaths=[late], timeout_scale=2.0))
-
-
-@pytest.mark.parametrize(
-    ("code", "repeats", "duplicates", "found"),
-    [
-        ("events-lost", "all", 0, 1),
-        ("versions-repeated", "all", 0, 1),
-        ("versions-missing", "all", 3, 1),
-        ("malformed-records", "all", 0, 0),
-        ("sink-parked", "all", 0, 0),
-        ("sink-drift", "all", 3, 1),
-        ("sink-drift", "re-reads", 3, 0),
-        ("sink-drift", "re-reads", 0, 1),
-        ("sink-drift", "none", 0, 0),
-    ],
-)
-def test_a_loss_is_found_before_a_rebuild_repairs_it(code: str, repeats: Any, duplicates: int, found: int) -> None:
-    one = Checked("before sink-rewound", duplicates, [Problem(code, "something is wrong", "totals")])
-    run = record(Seen(sinks=[Sink("totals", repeats)]), History(), checks=[one, Checked("at the end")])
-    assert broken(run).get(NO_LOSS, 0) == found
-
-
-SENT = [
-    replace(KILLED, invalid=2, foreign=[ForeignRecord("orders", 0, offset, key) for offset, key in enumerate("xy")]),
-    replace(KILLED, foreign=[ForeignRecord("orders", 0, 7, "x", {"by region": ("Mars", 4)})]),
-]
-
-
-@pytest.mark.parametrize(
-    ("problem", "found"),
-    [
-        (Problem("foreign-events", "3 events", count=3), 0),
-        (Problem("foreign-events", "4 events", count=4), 1),
-        (Problem("sink-drift", "it drifts", "totals", 2, ["x", "Mars"]), 0),
-        (Problem("sink-drift", "it drifts", "totals", 2, ["a", "x"]), 1),
-        (Problem("sink-drift", "nobody knows where", "totals", 2), 1),
-        (Problem("events-lost", "lost", count=1), 1),
-    ],
-)
-def test_a_check_may_find_foreign_events_that_were_sent_and_no_others(problem: Problem, found: int) -> None:
-    run = record(injections=SENT, checks=[Checked("now", 0, [problem])])
-    assert broken(run) == ({NO_LOSS: 1} if found else {})
-
-
-@pytest.mark.parametrize(("malformed", "found"), [(0, 0), (5, 0), (6, 1)])
-def test_invalid_records_that_no_fault_has_sent_are_found(malformed: int, found: int) -> None:
-    assert len(broken(record(injections=SENT, checks=[Checked("at the end", malformed=malformed)]))) == found
-
-
-def test_sinks_that_do_not_catch_up_are_found() -> None:
-    late = Checked("at the end", in_flight="sink totals is 3 events behind")
-    assert broken(record(checks=[late])) == {"the sinks catch up": 1}
 
 
 def test_a_check_is_read_from_its_report() -> None:
@@ -494,8 +470,8 @@ def test_a_check_is_read_from_its_report() -> None:
             {"name": "others", "comparisons": [{"name": "pieces", "drift": {"c": 2}}]},
         ],
     }
-    problem = Problem("sink-drift", "it drifts", "totals", 2, ["a", "b"])
-    assert checked("now", report) == Checked("now", 2, [problem], malformed=4)
+    expected = Problem("sink-drift", "it drifts", "totals", 2, ["a", "b"])
+    assert checked("now", report) == Checked("now", 2, [expected], malformed=4)
 
 
 # Foreign events ----------------------------------------------------------------------------------------------------
