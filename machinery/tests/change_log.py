@@ -143,7 +143,7 @@ def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] 
     """A batch of one partition."""
     end = start + len(changes) + len(dead)
     rows = DECODER.rows((decoded(change), 0, offset) for offset, change in enumerate(changes, start))
-    chunk = SPEC.chunking(TOPIC).of_decoded(Decoded(rows, dead, []))
+    chunk = SPEC.chunking(TOPIC).of_decoded(Decoded(rows, dead))
     return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, chunk)
 
 

@@ -21,7 +21,7 @@ from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.returned import columns_of
 from outbox.sink.applying.postgres.transforming import TransformingApplier
 from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import Batch, Returned, Traced
+from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed
@@ -30,7 +30,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.declared import NUMBER, Events
 from tests.support.declared_sinks import batch_of, record, sink
-from tests.support.made_events import STRATEGIES, TRACE, fetch
+from tests.support.made_events import STRATEGIES, fetch
 from tests.support.sink_driver import Database, projections_in
 from tests.support.sql_names import KINDS, words
 
@@ -97,12 +97,10 @@ class Names:
         return record("placed", payload, key=str(payload[self.key]))
 
     def batch(self, *records: Record) -> Batch:
-        """The next batch. All of it is traced."""
+        """The next batch."""
         found = batch_of(self.spec, TOPIC, *records, start=self.end)
-        places = enumerate(records, self.end)
-        traced = [Traced(TRACE, id_of(one), 0, offset, is_dead=one.value == b"{") for offset, one in places]
         self.end += len(records)
-        return replace(found, chunk=replace(found.chunk, traced=traced))
+        return found
 
     def passed(self, batch: Batch, *, filtered: Sequence[Record] = (), failed: Sequence[Record] = ()) -> Batch:
         """The batch with what a transform returns that changes nothing, but for those that it filters or fails for."""

@@ -116,7 +116,7 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     assert isinstance(rejection, Rejection)
     dead = DeadRecord(0, 2, newer, decoding.event_id(newer), rejection)
     rows = decoding.rows([(good, 0, 0), (refused, 0, 1)])
-    batch = Batch(TOPIC, "t", {0: 0}, {0: 3}, chunk_of(Decoded(rows, [dead], []), spec, TOPIC))
+    batch = Batch(TOPIC, "t", {0: 0}, {0: 3}, chunk_of(Decoded(rows, [dead]), spec, TOPIC))
 
     counts = writer.apply(batch)
     assert (counts.applied, counts.rejected, counts.dead) == (1, 1, 1)
@@ -155,7 +155,7 @@ def test_nul_in_a_name_that_breaks_the_contract_is_a_dead_letter(
     rejection = decoding.record(bad)
     assert isinstance(rejection, Rejection)
     dead = [DeadRecord(0, 0, bad, decoding.event_id(bad), rejection)]
-    batch = Batch(TOPIC, "t", {0: 0}, {0: 1}, chunk_of(Decoded({}, dead, []), spec, TOPIC))
+    batch = Batch(TOPIC, "t", {0: 0}, {0: 1}, chunk_of(Decoded({}, dead), spec, TOPIC))
     assert PostgresWriter(writing, spec, fetch).apply(batch).dead == 1
     with writing, writing.cursor() as cursor:
         cursor.execute("SELECT detail FROM dead_letters")

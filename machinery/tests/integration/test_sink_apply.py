@@ -18,7 +18,7 @@ from outbox.base.wait import wait_for
 from outbox.sink.applying.postgres import writer
 from outbox.sink.applying.postgres.writer import PostgresWriter
 from outbox.sink.decoding import dead_records
-from outbox.sink.decoding.batch import Batch, Decoded
+from outbox.sink.decoding.batch import Batch, Decoded, Returned
 from outbox.sink.remembering import fence, generations
 from outbox.sink.remembering.generations import Beginning
 from outbox.sink.remembering.strategy import Strategy
@@ -35,12 +35,13 @@ from tests.support.made_events import (
     batch,
     chunk_of,
     dead_record,
+    fetch,
     nth_key,
     rows,
     sums,
     uuid7,
 )
-from tests.support.sink_driver import Database, open_sink, projections_in, sink_on
+from tests.support.sink_driver import Database, open_sink, projections_in, sink_on, spec_with
 
 RANDOM = Random(3)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
@@ -371,6 +372,13 @@ class TestAllOrNothing:
         with open_sink(databases) as corrected:
             assert corrected.apply(batch(some)) == Counts(2, 2)
 
+    def test_positions_that_are_refused_leave_no_mark(self, databases: Settings, database: Database) -> None:
+        with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+            cursor.execute("ALTER TABLE positions ADD CHECK (next_offset < 2)")
+        with open_sink(databases) as sink, raises("database-refused", "refused offsets"):
+            sink.apply(batch(events(2)))
+        assert (database.totals(), database.positions(), database.processed()) == ({}, {}, 0)
+
     def test_the_counts_are_kept_with_what_they_count(self, databases: Settings, database: Database) -> None:
         some = events(3)
         with open_sink(databases) as sink:
@@ -415,6 +423,19 @@ class TestTemporaryTables:
         assert database.totals() == sums(some)
 
 
+def test_what_a_transform_leaves_out_is_filtered(databases: Settings, database: Database) -> None:
+    some, plain = events(2), spec_with()
+    made = batch([*some, some[0]])
+    rows = made.chunk.events
+    assert rows is not None
+    kept = rows.filter([offset != 1 for offset in rows["offset"].to_pylist()])
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = PostgresWriter(connection, replace(plain, job=replace(plain.job, transform="not:loaded")), fetch)
+        sink.prepare(plain.layout.schema)
+        assert sink.apply(replace(made, returned=Returned(kept))) == Counts(3, 1, duplicates=1, filtered=1)
+    assert database.totals() == sums(some[:1])
+
+
 def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Database) -> None:
     """A total beyond bigint is the source's to refuse; the sink must not stop at it."""
     biggest = 2**63 - 1
@@ -428,7 +449,7 @@ def test_rows_come_from_several_partitions(databases: Settings, database: Databa
     some = events(4)
     parts = rows(some[:2], partition=0), rows(some[2:], partition=1)
     found = {name: pa.concat_tables([part[name] for part in parts]) for name in parts[0]}
-    both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, chunk_of(Decoded(found, [], [])))
+    both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, chunk_of(Decoded(found, [])))
     with open_sink(databases) as sink:
         sink.apply(both)
     assert database.totals() == sums(some)

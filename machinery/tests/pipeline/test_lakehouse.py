@@ -26,7 +26,6 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
-from structlog.testing import capture_logs
 
 from outbox.audit import check, declared, sinks
 from outbox.base.database import connect
@@ -62,7 +61,6 @@ from tests.support.made_events import (
     NOW_MS,
     TOPIC,
     TOPIC_ID,
-    TRACE,
     Event,
     as_read,
     batch,
@@ -70,7 +68,6 @@ from tests.support.made_events import (
     fetch,
     nth_key,
     sums,
-    traced,
     uuid7,
 )
 from tests.support.record_corpus import record, unread
@@ -208,21 +205,6 @@ def test_a_batch_that_tasks_have_read_writes_letters_and_closes_them(lake: Setti
     assert statuses == [("discarded", 1), ("open", 1), ("replayed", 1)]
 
 
-def test_traced_events_that_tasks_have_read_are_told(lake: Settings) -> None:
-    header = ("traceparent", f"00-{TRACE}-0123456789abcdef-01".encode())
-    some = [one._replace(headers=[*one.headers, header]) for one in (event.record for event in events(2))]
-    bad = record(b"bad")
-    records = as_read(*some, bad._replace(headers=[*bad.headers, header]), some[0], partition=0)
-    with driving(lake) as sink, capture_logs() as lines:
-        sink.apply(by_tasks(batch([], 0, 4), *records.parts(2)))
-    assert [(line["offset"], line["outcome"]) for line in lines] == [
-        (0, "applied"),
-        (1, "applied"),
-        (2, "set aside"),
-        (3, "duplicate"),
-    ]
-
-
 class Notes(RecordDecoder):
     """A decoder of events with a text of any length."""
 
@@ -334,7 +316,7 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
             assert sink.apply(failing) == Counts(1, rejected=1)
         else:
             bad = DeadRecord(0, 0, some[0], (dict(some[0].headers)["id"] or b"").decode(), Rejection("test", ""))
-            chunk = chunk_of(Decoded({}, [bad], []), spec, topic)
+            chunk = chunk_of(Decoded({}, [bad]), spec, topic)
             assert sink.apply(Batch(topic, TOPIC_ID, {0: 0}, {0: 1}, chunk)).dead == 1
         made = passed(declared_sinks.batch_of(spec, topic, *some[1:], start=1))
         assert sink.apply(made) == Counts(2, 2)
@@ -394,18 +376,6 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
         assert sink.apply(batch([*today, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
         with raises("table-failed"):
             sink.apply(batch(before, start=10))
-
-
-def test_traced_events_are_looked_for_among_their_own_days_and_ids(lake: Settings) -> None:
-    today, earlier, before = (events(3, at_ms=NOW_MS - ago_ms) for ago_ms in (0, 60_000, 3 * DAY_MS))
-    with driving(lake) as sink, capture_logs() as lines:
-        sink.apply(batch([*before, *earlier]))
-        others = [*folder(lake).glob("outbox_day=*/*.parquet")]
-        sink.apply(batch(today, start=6))
-        for file in others:
-            file.unlink()
-        assert sink.apply(traced([*today, *events(1)], start=9)) == Counts(rows=4, applied=1, duplicates=3)
-    assert [line["outcome"] for line in lines] == ["duplicate"] * 3 + ["applied"]
 
 
 def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,20 +547,6 @@ def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> 
     assert again(dry_run=True) == again() == Replayed(applied=1, rejected=1)
     assert ids(lake) == sorted([kept.event_id, lost.event_id])
     assert database(lake).statuses()[came.event_id] == "open", "its letter keeps another record"
-
-
-def test_traced_events_are_told_with_what_became_of_them(lake: Settings) -> None:
-    old, new = events(2)
-    with driving(lake) as sink, capture_logs() as lines:
-        sink.apply(batch([old]))
-        sink.apply(traced([new, old, new], start=1, dead=[unread(events(1)[0], 4)]))
-    assert [(line["event_id"], line["offset"], line["outcome"]) for line in lines] == [
-        (new.event_id, 1, "applied"),
-        (old.event_id, 2, "duplicate"),
-        (new.event_id, 3, "duplicate"),
-        (None, 4, "set aside"),
-    ]
-    assert {(line["event"], line["sink"], line["trace_id"]) for line in lines[:1]} == {("event applied", NAME, TRACE)}
 
 
 def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path) -> None:

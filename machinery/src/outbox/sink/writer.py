@@ -102,7 +102,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def apply(self, batch: Batch) -> Counts:
-        """Apply a batch, commit, and log its traced events. An empty one costs no transaction.
+        """Apply a batch and commit. An empty one costs no transaction.
 
         Raises Failure, with nothing changed, if events before the batch are lost, if another driver took over, or if
         the database refused the batch; and if the connection broke, when the outcome is unknown and the fence is gone.

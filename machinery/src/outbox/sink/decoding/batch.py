@@ -17,8 +17,6 @@ from outbox.events.schema import Rejection
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Record
 
-TRACED_MAX = 100  # of a chunk: a log of every event of a backlog is no log
-
 Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
 
 
@@ -32,24 +30,13 @@ class DeadRecord(NamedTuple):
     rejection: Rejection
 
 
-class Traced(NamedTuple):
-    """A record of a sampled trace. ``event_id`` is None if it has no UUID as its id; ``is_dead``, if it is no event."""
-
-    trace_id: str
-    event_id: str | None
-    partition: int
-    offset: int
-    is_dead: bool = False
-
-
 class Decoded(NamedTuple):
-    """Records, decoded: the rows of the events, the records that are no events, and which of both are traced.
-    ``skipped`` counts the events that the sink has not asked for, by name.
+    """Decoded records: rows of the events, and the records that are no events. ``skipped`` counts, by name, the events
+    that the sink has not asked for.
     """
 
     rows: Rows
     dead: Sequence[DeadRecord]
-    traced: Sequence[Traced]
     skipped: Mapping[str, int] = {}
 
     @classmethod
@@ -62,7 +49,6 @@ class Decoded(NamedTuple):
         return cls(
             rows={name: pa.concat_tables(found) for name, found in tables.items()},
             dead=[one for part in parts for one in part.dead],
-            traced=[one for part in parts for one in part.traced],
             skipped=_sum(part.skipped for part in parts),
         )
 
@@ -73,8 +59,7 @@ class Chunk:
 
     ``rows`` are its ``count`` events for the table ``batch``, as bytes of COPY; ``dead`` are its ``dead_count`` records
     that are no events, for the table of those (`outbox.sink.remembering.dead_letters`). ``days`` are those of the ids,
-    if the strategy needs partitions for them. ``traced`` are the first of the ``traced_count`` records, of either kind,
-    whose outcome is logged. ``skipped`` counts the events that the sink has not asked for, by name.
+    if the strategy needs partitions for them. ``skipped`` counts the events that the sink has not asked for, by name.
 
     A sink whose events Spark gets, for a transform or a lakehouse, has ``events`` in place of ``rows``: a table with
     the columns of the sink's layout.
@@ -85,8 +70,6 @@ class Chunk:
     dead: Sequence[Encoded] = ()
     dead_count: int = 0
     days: Collection[date] = frozenset()
-    traced: Sequence[Traced] = ()
-    traced_count: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
     events: pa.Table | None = None
 
@@ -113,8 +96,6 @@ class Chunk:
             dead=Encoded.together(one for part in parts for one in part.dead),
             dead_count=sum(part.dead_count for part in parts),
             days={day for part in parts for day in part.days},
-            traced=[one for part in parts for one in part.traced][:TRACED_MAX],
-            traced_count=sum(part.traced_count for part in parts),
             skipped=_sum(part.skipped for part in parts),
             events=pa.concat_tables(events).combine_chunks() if events else None,
         )

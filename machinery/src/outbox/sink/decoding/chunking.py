@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outbox.sink.decoding import binary, dead_records, ids
-from outbox.sink.decoding.batch import TRACED_MAX, Chunk, Decoded, Rows, event_ids
+from outbox.sink.decoding.batch import Chunk, Decoded, Rows, event_ids
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
@@ -40,8 +40,6 @@ class Chunking:
             dead=[dead_records.encode(decoded.dead)] if decoded.dead else (),
             dead_count=len(decoded.dead),
             days=ids.days(event_ids(decoded.rows)) if self.with_days and decoded.rows else frozenset(),
-            traced=decoded.traced[:TRACED_MAX],
-            traced_count=len(decoded.traced),
             skipped=decoded.skipped,
             events=self.layout.table(decoded.rows) if self.as_frame else None,
         )
@@ -59,7 +57,7 @@ class Chunking:
             reached |= {partition: offset + 1 for partition, offset in _last(records).items()}
             if size_bytes >= max_bytes:
                 return Chunk.together(chunks), reached
-        return Chunk.together(chunks or [self.of_decoded(Decoded({}, [], []))]), None
+        return Chunk.together(chunks or [self.of_decoded(Decoded({}, []))]), None
 
 
 def encoded_rows(rows: Rows, layout: Layout) -> list[Encoded]:

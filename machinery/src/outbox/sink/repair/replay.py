@@ -197,7 +197,7 @@ class _Replay:
             dead_letters.update_reasons(cursor, sink, rejections)
             if self._decoder is None or not events:
                 return Replayed(rejected=len(rejections))
-            chunk = self._spec.chunking(self._topic).of_decoded(Decoded(self._decoder.rows(events), [], []))
+            chunk = self._spec.chunking(self._topic).of_decoded(Decoded(self._decoder.rows(events), []))
             applied, rejected, filtered = self._applier.replay(
                 cursor,
                 Batch(self._topic, chosen[0].topic_id, {}, {}, chunk),

@@ -33,7 +33,7 @@ merged and one that is read; a part is bounded in bytes (`outbox.sink.reading.re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -42,10 +42,9 @@ import pyarrow as pa
 from psycopg2 import extensions
 from pyspark.sql import SparkSession
 
-from outbox.sink.applying import traces
 from outbox.sink.applying.lakehouse.applier import LakehouseApplier, prepare
 from outbox.sink.applying.lakehouse.spark_table import Table
-from outbox.sink.decoding.batch import Batch, Traced
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.layout import PLACE
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters, fence, positions
@@ -53,22 +52,15 @@ from outbox.sink.remembering.generations import TopicOffsets
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts, SinkWriter, count
 
-Events = Mapping[tuple[int, int], str]  # by partition and offset, the id
-Outcomes = Mapping[tuple[int, int], traces.Outcome]
 
+class Prepared(NamedTuple):
+    """A batch before its MERGE."""
 
-class SetAside(NamedTuple):
-    """What a batch is before its MERGE: how far the sink is after it; the events that dead letters resolve, and those
-    whose letters are to be closed; the counts of what is not merged. ``outcomes`` are those of traced records that are
-    not merged.
-    """
-
-    end: TopicOffsets
-    resolved: Collection[str]
-    to_close: Sequence[str]
+    end: TopicOffsets  # the sink's positions after it
+    resolved: Collection[str]  # events that dead letters resolve
+    to_close: Sequence[str]  # events whose letters are to be closed
     rejected: int
     filtered: int
-    outcomes: Outcomes
 
 
 class LakehouseWriter(SinkWriter):
@@ -114,17 +106,11 @@ class LakehouseWriter(SinkWriter):
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
         with self._errors(refused), fence.held(self._connection, self.name):
             failed = _failed(batch)
-            known = {*failed.values()} - self._table.missing({*failed.values()})
-            aside = self._set_aside(batch, failed, known)
-            missing = self._table.missing(_in_question(batch, aside))
-            without = {*aside.resolved, *failed.values()}
+            prepared = self._set_aside(batch, failed - self._table.missing(failed))
             rows = batch.chunk.events if batch.returned is None else batch.returned.rows
             assert rows is not None, "what Spark gets"  # noqa: S101
-            merged = self._table.merge(rows, {"positions": aside.end}, without)
-            counts = self._conclude(batch, merged, aside)
-        outcomes = _outcomes(batch.chunk.traced, missing, aside.outcomes)
-        traces.log_outcomes(self.name, outcomes, batch.chunk.traced_count)
-        return counts
+            merged = self._table.merge(rows, {"positions": prepared.end}, {*prepared.resolved, *failed})
+            return self._conclude(batch, merged, prepared)
 
     @cached_property
     def _applier(self) -> LakehouseApplier:
@@ -135,9 +121,9 @@ class LakehouseWriter(SinkWriter):
         merge = self._spec.strategy.select
         return Table(SparkSession.active(), self.name, merge, self._schema.read_text(), self._uri)
 
-    def _set_aside(self, batch: Batch, failed: Events, known: Collection[str]) -> SetAside:
-        """The first transaction. Of the events for which the transform has ``failed``, the table has those that are
-        ``known``: they are duplicates.
+    def _set_aside(self, batch: Batch, known: Collection[str]) -> Prepared:
+        """The first transaction. The transform fails for ``known`` events too, but the table has these: they are
+        duplicates.
         """
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
@@ -155,73 +141,38 @@ class LakehouseWriter(SinkWriter):
                 drop_replayed=False,
             )
             dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
-            outcomes = dict[tuple[int, int], traces.Outcome]()
-            if batch.returned is not None:
-                outcomes |= traces.filtered(cursor, batch.chunk.traced)
-                outcomes |= {place: "set aside" for place in failed if failed[place] not in {*known, *resolved}}
             rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
-            return SetAside(
+            return Prepared(
                 {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}},
                 resolved,
                 dead_letters.open_of_batch(cursor, self.name, batch.chunk.count),
                 rejected,
                 filtered,
-                outcomes,
             )
 
-    def _conclude(self, batch: Batch, merged: int, aside: SetAside) -> Counts:
+    def _conclude(self, batch: Batch, merged: int, prepared: Prepared) -> Counts:
         counts = Counts(
             batch.chunk.count,
             applied=merged,
-            duplicates=batch.chunk.count - merged - aside.rejected - aside.filtered,
-            rejected=aside.rejected,
+            duplicates=batch.chunk.count - merged - prepared.rejected - prepared.filtered,
+            rejected=prepared.rejected,
             dead=batch.chunk.dead_count,
             skipped=batch.chunk.skipped_count,
-            filtered=aside.filtered,
+            filtered=prepared.filtered,
         )
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            dead_letters.close(cursor, self.name, aside.to_close)
+            dead_letters.close(cursor, self.name, prepared.to_close)
             count(cursor, self.name, counts)
             self._move_past(cursor, batch)
         return counts
 
 
-def _failed(batch: Batch) -> Events:
-    """The events for which the transform has failed."""
+def _failed(batch: Batch) -> set[str]:
+    """The ids of the events for which the transform has failed."""
     if batch.returned is None or not batch.returned.failed:
-        return {}
+        return set()
     assert batch.chunk.events is not None, "what the transform was given"  # noqa: S101
     rows = batch.chunk.events.select(PLACE).to_pylist()
-    places = {(row["partition"], row["offset"]): row["event_id"] for row in rows}
-    return {place: places[place] for place in batch.returned.failed}
-
-
-def _in_question(batch: Batch, aside: SetAside) -> set[str]:
-    """Traced events that the MERGE gets, so that the table says what becomes of them."""
-    found = {
-        one.event_id
-        for one in batch.chunk.traced
-        if one.event_id and not one.is_dead and (one.partition, one.offset) not in aside.outcomes
-    }
-    return found - {*aside.resolved}
-
-
-def _outcomes(traced: Sequence[Traced], missing: set[str], others: Outcomes) -> list[tuple[Traced, traces.Outcome]]:
-    """What became of a batch's traced records, given those of their events that the table did not have before, and the
-    outcomes of records that were not merged. MERGE takes the first of two records of one event.
-    """
-    missing = {*missing}
-    found: list[tuple[Traced, traces.Outcome]] = []
-    for one in sorted(traced, key=lambda one: (one.partition, one.offset)):
-        if one.is_dead:
-            found.append((one, "set aside"))
-        elif (one.partition, one.offset) in others:
-            found.append((one, others[one.partition, one.offset]))
-        elif one.event_id in missing:
-            missing.remove(one.event_id)
-            found.append((one, "applied"))
-        else:
-            found.append((one, "duplicate"))
-    return found
+    return {row["event_id"] for row in rows if (row["partition"], row["offset"]) in batch.returned.failed}

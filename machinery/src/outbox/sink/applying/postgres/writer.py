@@ -17,7 +17,6 @@ from datetime import date
 import pyarrow as pa
 from psycopg2 import extensions
 
-from outbox.sink.applying import traces
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.returned import columns_of
 from outbox.sink.applying.postgres.transforming import TransformingApplier
@@ -63,11 +62,7 @@ class PostgresWriter(SinkWriter):
             self._ensure_partitions(batch)
             rows = self._applier.rows(batch) if batch.chunk.count else ()
             with self._connection, self._connection.cursor() as cursor:
-                counts = self._apply(cursor, batch, rows)
-                has_transform = self._spec.job.transform is not None
-                outcomes = traces.outcomes(cursor, batch.chunk.traced, has_transform=has_transform)
-        traces.log_outcomes(self.name, outcomes, batch.chunk.traced_count)
-        return counts
+                return self._apply(cursor, batch, rows)
 
     def _ensure_partitions(self, batch: Batch) -> None:
         """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""
