@@ -11,9 +11,10 @@ from typing import Any
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import Batch, DeadRecord, Decoded
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.decoding.records import DeadRecord, Decoded
 from outbox.sink.remembering.strategy import Strategy
 from stock.sinks.changes.records import CHANGE, TABLE, change_id
 from tests.support.made_events import fetch, nth_key

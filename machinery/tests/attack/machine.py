@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Selection
 from tests.attack import world
 from tests.attack.events import Event, Job, Record, day_of, real_id, real_uuid4
 from tests.attack.model import SUM, Around, Sink

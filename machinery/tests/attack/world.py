@@ -44,8 +44,8 @@ from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.records import Place
 from outbox.sink.remembering import fence
 from outbox.sink.repair import rebuild, replay, rewind
+from outbox.sink.repair.replay import Selection
 from outbox.sink.repair.rewind import Moves
-from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Counts, SinkWriter
 from tests.attack.events import Event, Job, Record, real_id

@@ -25,12 +25,10 @@ from outbox.relay import slot
 from outbox.relay.connectors import load
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import DeadRecord
-from outbox.sink.decoding.records import Record
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.writer import Counts
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.queries import query

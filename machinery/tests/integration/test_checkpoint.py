@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.running.checkpoint import Checkpoint
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 

@@ -21,8 +21,7 @@ from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing import command

@@ -18,8 +18,7 @@ from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.writer import Counts
 from outbox_lab.testing import command
 from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7

@@ -18,14 +18,12 @@ from structlog.testing import capture_logs
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.returned import columns_of
-from outbox.sink.applying.postgres.transforming import TransformingApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of
 from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.declared import NUMBER, Events

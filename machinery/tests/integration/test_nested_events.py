@@ -16,12 +16,11 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import Rejection
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import Batch, DeadRecord, Decoded
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DecodedEvent
-from outbox.sink.decoding.records import Record
-from outbox.sink.repair.replay import Replayed, replay
-from outbox.sink.repair.selection import Selection
+from outbox.sink.decoding.records import DeadRecord, Decoded, Record
+from outbox.sink.repair.replay import Replayed, Selection, replay
 from outbox.sink.spec import SinkSpec
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder, sink

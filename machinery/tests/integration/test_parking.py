@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.writer import Counts
 from tests.support.made_events import STRATEGIES, Event, batch, nth_key, uuid7
 from tests.support.record_corpus import unread

@@ -19,10 +19,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import PayloadSchema
 from outbox.events.values import convert, decode, encode
-from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import Batch, Decoded
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DecodedEvent
-from outbox.sink.decoding.records import Record
+from outbox.sink.decoding.records import Decoded, Record
 from outbox.sink.remembering import strategy
 from outbox.sink.writer import Counts
 from tests.support.declared import Events

@@ -20,13 +20,12 @@ from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.remembering import fence, positions
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.rebuild import RebuildResult
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing.command import outbox

@@ -12,8 +12,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from tests.seen import ORDERED, Seen, create_tables
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import record

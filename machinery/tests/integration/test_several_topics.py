@@ -17,11 +17,11 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events.catalog import Catalog
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering.asked import NAMES_MAX
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.repair import rebuild
 from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.repair.replay import Replayed

@@ -15,12 +15,13 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink.applying.postgres import writer
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres import target
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding import dead_records
-from outbox.sink.decoding.batch import Batch, Decoded, Returned
-from outbox.sink.remembering import fence, generations
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.decoding.batch import Batch, Returned
+from outbox.sink.decoding.records import Decoded
+from outbox.sink.remembering import fence, positions
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.writer import Counts
 from outbox_lab.stack.postgres import Postgres
@@ -265,7 +266,7 @@ class TestFence:
             ):
                 fence.lock(cursor, sink.name)
                 fence.supersede(cursor, sink.name)
-                generations.start_next(cursor, sink.name, {TOPIC: {0: 0}})
+                positions.start_generation(cursor, sink.name, {TOPIC: {0: 0}})
                 # Behind a pooler another driver may have the session of our lock.
                 cursor.execute("UPDATE sinks SET epoch = epoch + %s WHERE name = %s", [others, sink.name])
 
@@ -288,7 +289,7 @@ class TestFence:
             connection,
             connection.cursor() as cursor,
         ):
-            generations.start_next(cursor, "dedup", {TOPIC: {0: 4}})
+            positions.start_generation(cursor, "dedup", {TOPIC: {0: 4}})
         with open_sink(databases) as sink:
             assert sink.begin_generation() == Beginning(3, {TOPIC: {0: 4}})
             assert sink.apply(batch(events(1))).applied == 1, "it is still the driver"
@@ -413,7 +414,7 @@ class TestTemporaryTables:
     def test_a_sink_renews_them_now_and_then(
         self, databases: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(writer, "RENEWAL_S", 0)
+        monkeypatch.setattr(target, "RENEWAL_S", 0)
         some = events(6)
         with open_sink(databases) as sink:
             sink.apply(batch(some[:3]))

@@ -14,7 +14,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.room import COLUMNS_MAX, ROW_MAX_BYTES
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from tests.support.declared import NUMBER, Events, payload
 from tests.support.declared_sinks import batch_of, record, sink
 from tests.support.made_events import fetch

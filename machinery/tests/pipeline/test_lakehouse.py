@@ -39,15 +39,14 @@ from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.applying.lakehouse.writer import LakehouseWriter
-from outbox.sink.decoding.batch import Batch, Chunk, DeadRecord, Decoded, Returned
+from outbox.sink.decoding.batch import Batch, Chunk, Returned
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.decoding.ids import day_of
-from outbox.sink.decoding.records import Record, Records
+from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records
 from outbox.sink.reading.reader import PART_MAX_BYTES, Read, Reader
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
 from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.command import outbox

@@ -15,8 +15,8 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.topics import TopicSpec
-from outbox.sink.remembering import generations
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering import positions
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import Move, TopicPartition
 from outbox_lab.testing.command import outbox
@@ -36,7 +36,7 @@ def applied(topic: Settings) -> Settings:
 
 def beginning(settings: Settings) -> Beginning:
     with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
-        return generations.beginning(cursor, "dedup")
+        return positions.beginning(cursor, "dedup")
 
 
 def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settings) -> None:

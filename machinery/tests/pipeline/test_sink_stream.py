@@ -24,7 +24,7 @@ from outbox.sink import discovery
 from outbox.sink.decoding import dead_records
 from outbox.sink.reading.reader import DRIVER_MAX_RECORDS
 from outbox.sink.repair import rewind
-from outbox.sink.running.lag import LagLookup
+from outbox.sink.running.metrics import LagLookup
 from outbox_lab.stack import ports
 from outbox_lab.stack.command import SinkCommand
 from outbox_lab.stack.spark import UI_FILTER, UI_SECRET, ui_header

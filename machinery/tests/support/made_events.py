@@ -14,8 +14,9 @@ from outbox.base.settings import load
 from outbox.events.schema import Rejection
 from outbox.sink import discovery
 from outbox.sink.decoding import records
-from outbox.sink.decoding.batch import Batch, Chunk, DeadRecord, Decoded, Rows
+from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.decoding.records import DeadRecord, Decoded, Rows
 from outbox.sink.spec import SinkSpec
 from tests.shape import SHAPE
 

@@ -13,8 +13,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.target import PostgresTarget
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresTarget, PostgresWriter
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec

@@ -14,8 +14,7 @@ from outbox.sink.decoding.records import fetcher
 from outbox.sink.frames.transform import Transform, applier
 from outbox.sink.reading.reader import Reader
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,6 +104,9 @@ def test_rows_and_events_of_a_chunk_are_the_same() -> None:
     assert not FRAMED.chunk(read(records)).rows
 
 
+@pytest.mark.parametrize(
+    "content", [b"\x01" * 1000, b"\x00", b"\xff", "ünicode \N{ROCKET}".encode() * 200, b'"' * 100, None, b""]
+)
 def test_headers_come_back_as_they_were_and_take_little_room(content: bytes | None) -> None:
     bad = record(b"bad")._replace(headers=[("h", content), ("h", b"twice")])
     [row] = rows_of(PLAIN.chunk(read([bad])).dead)

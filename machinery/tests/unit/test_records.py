@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection
 from outbox.kafka.records import _size_bytes
-from outbox.sink.decoding.batch import Decoded
 from outbox.sink.decoding.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
-from outbox.sink.decoding.records import Record, Records
+from outbox.sink.decoding.records import Decoded, Record, Records
 from tests.support.made_events import DECODER, NOW_MS, as_read
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 

@@ -14,8 +14,7 @@ from prometheus_client import generate_latest
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.sink.remembering.positions import Offsets
-from outbox.sink.running.lag import Lag, LagLookup
-from outbox.sink.running.metrics import Metrics, State, served
+from outbox.sink.running.metrics import Lag, LagLookup, Metrics, State, served
 from outbox.sink.writer import Counts
 from outbox_lab.stack import ports
 

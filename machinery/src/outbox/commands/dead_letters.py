@@ -19,7 +19,7 @@ from outbox.commands.moment import Moment
 from outbox.sink import discovery
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
-from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.repair.replay import Chosen, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applier
 

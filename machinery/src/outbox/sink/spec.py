@@ -17,8 +17,7 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.decoding.batch import Returned
-from outbox.sink.decoding.chunking import Chunking
+from outbox.sink.decoding.batch import Chunking, Returned
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.decoding.records import Fetch

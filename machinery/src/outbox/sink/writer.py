@@ -16,9 +16,9 @@ from psycopg2 import extensions
 from outbox.base.database import database_errors
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.remembering import asked, fence, generations, positions
+from outbox.sink.remembering import asked, fence, positions
 from outbox.sink.remembering.asked import Asked
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.remembering.strategy import Strategy
 
 PARKED = "parked"  # the reason of an event that waits for an earlier one of its key
@@ -83,14 +83,14 @@ class SinkWriter(ABC):
     def beginning(self) -> Beginning:
         """Which checkpoint is the sink's, and where it begins if that was set."""
         with self._errors("does not return generations"), self._connection, self._connection.cursor() as cursor:
-            return generations.beginning(cursor, self.name)
+            return positions.beginning(cursor, self.name)
 
     def begin_generation(self) -> Beginning:
         """Let another checkpoint take the place of the present one. If it is lost, it begins where that would."""
         with self._errors("does not take a generation"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            generations.start_next(cursor, self.name, generations.beginning(cursor, self.name).offsets)
-            beginning = generations.beginning(cursor, self.name)
+            positions.start_generation(cursor, self.name, positions.beginning(cursor, self.name).offsets)
+            beginning = positions.beginning(cursor, self.name)
         self._term = self._term._replace(generation=beginning.generation)
         return beginning
 

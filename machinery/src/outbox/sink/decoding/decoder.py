@@ -36,9 +36,8 @@ from outbox.events.values import (
     parse_json,
 )
 from outbox.kafka.headers import Header
-from outbox.sink.decoding.batch import DeadRecord, Decoded, Rows
 from outbox.sink.decoding.ids import made_at_ms
-from outbox.sink.decoding.records import Record, Records, values_at
+from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records, Rows, values_at
 from outbox.sink.decoding.values import convert_all, table_of
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")

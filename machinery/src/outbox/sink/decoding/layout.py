@@ -22,8 +22,8 @@ from psycopg2 import sql
 from outbox.base.errors import Failure
 from outbox.events.room import COLUMNS_MAX, LIMIT, ROW_MAX_BYTES, row_bytes
 from outbox.events.schema import Column
-from outbox.sink.decoding.batch import Rows
 from outbox.sink.decoding.decoder import RecordDecoder
+from outbox.sink.decoding.records import Rows
 from outbox.sink.decoding.values import schema_of
 
 EVENT_TYPE = "event_type"

@@ -5,7 +5,7 @@ first: that costs as much as all that comes after it. So the source plans, and i
 
 For a few records, a task of Spark takes longer than the records do. So the driver follows the topic with a consumer of
 its own, which has them already. What is large is read by tasks. Both make chunks of it
-(`outbox.sink.decoding.chunking`), and tasks return theirs to the driver. Spark returns a task's result once, whatever
+(`outbox.sink.decoding.batch`), and tasks return theirs to the driver. Spark returns a task's result once, whatever
 attempts there were.
 
 A part is bounded in records, and its chunk in bytes: a task ends its share early, and what lies behind it belongs to
@@ -31,8 +31,7 @@ from outbox.events.schema import shortened
 from outbox.kafka.follower import Follower
 from outbox.kafka.part import Part
 from outbox.kafka.records import batches, bounded
-from outbox.sink.decoding.batch import Batch, Chunk
-from outbox.sink.decoding.chunking import Chunking, Reached
+from outbox.sink.decoding.batch import Batch, Chunk, Chunking, Reached
 from outbox.sink.decoding.records import Records
 from outbox.sink.frames import frame
 from outbox.sink.frames.transform import Transform, TransformFailed, spark_reason

@@ -18,9 +18,9 @@ from psycopg2.extras import execute_values
 
 from outbox.events.schema import Rejection
 from outbox.sink.decoding import binary, dead_records
-from outbox.sink.decoding.batch import Chunk, DeadRecord
+from outbox.sink.decoding.batch import Chunk
 from outbox.sink.decoding.layout import IS_FILTERED
-from outbox.sink.decoding.records import Fetch, Place, Record
+from outbox.sink.decoding.records import DeadRecord, Fetch, Place, Record
 
 T = TypeVar("T")
 

@@ -19,10 +19,13 @@ A batch has events of one topic, and maybe of several types: what a strategy may
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
+
+from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.sections import COMMENT, sql_sections
@@ -197,3 +200,21 @@ def _options(file: Path, header: Mapping[str, str]) -> dict[str, str]:
                 code="strategy-header-unknown",
             )
     return found
+
+
+def ensure_partitions(connection: extensions.connection, wanted: Collection[date]) -> None:
+    """Make the missing partitions of processed_events that events of these days need. Days below the horizon need none.
+
+    It commits its own transactions, so call it before the one that applies. Each makes at most 50 partitions, which
+    takes some 400 locks. The days near today get a partition each and older ones a partition per month, so that a batch
+    with ids of fifty years needs some 700 partitions. Inserting takes two locks per partition; a default Postgres has
+    room for 6,400 (max_locks_per_transaction 64, max_connections 100).
+
+    A partition is only dropped when the horizon is at or above its end. So if one of these is gone when the batch is
+    applied, its events are below the horizon, where the strategy sets them aside.
+    """
+    is_complete = not wanted
+    while not is_complete:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT public.ensure_processed_events(%s::date[])", [sorted(wanted)])
+            ((is_complete,),) = cursor.fetchall()

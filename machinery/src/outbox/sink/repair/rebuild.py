@@ -36,8 +36,8 @@ from outbox.events import catalog
 from outbox.events.aggregate import Aggregate
 from outbox.kafka.topics import Topic
 from outbox.sink.applying import projection
-from outbox.sink.remembering import asked, dead_letters, fence, generations, positions
-from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.remembering import asked, dead_letters, fence, positions
+from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.remembering.strategy import Memory
 from outbox.sink.spec import SinkSpec
 
@@ -263,7 +263,7 @@ def begin(connection: extensions.connection, sink: str, topics: Sequence[Topic],
         start = {topic.name: dict.fromkeys(first[topic.name], 0) for topic in topics}
         for topic in topics:
             positions.write(cursor, copy, topic.name, topic.id, start[topic.name])
-        generations.start_next(cursor, copy, start)
+        positions.start_generation(cursor, copy, start)
         _copy_rows(cursor, {"sink": sink, "copy": copy}, "dead_letters", "status = 'discarded'")
         return False
 
@@ -326,7 +326,7 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
         cursor.execute(TAKE_COUNTS, names)
         cursor.execute("DELETE FROM public.sinks WHERE name = %(copy)s", names)
         fence.supersede(cursor, sink)
-        return generations.start_next(cursor, sink, reached)
+        return positions.start_generation(cursor, sink, reached)
 
 
 def _discard(cursor: extensions.cursor, names: Mapping[str, str]) -> None:
@@ -429,7 +429,7 @@ def _skip(
         for topic in topics:
             positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])
         fence.supersede(cursor, sink)
-        generations.start_next(cursor, sink, begin)
+        positions.start_generation(cursor, sink, begin)
     return skipped
 
 

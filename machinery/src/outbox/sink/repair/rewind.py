@@ -18,7 +18,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.sink.discovery import chosen
-from outbox.sink.remembering import asked, fence, generations, positions
+from outbox.sink.remembering import asked, fence, positions
 from outbox.sink.remembering.positions import Offsets
 
 
@@ -121,7 +121,7 @@ def accept_recreated(settings: Settings, sink: str) -> list[str]:
         begin = {topic.name: positions.read(cursor, sink, topic.name, topic.id) for topic in described}
         for topic in described:
             _require_partitions(sink, topic, begin[topic.name])
-        generations.start_next(cursor, sink, begin)
+        positions.start_generation(cursor, sink, begin)
     return accepted
 
 
@@ -147,7 +147,7 @@ def rewind(settings: Settings, sink: str, moves: Moves) -> int:
         for topic in described:
             positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])  # past what is given up
         asked.decide(cursor, spec.asked)
-        return generations.start_next(cursor, sink, begin)
+        return positions.start_generation(cursor, sink, begin)
 
 
 @contextmanager

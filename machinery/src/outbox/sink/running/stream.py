@@ -35,7 +35,7 @@ from outbox.sink.decoding.batch import Batch
 from outbox.sink.frames.transform import Transform
 from outbox.sink.reading.reader import Reader
 from outbox.sink.remembering import positions
-from outbox.sink.remembering.generations import Beginning, TopicOffsets, checkpoint_uri
+from outbox.sink.remembering.positions import Beginning, TopicOffsets, checkpoint_uri
 from outbox.sink.running.checkpoint import Checkpoint, Offsets
 from outbox.sink.running.metrics import Metrics
 from outbox.sink.running.watchdog import Guard

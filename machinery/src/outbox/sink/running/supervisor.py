@@ -34,7 +34,7 @@ from outbox.kafka import topics
 from outbox.kafka.topic_ids import TopicIds
 from outbox.sink.decoding.records import fetcher
 from outbox.sink.remembering import fence
-from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.running.metrics import Metrics, State, served
 from outbox.sink.running.retries import Retries
 from outbox.sink.running.stream import Stream, code_of

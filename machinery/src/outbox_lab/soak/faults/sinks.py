@@ -14,7 +14,7 @@ import psutil
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink.remembering.generations import checkpoint_folder, checkpoint_uri
+from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
 from outbox_lab.soak.fault import A_WHILE_S, Fault, Make, NotFired, wait_or_not_fired
 from outbox_lab.soak.faults import commands
 from outbox_lab.soak.testbed import Testbed

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
 from outbox.base.errors import Failure
-from outbox.sink.applying.postgres.returned import Known
 from outbox.sink.applying.projection import Projection, load
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
+from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout, TransformedLayout, view_name
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters
@@ -136,6 +136,23 @@ DELETE FROM pg_temp.new_events AS new USING pg_temp.rejections AS rejected WHERE
 """
 BATCH = sql.Identifier("pg_temp", "outbox_batch")
 NAMED = re.compile(r"\{(key|version)\}")  # what SQL may name of an event
+
+
+class Known(NamedTuple):
+    """The columns of events, as the layout has them, by which a sink with a transform knows them. Of events of one type
+    ``type_`` is the name of that, and no column.
+    """
+
+    type_: str | None
+    key: str
+    version: str | None
+
+    @classmethod
+    def of_topic(cls, layout: Layout, decoder: RecordDecoder) -> Known:
+        """The columns that the events of one topic are known by."""
+        event = next(iter(decoder.types))
+        version = None if decoder.version is None else layout.place(event, decoder.version)
+        return cls(None if layout.has_types else event, layout.place(event, decoder.key), version)
 
 
 class PostgresApplier(Applier):
