@@ -466,12 +466,12 @@ class World:
             return replay.discard(connection, chosen, because="a test").get(NAME, 0)
 
     def plan(self, to: int | None) -> Moves:
-        """What `outbox rewind` asks about: to the positions, or to an offset."""
+        """Where a rewind would lead: to the positions, or to an offset, as that of a moment."""
         if to is None:
             return rewind.to_positions(self.settings, NAME)
         if to <= self.topic.first:
             return rewind.to_earliest(self.settings, NAME)
-        return rewind.to_offsets(self.settings, NAME, {(None, 0): to})
+        return rewind.to_offsets(self.settings, NAME, {rewind.TopicPartition(TOPIC, 0): to})
 
     def give_up(self) -> None:
         """`outbox rewind --to-positions --skip-dropped`."""

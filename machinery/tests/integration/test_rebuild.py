@@ -523,7 +523,7 @@ class TestFromTopic:
         execute(databases, "UPDATE dead_letters SET status = 'replayed' WHERE sink = 'dedup.rebuild'")
         discard(databases, refused)
         before = everything(databases)
-        with raises("copy-outdated", refused.event_id, "--restart"):
+        with raises("copy-outdated", refused.event_id, "--drop-copy"):
             swap(databases)
         assert everything(databases) == before
         with rebuild.reserved(databases, "dedup") as owner:
@@ -620,7 +620,7 @@ def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) ->
     [
         (["dedup"], 2, "Missing option '--from'"),
         (["dedup", "--from", "memory"], 2, "'memory' is not one of"),
-        (["dedup", "--from", "source", "--restart"], 2, "are for --from topic"),
+        (["dedup", "--from", "source", "--drop-copy"], 2, "is for --from topic"),
         (["best", "--from", "source"], 1, "no sink is called best"),
     ],
 )

@@ -335,7 +335,7 @@ def _discard(cursor: extensions.cursor, names: Mapping[str, str]) -> None:
     for (identity,) in cursor:
         raise Failure(
             f"the copy of sink {names['sink']} has applied {identity}, which was discarded since",
-            "start again with --restart",
+            f"`outbox rebuild {names['sink']} --from topic --drop-copy`, and {AGAIN}",
             code="copy-outdated",
         )
     cursor.execute(DROP_DISCARDED, names)
