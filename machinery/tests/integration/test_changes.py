@@ -201,35 +201,6 @@ def test_without_the_guard_on_versions_a_late_older_state_wins(databases: Settin
     assert totals_after(databases, "unguarded", batches, projection=unguarded) == {one: 5}
 
 
-def test_a_guard_on_the_lsn_would_lose_what_a_snapshot_overlaps(databases: Settings) -> None:
-    """The version is not the obvious choice: why not the LSN, which every change has?"""
-    items = Items()
-    one = items.add()
-    items.snapshot(meanwhile=one)
-    came, seen, late = items.log
-    assert (seen.op, late.op, late.lsn < seen.lsn) == ("r", "u", True)
-    by_lsn = PROJECTION.read_text().replace(" END, version, changes", " END, lsn, changes")
-    assert by_lsn != PROJECTION.read_text()
-    batches = [[came], [seen], [late]]
-    assert totals_after(databases, "by_version", batches) == items.totals() == {one: 5}
-    assert totals_after(databases, "by_lsn", batches, projection=by_lsn) == {one: 0}
-
-
-def test_without_dedup_a_deletion_sent_again_empties_the_new_item(
-    databases: Settings,
-) -> None:
-    """The guard alone does not do: a deletion has no version."""
-    items = Items()
-    one = items.add()
-    items.move(one)
-    items.rename(items.rename(one), one)
-    batches = [items.log, items.log]
-    everything_is_new = "INSERT INTO pg_temp.new_events SELECT batch.* FROM pg_temp.outbox_batch AS batch"
-    assert totals_after(databases, "dedup", batches) == items.totals()
-    assert items.totals()[one] == 5
-    assert totals_after(databases, "no_dedup", batches, sql=everything_is_new)[one] == 0
-
-
 def keyed_without(part: str) -> str:
     """The strategy, had its key not this part."""
     key = {"pk": "item_id::text", "lsn": "lsn", "op": "op"} | {part: "0" if part == "lsn" else "''"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -151,17 +151,6 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
     assert statement.lines() == {}, "those that wait are before it"
     assert statement.replay() == Replayed(applied=3)
     assert statement.lines() == {nth_key(0): [2, 3, 4]}
-
-
-def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None:
-    """The mistake that the line in its header is there for."""
-    hasty_ones = projections_in(statement.projections, STATEMENT, "statement")
-    one = of_key(0)
-    with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
-        statement.set(unwelcome=[one[1]])
-        hasty = sink_on(connection, replace(STRATEGIES[statement.name], name="hasty"), hasty_ones)
-        hasty.apply(batch(one[:3]))
-    assert Database(statement.settings).query("SELECT version FROM statement WHERE sink = 'hasty'") == [(1,), (3,)]
 
 
 # As docs/projections.md has it: the version of each item is stored, and an event that is not above it is refused.

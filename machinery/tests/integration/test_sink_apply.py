@@ -57,14 +57,6 @@ def events(count: int, items: int = 3) -> list[Event]:
 
 
 class TestDedup:
-    def test_applies_each_event_once(self, databases: Settings, database: Database) -> None:
-        some = events(6)
-        with open_sink(databases) as sink:
-            assert sink.apply(batch(some)) == Counts(rows=6, applied=6)
-        assert database.totals() == sums(some)
-        assert database.positions() == {0: 6}
-        assert database.processed() == 6
-
     def test_skips_duplicates_inside_a_batch(self, databases: Settings, database: Database) -> None:
         some = events(3)
         with open_sink(databases) as sink:
@@ -79,15 +71,6 @@ class TestDedup:
         with open_sink(databases) as sink:
             assert sink.apply(batch(some, start=6)) == Counts(4, 0, 4)
         assert database.totals() == sums(some)
-
-    def test_a_re_run_with_other_rows_is_no_problem(self, databases: Settings, database: Database) -> None:
-        """After a crash of the host Spark may cut the same offsets into other batches under the same batch id."""
-        some = events(6)
-        with open_sink(databases) as sink:
-            sink.apply(batch(some[:4]))
-            assert sink.apply(batch(some[2:6], start=2)) == Counts(4, 2, 2)
-        assert database.totals() == sums(some)
-        assert database.positions() == {0: 6}
 
     def test_two_records_of_one_id_count_as_one_event(self, databases: Settings, database: Database) -> None:
         first = events(1)[0]
@@ -339,15 +322,6 @@ class TestDeadLetters:
         ((kept, is_event),) = database.query("SELECT value, is_event FROM dead_letters")
         assert (bytes(kept), is_event) == (litres.record.value, True)  # type: ignore[call-overload]
 
-    def test_a_batch_of_another_unit_alone_is_set_aside(self, databases: Settings, database: Database) -> None:
-        kilos, litres = events(2, items=1)
-        litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
-        with open_sink(databases) as sink:
-            sink.apply(batch([kilos]))
-            assert sink.apply(batch([litres], start=1)) == Counts(rows=1, rejected=1)
-        assert database.totals() == sums([kilos])
-        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
-
     def test_differing_unit_is_set_aside_even_if_earlier(self, databases: Settings, database: Database) -> None:
         first, second, third = events(3, items=1)
         litres = Event(first.event_id, first.key, first.quantity, first.version, unit="LTR")
@@ -380,13 +354,6 @@ class TestAllOrNothing:
             sink.apply(batch(events(2)))
         assert (database.totals(), database.positions(), database.processed()) == ({}, {}, 0)
 
-    def test_the_counts_are_kept_with_what_they_count(self, databases: Settings, database: Database) -> None:
-        some = events(3)
-        with open_sink(databases) as sink:
-            sink.apply(batch(some))
-            sink.apply(batch(some, start=3))
-        assert database.query("SELECT applied, duplicates FROM sinks") == [(3, 3)]
-
 
 class TestTemporaryTables:
     """Autovacuum cannot advance the horizon of a session's temporary tables, and they hold the database's back."""
@@ -403,13 +370,6 @@ class TestTemporaryTables:
             connection.autocommit = True
             connection.cursor().execute(self.USE_TRANSACTIONS)
         return int(str(database.query(self.AGE)[0][0]))
-
-    def test_a_commit_does_not_renew_them(self, databases: Settings, database: Database) -> None:
-        with open_sink(databases) as sink:
-            sink.apply(batch(events(3)))
-            assert self.age(databases, database) >= self.TRANSACTIONS
-            sink.apply(batch(events(3), start=3))
-            assert self.age(databases, database) >= 2 * self.TRANSACTIONS
 
     def test_a_sink_renews_them_now_and_then(
         self, databases: Settings, database: Database, monkeypatch: pytest.MonkeyPatch

@@ -156,16 +156,6 @@ def test_versions_are_applied_once_in_any_order(
 # What is remembered -------------------------------------------------------------------------------------------------
 
 
-def test_a_history_without_gaps_is_one_range(feed: Feed, database: Database) -> None:
-    history = [event(version) for version in range(1, 1001)]
-    for start in range(0, 1000, 250):
-        part = RANDOM.sample(history[start : start + 250], 250)
-        assert feed(*part) == Counts(250, 250)
-    assert remembered(database) == "{[1,1001)}"
-    assert feed(*RANDOM.sample(history, 1000)) == Counts(1000, 0, 1000)
-    assert database.totals() == sums(history)
-
-
 def test_thousands_of_gaps_are_filled_in_any_order(feed: Feed, database: Database) -> None:
     history = [event(version) for version in range(1, 10_001)]
     assert feed(*history[::2]) == Counts(5000, 5000)
@@ -175,18 +165,6 @@ def test_thousands_of_gaps_are_filled_in_any_order(feed: Feed, database: Databas
     assert feed(*history, *late[:2500]) == Counts(12_500, 2500, 10_000)
     assert remembered(database) == "{[1,10001)}"
     assert database.totals() == sums(history)
-
-
-@pytest.mark.parametrize("order", [BOUNDS, BOUNDS[::-1], (HIGHEST, LOWEST, 0, *BOUNDS)])
-@pytest.mark.parametrize("size", [1, len(BOUNDS) + 3], ids=["one by one", "in one batch"])
-def test_no_version_is_too_high_or_too_low(feed: Feed, database: Database, order: Sequence[int], size: int) -> None:
-    events = {version: event(version) for version in order}
-    for start in range(0, len(order), size):
-        feed(*(events[version] for version in order[start : start + size]))
-    assert feed(*events.values()) == Counts(len(events), 0, len(events))
-    assert database.totals() == {nth_key(1): len(events)}
-    assert remembered(database) == ranges(BOUNDS)
-    assert feed(event(2), event(3)) == Counts(2, 2), "the sink goes on"
 
 
 def test_an_unreadable_record_leaves_a_gap_that_its_replay_fills(
@@ -240,14 +218,6 @@ def test_if_the_first_is_refused_both_are_set_aside(feed: Feed, database: Databa
     assert feed(unit, first, second) == Counts(3, 1, 0, 2)
     assert database.dead_letters()[second.event_id] == REPEATED
     assert database.totals() == sums([unit])
-
-
-def test_the_second_event_with_a_version_is_a_duplicate_later(feed: Feed, database: Database) -> None:
-    """Nobody knows the id of the first by then. `outbox check` finds both in the source."""
-    first, second = event(1, 5), event(1, 6)
-    assert feed(first) == Counts(1, 1)
-    assert feed(second) == Counts(1, 0, 1)
-    assert (database.dead_letters(), database.totals()) == ({}, sums([first]))
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -79,10 +79,6 @@ def test_a_detail_stays_short_however_long_the_value() -> None:
     assert len(detail(record(changed(unit="x" * 1_000_000)))) < 300
 
 
-def test_no_headers_is_a_missing_id() -> None:
-    assert reason(record(headers={})) == "missing id"
-
-
 def test_an_event_has_the_columns_of_the_schema_and_no_others() -> None:
     assert event(record(changed(note="a\0"))) == FACTS
     found = DECODER.record(record())
