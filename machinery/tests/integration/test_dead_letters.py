@@ -442,7 +442,7 @@ class TestRefusals:
         with open_sink(databases) as sink:
             sink.apply(batch([first]))
             sink.apply(batch([], start=1, dead=[unread(first, 1), unread(late, 2)]))
-        with raises("projection-refuses-unknown", "dedup"):
+        with raises("projection-unusable", "dedup"):
             run_replay(databases, with_projections(known, wrong))
         assert database.statuses() == {first.event_id: "open", late.event_id: "open"}
         assert database.processed() == 1

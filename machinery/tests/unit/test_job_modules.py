@@ -101,14 +101,14 @@ def test_a_subpackage_may_have_no_job_for_these_settings(declare: Declare, lines
     ],
 )
 def test_a_module_without_a_usable_declaration_is_refused(declare: Declare, lines: str) -> None:
-    with raises("sink-undeclared", f"{PACKAGE}.orders.job"):
+    with raises("sink-unusable", f"{PACKAGE}.orders.job"):
         declare(lines)
 
 
 def test_two_jobs_of_a_subpackage_need_names(declare: Declare) -> None:
     jobs = declare('jobs = [SinkJob(events=["order"]), SinkJob(events=["item"])]')
     assert [job.name for job in jobs] == ["orders", "orders"]
-    with raises("sink-ambiguous", "orders"):
+    with raises("sink-unusable", "orders"):
         discovery.sinks(settings.load(environment=False))
 
 

@@ -126,7 +126,7 @@ class TestJobs:
 
     def test_an_unknown_strategy_is_refused(self, tmp_path: Path) -> None:
         for one in ("best", tmp_path / "mine.sql"):
-            with raises("strategy-unknown"):
+            with raises("strategy-unusable"):
                 self.resolve(strategy=one)
 
     @pytest.mark.parametrize("by", ["upsert", "versions"])
@@ -139,7 +139,7 @@ class TestJobs:
 
     def test_two_jobs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(discovery, "jobs", lambda _: [made_events.JOB, replace(made_events.JOB, events=["order"])])
-        with raises("sink-ambiguous", made_events.JOB.name):
+        with raises("sink-unusable", made_events.JOB.name):
             discovery.sinks(settings.load(environment=False))
 
     def test_a_sink_by_another_strategy_has_a_name_of_its_own(self) -> None:

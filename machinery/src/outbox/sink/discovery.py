@@ -62,7 +62,7 @@ def _declared(module: ModuleType, settings: Settings) -> list[SinkJob]:
             raise Failure(
                 f"{module.__name__} must have `job`, a SinkJob, or `jobs`, a list of them, and not both",
                 'write `job = SinkJob(events=["order.placed"])`; a function `jobs(settings)` may return the list',
-                code="sink-undeclared",
+                code="sink-unusable",
             )
     return [_completed(job, Path(str(module.__file__)).parent) for job in found]
 
@@ -108,7 +108,7 @@ def _by_name(settings: Settings) -> dict[str, SinkJob]:
     found: dict[str, SinkJob] = {}
     for job in jobs(settings):
         if job.name in found:
-            raise Failure(f"two jobs are called {job.name}", "rename one", code="sink-ambiguous")
+            raise Failure(f"two jobs are called {job.name}", "rename one", code="sink-unusable")
         found[job.name] = job
     return found
 

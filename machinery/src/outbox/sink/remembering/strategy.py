@@ -134,14 +134,14 @@ def find(strategy: str | Path) -> Strategy:
     """The built-in strategy of a name, or the strategy in a file. Raises Failure if it is missing, and as `load`."""
     if isinstance(strategy, Path):
         if not strategy.is_file():
-            raise Failure(f"there is no strategy {strategy}", "correct the job's strategy", code="strategy-unknown")
+            raise Failure(f"there is no strategy {strategy}", "correct the job's strategy", code="strategy-unusable")
         return _read(strategy)
     known = load(BUILT_IN)
     if strategy not in known:
         raise Failure(
             f"no strategy is called {strategy}",
             f"there are {', '.join(known)}; one of yours is a file: strategy=Path('mine.sql')",
-            code="strategy-unknown",
+            code="strategy-unusable",
         )
     return known[strategy]
 
@@ -153,7 +153,7 @@ def _read(file: Path) -> Strategy:
         raise Failure(
             f"{file}: its first comments lack: {', '.join(missing)}",
             "write them as `-- idea: …`",
-            code="strategy-header-incomplete",
+            code="strategy-unusable",
         )
     found: dict[str, Any] = {word: header[word] for word in REQUIRED} | _options(file, header)
     sections = sql_sections(file, "select", "remember")
@@ -172,20 +172,20 @@ def _memory(file: Path, value: str, statements: str) -> Memory | None:
             f"{file}: its header has an unknown value, `memory: {value}`",
             "write `-- memory: TABLE by event_id`, `… by key version`, `… by key versions`, "
             "`… by topic_id partition offset`, or `-- memory: none`",
-            code="strategy-header-unknown",
+            code="strategy-unusable",
         )
     memory = Memory(found[1], tuple(found[2].split()))
     if not re.search(rf"\b{memory.table}\b", statements):
         raise Failure(
             f"{file}: its header says that it remembers in {memory.table}, and its SQL does not name that table",
             "correct the line `-- memory: …`",
-            code="strategy-memory-wrong",
+            code="strategy-unusable",
         )
     if memory.is_of_ids and "dedup_horizon" not in statements:
         raise Failure(
             f"{file}: it remembers ids, and does not look at dedup_horizon: ids below it are forgotten",
             "let it set events below the horizon aside, as `dedup` does",
-            code="strategy-memory-wrong",
+            code="strategy-unusable",
         )
     return memory
 
@@ -197,7 +197,7 @@ def _options(file: Path, header: Mapping[str, str]) -> dict[str, str]:
             raise Failure(
                 f"{file}: its header has an unknown value, `{word}: {value}`",
                 f"write {' or '.join(f'`-- {word}: {known}`' for known in OPTIONS[word])}, or delete the line",
-                code="strategy-header-unknown",
+                code="strategy-unusable",
             )
     return found
 

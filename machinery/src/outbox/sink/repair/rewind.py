@@ -69,7 +69,7 @@ def to_offsets(settings: Settings, sink: str, begin: Mapping[TopicPartition, int
         stored = _positions(cursor, sink, described)
     if not stored:
         raise Failure(
-            f"sink {sink} has read none of its topics yet", f"`outbox sink {sink}` runs it", code="sink-never-ran"
+            f"sink {sink} has read none of its topics yet", f"`outbox sink {sink}` runs it", code="nothing-to-replay"
         )
     return {place: Move(position, min(position, begin.get(place, position))) for place, position in stored.items()}
 
@@ -90,7 +90,7 @@ def accept_recreated(settings: Settings, sink: str) -> list[str]:
     with _stopped(settings, sink) as cursor:
         accepted = [topic.name for topic in described if positions.accept_recreated(cursor, sink, topic.name, topic.id)]
         if not accepted:
-            raise Failure(f"sink {sink}: no topic was created again", "start the sink", code="nothing-recreated")
+            raise Failure(f"sink {sink}: no topic was created again", "start the sink", code="nothing-to-replay")
         begin = {topic.name: positions.read(cursor, sink, topic.name, topic.id) for topic in described}
         for topic in described:
             if topic.partitions < (needed := max(begin[topic.name], default=-1) + 1):

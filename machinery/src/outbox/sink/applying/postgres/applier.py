@@ -172,7 +172,7 @@ class PostgresApplier(Applier):
             raise Failure(
                 f"sink {self.name}: a projection in {spec.job.projections} is ordered, and its events have no version",
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
-                code="projection-needs-version",
+                code="projection-unusable",
             )
         self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
         self._names = {topic: names(known.key, known.version) for topic, known in self._known.items()}
@@ -287,7 +287,7 @@ class PostgresApplier(Applier):
             raise Failure(
                 f"sink {self.name}: a projection refuses events that are not new",
                 "correct it: what its section [refuse] inserts comes from `new_events`",
-                code="projection-refuses-unknown",
+                code="projection-unusable",
             )
         if not rejections:
             return 0
