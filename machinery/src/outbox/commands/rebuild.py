@@ -113,7 +113,7 @@ def _look_up(settings: Settings, declared: SinkSpec) -> tuple[list[Topic], dict[
 
 
 def _print_differences(differences: Mapping[str, Decimal] | None) -> None:
-    """What changes, the largest first; events that are not applied yet are included."""
+    """Print the changes, the largest first; events that are not applied yet are included."""
     if differences is None:
         click.echo(rebuild.NO_TOTALS)
         return

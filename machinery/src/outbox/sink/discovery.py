@@ -1,4 +1,4 @@
-"""Which sinks a project has: its jobs are found, completed and made into sinks.
+"""The sinks of a project: its jobs are found, completed and made into sinks.
 
 Each subpackage of the project's package ``sinks`` with a module ``job`` declares a sink, or several: ``job``, a
 `SinkJob`, or ``jobs``, a list of them, or a function of `Settings` that returns the list. A job is a sink: it has a
@@ -114,7 +114,7 @@ def _by_name(settings: Settings) -> dict[str, SinkJob]:
 
 
 def memories(settings: Settings) -> list[Memory]:
-    """What strategies remember in the sink database: those of this project's sinks, and all that are built in."""
+    """The memories in the sink database of the strategies of this project's sinks and of all built-in ones."""
     strategies = [*strategy.load(strategy.BUILT_IN).values(), *(one.strategy for one in sinks(settings).values())]
     return list(dict.fromkeys(one.memory for one in strategies if one.memory is not None))
 

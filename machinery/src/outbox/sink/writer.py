@@ -1,4 +1,4 @@
-"""What applies events to a sink's target: the writer of a running sink, batch by batch, and the applier of a replay.
+"""The interfaces that apply events to a sink's target: the writer of a running sink, and the applier of a replay.
 
 Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 """
@@ -31,7 +31,7 @@ UPDATE public.sinks
 
 
 class Counts(NamedTuple):
-    """What one batch was: rows = applied + duplicates + rejected + filtered. ``dead`` counts the records that were no
+    """Counts of one batch: rows = applied + duplicates + rejected + filtered. ``dead`` counts the records that were no
     events, ``skipped`` the events that the sink has not asked for, ``filtered`` those that its transform left out.
     """
 
@@ -63,7 +63,8 @@ class SinkWriter(ABC):
             with connection, connection.cursor() as cursor:
                 self.fence_holder = fence.driver(cursor, self.name)  # ourselves, as others see us
                 self._require_fence(cursor)
-                asked.require_unchanged(cursor, job)
+                if (failure := asked.problem(cursor, job)) is not None:
+                    raise failure
                 self._skipped = asked.skipped(cursor, self.name)
 
     @abstractmethod
@@ -141,8 +142,8 @@ def count(cursor: extensions.cursor, sink: str, counts: Counts) -> None:
 
 
 class Applied(NamedTuple):
-    """What became of a batch: rows that were applied, events that were rejected, events that were new and that the
-    sink's transform left out. The other rows were duplicates.
+    """Counts of a batch: applied rows, rejected events, and new events that the sink's transform left out. The other rows
+    were duplicates.
     """
 
     applied: int

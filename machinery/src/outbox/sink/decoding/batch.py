@@ -44,13 +44,13 @@ class Chunk:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory it takes, nearly."""
+        """Roughly the memory that the chunk takes."""
         encoded = sum(one.size_bytes for one in (*self.rows, *self.dead))
         return encoded + (0 if self.events is None else self.events.nbytes)
 
     @property
     def skipped_count(self) -> int:
-        """How many events the sink has not asked for."""
+        """The number of events that the sink has not asked for."""
         return sum(self.skipped.values())
 
     @classmethod
@@ -72,7 +72,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Chunking:
-    """How the records of a topic become the chunks of a sink. Executors receive it by pickling."""
+    """Makes the chunks of a sink from records of a topic. Executors receive it by pickling."""
 
     decoder: RecordDecoder
     layout: Layout

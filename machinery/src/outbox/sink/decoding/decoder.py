@@ -252,7 +252,7 @@ class EventDecoder(RecordDecoder):
         return self._event(known, str(event_id), record.key, value)
 
     def decode(self, records: Records) -> Decoded:
-        """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
+        """The events among records, and the others. Valid records of one event are decoded together, in half the time."""
         if len(records) > self.at_once:
             return self.decode_parts(records.parts(self.at_once))
         headers = _by_name(records.headers)
@@ -351,7 +351,7 @@ class EventDecoder(RecordDecoder):
         return None
 
     def _skipped(self, type_: str | None, version: str | None) -> Skipped | None:
-        """What was not asked for. Of what was asked for, an undeclared type or version may be part some day."""
+        """The event by its name, if the sink has not asked for it. An undeclared type or version may be asked for."""
         if type_ is None or (type_, str(version)) in self._versions:
             return None
         if type_ not in self._events:

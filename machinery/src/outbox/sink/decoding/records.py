@@ -107,7 +107,7 @@ class Decoded(NamedTuple):
 
     @classmethod
     def together(cls, parts: Sequence[Decoded]) -> Decoded:
-        """What these have together."""
+        """The rows and records of all parts."""
         tables: dict[str, list[pa.Table]] = {}
         for part in parts:
             for name, table in part.rows.items():

@@ -116,7 +116,7 @@ def as_events(rows: pa.Table, topic: str) -> pa.Table:
 
 @dataclass(frozen=True)
 class EventsTask:
-    """What an executor runs for each number of a share: it reads and decodes it."""
+    """The function that an executor runs for the numbers of shares: it reads and decodes them."""
 
     settings: Settings
     decoders: Mapping[str, RecordDecoder]

@@ -179,7 +179,7 @@ class ReadTask:
         return cls(settings.without_secrets("kafka_password"), chunking, topic, max_bytes)
 
     def __call__(self, share: Part) -> Read | Failure:
-        """What it has read, or why it cannot: Spark would pass on the text of an error only."""
+        """Read the share. A Failure is returned, because Spark would pass on the text of an error only."""
         try:
             at_once = self.chunking.decoder.at_once
             with closing(batches(self.settings, self.topic, share.within, at_least=at_once, require_all=True)) as read:

@@ -62,7 +62,7 @@ SELECT EXISTS (SELECT FROM pg_locks AS held JOIN pg_locks AS wanted USING (lockt
 
 
 class Term(NamedTuple):
-    """What a driver finds unchanged as long as nobody has taken the sink over."""
+    """The values that a driver finds unchanged as long as nobody has taken the sink over."""
 
     epoch: int
     generation: int  # of the sink's checkpoint

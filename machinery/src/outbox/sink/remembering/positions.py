@@ -64,7 +64,7 @@ def recreated(sink: str, topic: str, before: str, now: str, unread: str) -> Fail
 
 
 def accept_remedy(sink: str) -> str:
-    """What to do about a topic that was deleted and created again."""
+    """The remedy for a topic that was deleted and created again."""
     return f"compare with `outbox check`; `outbox rewind {sink} --accept-recreated` lets it read the new topic"
 
 

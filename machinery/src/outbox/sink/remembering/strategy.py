@@ -96,20 +96,20 @@ class Strategy:
     costs: str
     choose: str
     memory: Memory | None
-    """What it remembers; None if that is nothing in the sink database but its positions."""
+    """The strategy's memory; None if that is nothing in the sink database but its positions."""
     select: str
     remember: str = ""
     start: Literal["positions", "earliest"] = "positions"
     """Where a sink without checkpoint begins: at its positions, or, like a plain consumer, at the earliest event."""
     takes: Literal["events", "states"] = "events"
-    """What its projections apply: each event, or the newest state, which supersedes the states before it."""
+    """Whether projections apply each event, or the newest state, which supersedes the states before it."""
     knows: Literal["events", "positions"] = "events"
-    """How it recognises an event: by the event itself or its place, or only by how far the sink has read. The latter
+    """Whether the strategy recognises an event by the event itself or its place, or only by positions. The latter
     cannot recognise the event of a dead letter, so a replay takes such an event for new: its dead letter is open."""
     needs: Literal["", "version"] = ""
-    """What it needs of the job's events."""
+    """A property that the job's events must have."""
     repeats: Literal["all", "re-reads", "none"] = "all"
-    """Which repeated events it recognises: all of them, or those that are read again at their offsets, or none."""
+    """The repeated events that the strategy recognises: all, or those read again at their offsets, or none."""
 
     @property
     def remembers_ids(self) -> bool:

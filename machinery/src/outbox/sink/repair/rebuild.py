@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg2
 from psycopg2 import extensions, sql
@@ -152,8 +152,8 @@ UPDATE public.sinks SET applied = copy.applied, duplicates = copy.duplicates, fi
 
 
 class RebuildResult(NamedTuple):
-    """What the source changed: by key how much more the sink holds now, where that is not zero; and by topic and
-    partition the first and the last offset of events that the topic has dropped before the sink had applied them.
+    """The changes by a rebuild from the source: by key how much more the sink holds now, where that is not zero; and by
+    topic and partition the first and last offset of events that the topic has dropped before the sink applied them.
     """
 
     differences: dict[str, Decimal]
@@ -389,21 +389,25 @@ def _totals(connection: extensions.connection, aggregates: Sequence[Aggregate]) 
                 "add it in a migration: docs/projections.md",
                 code="rebuild-unsupported",
             )
-        with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
-            cursor.itersize = FETCH_ROWS
-            query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier("public", view))
-            cursor.execute(query)
-            for (total,) in cursor:
-                yield aggregate.name, total
+        query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier("public", view))
+        for (total,) in _rows(connection, query):
+            yield aggregate.name, total
 
 
 def _sent(connection: extensions.connection, aggregates: Sequence[Aggregate]) -> Iterator[tuple[str, str, int]]:
     """By aggregate and key, the highest version of the events that the outbox still has."""
     for aggregate in aggregates:
-        with connection.cursor("sent") as cursor:
-            cursor.itersize = FETCH_ROWS
-            cursor.execute(OUTBOX, {"aggregate": aggregate.name, "version": aggregate.version})
-            yield from cursor
+        yield from _rows(connection, sql.SQL(OUTBOX), {"aggregate": aggregate.name, "version": aggregate.version})
+
+
+def _rows(
+    connection: extensions.connection, query: sql.Composable, parameters: Mapping[str, object] | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, by a cursor on the server: they may be more than memory holds."""
+    with connection.cursor("rows") as cursor:
+        cursor.itersize = FETCH_ROWS
+        cursor.execute(query, parameters)
+        yield from cursor
 
 
 def _skip(

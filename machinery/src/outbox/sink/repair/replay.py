@@ -1,4 +1,4 @@
-"""What an operator does about dead letters: replay them, or discard them. Both work beside the running sink.
+"""The repairs of dead letters: an operator chooses letters, and replays or discards them beside the running sink.
 
 Letters are handled in chunks. Each chunk is one transaction, which takes the sink's lock first, as the driver does. It
 applies the events and updates the status of their letters. So no event is applied twice, whenever the process is killed
@@ -59,7 +59,7 @@ AGAIN = "run the command again: what is done is done, and is not repeated"
 # Each letter is locked when it is fetched. One that another command has closed since it was chosen is left out. The
 # letters in `lost` are closed on purpose: the sink's result has lost their events.
 CLAIM = """
-SELECT identity, key, headers, value, is_event, reason, partition, "offset",
+SELECT identity, key, headers, value, is_event, partition, "offset",
        round(extract(epoch FROM recorded_at) * 1000)::bigint
   FROM public.dead_letters
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s)
@@ -135,7 +135,7 @@ class Selection:
         return [Chosen(*row) for row in cursor]
 
     def count(self, cursor: extensions.cursor) -> int:
-        """How many there are."""
+        """The number of these letters."""
         cursor.execute(f"SELECT count(*) FROM public.dead_letters WHERE {self._condition}", self._parameters)  # noqa: S608
         return int((cursor.fetchone() or (0,))[0])
 
@@ -168,8 +168,8 @@ class Selection:
 
 
 class Replayed(NamedTuple):
-    """What became of letters: applied, found to be applied already, rejected again and left open, or closed because the
-    sink's transform leaves the event out.
+    """Counts of letters: applied, applied already, rejected again and left open, or closed because the sink's transform
+    leaves the event out.
     """
 
     applied: int = 0
@@ -340,7 +340,6 @@ class _Letter(NamedTuple):
     identity: str
     record: Record
     is_event: bool
-    reason: str
     partition: int
     offset: int
 
@@ -369,9 +368,9 @@ def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: st
     with connection.cursor("open_letters") as cursor:  # a cursor on the server, because a letter may be large
         cursor.itersize = FETCHED
         cursor.execute(CLAIM, {**_names(chunk), "reason": reason})
-        for identity, key, headers, value, is_event, why, partition, offset, recorded_ms in cursor:
+        for identity, key, headers, value, is_event, partition, offset, recorded_ms in cursor:
             record = dead_records.record(key, headers, value, recorded_ms)
-            yield _Letter(identity, record, is_event, why, partition, offset)
+            yield _Letter(identity, record, is_event, partition, offset)
 
 
 def _due(applier: Applier, letters: Iterable[Chosen]) -> Iterator[Chosen]:

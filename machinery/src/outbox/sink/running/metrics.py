@@ -58,7 +58,7 @@ PASSING_ERRORS = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # librdk
 
 
 class Lag(NamedTuple):
-    """How far one sink is behind.
+    """The lag of one sink.
 
     ``offsets``: by partition, the last stable offset minus the next offset to apply. That is the number of events that
     are committed and not applied, or slightly more, because transaction markers and aborted records take offsets too.
@@ -76,7 +76,7 @@ AskLag = Callable[[Mapping[str, Offsets]], Mapping[str, Lag] | None]
 
 
 class State(StrEnum):
-    """What a sink is doing."""
+    """The state of a sink."""
 
     STARTING = "starting"  # it has not begun to read
     RUNNING = "running"
@@ -85,7 +85,7 @@ class State(StrEnum):
 
 
 class Metrics:
-    """What the sinks of one process count, and their states. Any thread may call each method; none of them blocks."""
+    """Counts and states of the sinks of one process. Any thread may call each method; none of them blocks."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -50,7 +50,7 @@ GONE = "its JVM is gone"
 
 
 class Unapplied(Exception):
-    """What Spark gets in place of the error of a batch, which we report ourselves."""
+    """Spark gets this in place of the error of a batch, which we report ourselves."""
 
 
 class Stopping(Exception):

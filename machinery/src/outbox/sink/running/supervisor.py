@@ -213,7 +213,7 @@ class Supervisor:
         return self._restart is None and (self._is_over or not (self._is_active or self.has_failed()))
 
     def look(self, topic_ids: Mapping[str, str] = MappingProxyType({})) -> None:
-        """See how the sink does: if it has failed in a way that may pass, let it start again after a while.
+        """Look after the sink: if it has failed in a way that may pass, let it start again after a while.
 
         ``topic_ids`` are what topics have now, as far as that is known.
         """

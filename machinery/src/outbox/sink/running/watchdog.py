@@ -34,7 +34,7 @@ _log = log.get(__name__)
 
 
 class Guard:
-    """What the watchdog sees of one sink. `failure` says that the database was given up during the last work."""
+    """The watchdog's view of one sink. `failure` says that the database was given up during the last work."""
 
     def __init__(self, sink: str) -> None:
         self.sink = sink

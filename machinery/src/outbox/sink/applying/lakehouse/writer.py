@@ -187,17 +187,12 @@ class LakehouseWriter(SinkWriter):
         """
         super().__init__(connection, spec.asked)
         self._spec, self._fetch, self._schema, self._uri = spec, fetch, schema, uri
-        if spec.job.transform is None:
-            self._prepare()
-
-    def prepare(self, returned: pa.Schema) -> None:
-        del returned  # the columns are the table's
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Make the tables of the session. Spark may not have started: it does when all sinks have their fences."""
+        # Spark may not have started: it does when all sinks have their fences.
         with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
             prepare(cursor)
+
+    def prepare(self, returned: pa.Schema) -> None:
+        """Nothing to do: the columns are the table's."""
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. A sink without positions of any topic gets its table made.

@@ -311,7 +311,7 @@ def _count(cursor: extensions.cursor, query: str) -> int:
 
 
 def names(key: str, version: str | None) -> dict[str, str]:
-    """What SQL may name without knowing the events of a topic: the columns of key and version."""
+    """The columns of key and version, which SQL may name without knowing the events of a topic."""
     found = {"key": sql_name(key)}
     if version is not None:
         found["version"] = sql_name(version)
