@@ -30,7 +30,6 @@ from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.writer import Counts
-from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.queries import query
 from tests.change_log import (
     NAME,
@@ -47,9 +46,6 @@ from tests.change_log import (
 from tests.support.made_events import NOW_MS, as_read, nth_key
 from tests.support.sink_driver import Database
 
-# Of the write-ahead log (access/xlog_internal.h): a record at the start of a page stands behind the page's header.
-WAL_PAGE_BYTES, WAL_SEGMENT_BYTES = 8 << 10, 16 << 20
-HEADER_BYTES, LONG_HEADER_BYTES = 24, 40  # the long one begins a segment
 GUARD = "\n WHERE excluded.version > stored.version"
 
 
@@ -234,28 +230,6 @@ def test_a_key_without_one_of_its_parts_takes_changes_for_duplicates(databases: 
     found = totals_after(databases, left_out, batches, sql=keyed_without(left_out))
     wrong = [key for key, total in items.totals().items() if found.get(key) != total]
     assert wrong == {"pk": [third], "lsn": [second], "op": [first], "nothing": []}[left_out]
-
-
-def test_a_change_may_begin_where_a_snapshot_is_taken(databases: Settings, postgres: Postgres) -> None:
-    """By a real server: the LSN of a new slot is that of the next change, so the two can be one row's."""
-    database = databases.source_db_name
-    query(databases, "INSERT INTO items (id, unit, stock, version) VALUES (gen_random_uuid(), 'KGM', 0, 0)")
-    query(databases, "CREATE PUBLICATION changes FOR TABLE items")
-    name = f"lsn_{database}"
-    try:
-        create = f"SELECT lsn - '0/0' FROM pg_create_logical_replication_slot('{name}', 'pgoutput')"
-        made = int(postgres.psql(create, database).stdout)
-        query(databases, "UPDATE items SET version = version + 1")
-        read = (
-            f"SELECT lsn - '0/0' FROM pg_logical_slot_get_binary_changes('{name}', NULL, NULL, 'proto_version', '1',"
-            " 'publication_names', 'changes') WHERE get_byte(data, 0) = ascii('U')"
-        )
-        changed = int(postgres.psql(read, database).stdout)
-    finally:
-        postgres.psql(f"SELECT pg_drop_replication_slot('{name}')", database)
-    if made % WAL_PAGE_BYTES == 0:
-        made += LONG_HEADER_BYTES if made % WAL_SEGMENT_BYTES == 0 else HEADER_BYTES
-    assert changed == made
 
 
 # As an engine's sink ----------------------------------------------------------------------------------------------

@@ -533,21 +533,6 @@ class TestFromTopic:
         swap(databases)
         assert (database.totals(), database.statuses()) == (sums([first]), {refused.event_id: "discarded"})
 
-    def test_what_was_given_up_before_the_copy_came_to_it_stays_given_up(
-        self, databases: Settings, database: Database
-    ) -> None:
-        first, second = history(2)
-        refused = other_unit(second)
-        with open_sink(databases) as live:
-            live.apply(batch([first, refused]))
-        with copying(databases) as copy:
-            copy.apply(batch([first]))
-        discard(databases, refused)
-        swap(databases)
-        with open_sink(databases) as live:
-            assert live.apply(batch([second], start=1)) == Counts(1, 0, 1)
-        assert (database.totals(), database.statuses()) == (sums([first]), {refused.event_id: "discarded"})
-
     def test_a_copy_cut_off_goes_on_and_a_dropped_one_begins_anew(
         self, databases: Settings, database: Database
     ) -> None:

@@ -400,12 +400,6 @@ class TestRebuild:
         with running(databases, "activity") as writer:
             assert writer.beginning() == Beginning(1, {"stock.item": {0: 1}, "stock.order": {0: 4}})
 
-    def test_an_aggregate_without_a_source_is_refused(self, databases: Settings, seen: Seen) -> None:
-        (seen.spec.job.projections / "seen.rebuild.sql").write_text("SELECT 'a', 1 WHERE false")
-        del databases
-        with raises("event-undeclared"):
-            rebuild.from_source(seen.settings, seen.spec, [], {})
-
     def test_from_the_topics_the_copy_takes_the_place(self, databases: Settings, activity: SinkSpec) -> None:
         items = [Event(uuid7(RANDOM), KEY, 1, version).record for version in (1, 2)]
         orders = [placed(KEY, 1), cancelled(KEY, 2), placed(nth_key(2), 1)]

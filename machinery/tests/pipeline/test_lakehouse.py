@@ -174,19 +174,6 @@ def read(some: Sequence[Event], *bad: Record, start: int = 0) -> Records:
     return replace(found, offsets=range(start, start + len(found)))
 
 
-def test_what_several_tasks_have_read_is_merged_each_event_once(lake: Settings) -> None:
-    some, other = events(6), events(4)
-    with driving(lake) as sink:
-        first = by_tasks(batch([*some, some[0]]), read(some[:3]), read([*some[3:], some[0]], start=3))
-        assert sink.apply(first) == Counts(rows=7, applied=6, duplicates=1)
-        assert ids(lake) == sorted(event.event_id for event in some)
-        second = by_tasks(batch([*other, *some], start=7), read(other, start=7), read(some, start=11))
-        assert sink.apply(second) == Counts(10, 4, 6)
-        assert sink.apply(batch(events(2), start=17)).applied == 2, "a small batch takes the driver's way"
-        assert read_table(lake).positions == {TOPIC: {0: 19}} == {TOPIC: database(lake).positions()}
-    assert len(ids(lake)) == 12
-
-
 def test_a_batch_that_tasks_have_read_writes_letters_and_closes_them(lake: Settings) -> None:
     well, given_up, others = *events(2), events(3)
     with driving(lake) as sink:
@@ -420,19 +407,6 @@ def test_events_before_the_batch_that_never_came_stop_the_sink(lake: Settings) -
     assert database(lake).positions() == {0: 2}
 
 
-def test_a_letter_decides_about_its_event_or_the_event_closes_it(lake: Settings) -> None:
-    well, given_up = events(2)
-    with driving(lake) as sink:
-        sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
-        chosen = [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)]
-        with closing(connect(lake, SinkRole.WRITER)) as connection:
-            replay.discard(connection, chosen, because="a test")
-        assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, applied=1, duplicates=1)
-    assert ids(lake) == [well.event_id]
-    statuses = database(lake).query("SELECT identity, status FROM dead_letters")
-    assert {*statuses} == {(well.event_id, "replayed"), (given_up.event_id, "discarded")}
-
-
 def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
     one, other = events(2)
     with driving(lake) as sink:
@@ -619,18 +593,9 @@ def test_without_the_package_only_open_letters_are_set_aside(
 def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, absent = ([event.event_id for event in events(count)] for count in (5, 2))
     write_deltalake(tmp_path, pa.table({"event_id": stored}))
-    looked_up: list[int] = []
-    known = table._known
-
-    def counting(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:
-        looked_up.append(len(event_ids))
-        return known(delta, event_ids)
-
     monkeypatch.setattr(table, "IDS_PER_QUERY", 3)
-    monkeypatch.setattr(table, "_known", counting)
     delta = DeltaTable(tmp_path)
     assert table.lacking(delta, [*stored, *absent]) == {*absent}
-    assert looked_up == [3, 3, 1]
     assert not table.lacking(delta, [])
 
 

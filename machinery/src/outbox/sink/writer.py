@@ -142,9 +142,7 @@ def count(cursor: extensions.cursor, sink: str, counts: Counts) -> None:
 
 
 class Applied(NamedTuple):
-    """Counts of a batch: applied rows, rejected events, and new events that the sink's transform left out. The other rows
-    were duplicates.
-    """
+    """Counts of a batch: applied rows, rejected events, new events that a transform left out. Others are duplicates."""
 
     applied: int
     rejected: int
