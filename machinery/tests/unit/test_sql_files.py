@@ -84,7 +84,6 @@ def test_a_value_of_ordered_is_reported(tmp_path: Path, line: str) -> None:
         ("knows", "events"),
         ("takes", "states"),
         ("takes", "events"),
-        ("needs", "version"),
     ],
 )
 def test_an_option_has_its_value(tmp_path: Path, form: str, option: str, value: str) -> None:
@@ -98,7 +97,6 @@ def test_an_option_has_its_value(tmp_path: Path, form: str, option: str, value: 
         "-- takes: state",
         "-- knows: position",
         "-- start: latest",
-        "-- needs: versions",
         "-- takes:",
         "-- takes: States",
     ],

@@ -144,7 +144,7 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
     found = strategy.find(job.strategy)
     decoders = job.decoders or event_decoders(settings, job.events)
     spec = SinkSpec(job.name, job, found, decoders, PostgresTarget() if job.target is None else job.target)
-    if found.needs == "version" and not spec.has_version:
+    if found.needs_version and not spec.has_version:
         raise unusable(
             job,
             f"strategy {found.name} needs events that are numbered by key",

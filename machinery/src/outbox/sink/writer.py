@@ -158,9 +158,6 @@ class Applier(Protocol):
     def prepare(self, cursor: extensions.cursor) -> None:
         """Make the temporary tables of the session."""
 
-    def end(self, cursor: extensions.cursor) -> None:
-        """Drop the temporary tables, so that the session may be prepared for another sink."""
-
     def lost(self, event_ids: Collection[str]) -> Collection[str]:
         """The given events, whose dead letters are closed, that the result does not have any more. A result that is
         committed with its dead letters loses none.

@@ -36,7 +36,6 @@ OPTIONS = {
     "start": ("positions", "earliest"),
     "knows": ("events", "positions"),
     "takes": ("events", "states"),
-    "needs": ("version",),
     "repeats": ("all", "re-reads", "none"),
 }
 LINE = re.compile(r"^--[ \t]*(\w+)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
@@ -106,8 +105,6 @@ class Strategy:
     knows: Literal["events", "positions"] = "events"
     """Whether the strategy recognises an event by the event itself or its place, or only by positions. The latter
     cannot recognise the event of a dead letter, so a replay takes such an event for new: its dead letter is open."""
-    needs: Literal["", "version"] = ""
-    """A property that the job's events must have."""
     repeats: Literal["all", "re-reads", "none"] = "all"
     """The repeated events that the strategy recognises: all, or those read again at their offsets, or none."""
 
@@ -115,6 +112,11 @@ class Strategy:
     def remembers_ids(self) -> bool:
         """Whether it needs the partitions of processed_events."""
         return self.memory is not None and self.memory.is_partitioned
+
+    @property
+    def needs_version(self) -> bool:
+        """Whether the job's events must be numbered by key."""
+        return "{version}" in self.select + self.remember
 
     @property
     def rejects(self) -> bool:

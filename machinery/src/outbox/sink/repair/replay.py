@@ -230,7 +230,7 @@ def replay(
                 one = _Replay(connection, applier, spec, topic)
                 done[sink] = done[sink].plus(one.follow(of_topic))
             with connection, connection.cursor() as cursor:
-                applier.end(cursor)
+                cursor.execute("DISCARD TEMP")  # the next sink makes tables of its own
     return done
 
 

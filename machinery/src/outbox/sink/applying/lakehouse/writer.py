@@ -101,9 +101,6 @@ class LakehouseApplier(Applier):
     def prepare(self, cursor: extensions.cursor) -> None:
         prepare(cursor)
 
-    def end(self, cursor: extensions.cursor) -> None:
-        cursor.execute(f"DROP TABLE {NAMES}")
-
     def take(self, cursor: extensions.cursor, batch: Batch) -> None:
         """Let the table ``batch`` have the events. It is truncated, because a table that never is holds vacuum back.
 

@@ -191,12 +191,6 @@ class PostgresApplier(Applier):
                 create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view_name(event)))
                 cursor.execute(create + self._shape.view(event, topic if len(self._decoders) > 1 else None))
 
-    def end(self, cursor: extensions.cursor) -> None:
-        # With the views.
-        cursor.execute(
-            "DROP TABLE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections, pg_temp.outbox_dead CASCADE"
-        )
-
     def renew(self, cursor: extensions.cursor) -> None:
         """Empty the temporary tables so that they begin anew for vacuum, in the caller's transaction.
 
