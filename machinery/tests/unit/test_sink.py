@@ -71,8 +71,7 @@ class TestCommand:
         ran.clear()
         assert CliRunner().invoke(sink, ["dedup"]).exit_code == 0
         assert ran == ["dedup"]
-        for words in (["bad"], ["bad", "dedup", "--fail-fast"], ["dedup", "bad", "--fail-fast"]):
-            assert isinstance(CliRunner().invoke(sink, words).exception, Failure)
+        assert isinstance(CliRunner().invoke(sink, ["bad"]).exception, Failure)
         assert ran == ["dedup"]
 
     def test_an_unknown_one_of_the_project_is_refused(self, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def require_term(cursor: extensions.cursor, sink: str, term: Term) -> None:
     if is_driver and epoch - term.epoch == generation - term.generation:
         raise Failure(
             f"sink {sink} was set to continue elsewhere, by `outbox rebuild`",
-            "the sink starts again by itself, unless --fail-fast or --until-caught-up is given",
+            "the sink starts again by itself, unless --until-caught-up is given",
             code="sink-superseded",
         )
     raise Failure(

@@ -111,7 +111,7 @@ class Watchdog:
         where = f"{self._settings.sink_db_host}:{self._settings.sink_db_port}"
         return Failure(
             f"sink {guard.sink}: the database at {where} has not answered for {guard.silent_s():.0f} s",
-            "find out why it hangs; unless --fail-fast is given, the sink starts again by itself",
+            "find out why it hangs; the sink starts again by itself",
             code="database-silent",
         )
 

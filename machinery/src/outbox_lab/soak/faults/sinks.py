@@ -214,7 +214,7 @@ class SecondDriver(_OfProcess):
 
     def fire(self, testbed: Testbed, chance: random.Random) -> str:
         sink = chance.choice(testbed.names_of(self.choose(testbed, chance)))
-        second = Command("second-driver", testbed.settings, ["sink", sink, "--fail-fast"])
+        second = Command("second-driver", testbed.settings, ["sink", sink])
         size = second.log_size()  # of earlier ones
         second.spawn()
         try:
