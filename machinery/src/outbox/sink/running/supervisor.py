@@ -193,13 +193,9 @@ class Supervisor:
         self._stream.start(until_caught_up)
         self.look()
 
-    def has_failed(self) -> bool:
-        """Whether the last attempt has failed."""
-        return self._failure is not None
-
     def has_ended(self) -> bool:
         """Whether the sink does not run, and will not start again."""
-        return self._restart is None and (self._is_over or not (self._is_active or self.has_failed()))
+        return self._restart is None and (self._is_over or not (self._is_active or self._failure))
 
     def look(self, topic_ids: Mapping[str, str] = MappingProxyType({})) -> None:
         """Look after the sink: if it has failed in a way that may pass, let it start again after a while.
