@@ -95,8 +95,7 @@ class Seen:
     def replay(self, **filters: Any) -> Replayed:
         """Replay open letters, as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=NAME, **filters).choose(cursor, with_parked=True)
+            chosen = Selection(sink=NAME, **filters).choose(connection, with_parked=True)
             known = {NAME: self.spec}
             return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
 

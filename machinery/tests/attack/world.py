@@ -447,8 +447,7 @@ class World:
     def replay(self, selection: Selection, *, is_older: bool = False) -> dict[str, int]:
         """Replay letters as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = selection.choose(cursor, with_parked=True)
+            chosen = selection.choose(connection, with_parked=True)
             found = replay.replay(
                 connection, {NAME: self.spec}, chosen, applier_of=self._applier, older_than_horizon=is_older
             )
@@ -461,8 +460,7 @@ class World:
     def discard(self, selection: Selection) -> int:
         """Discard letters as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = selection.choose(cursor)
+            chosen = selection.choose(connection)
             return replay.discard(connection, chosen, because="a test").get(NAME, 0)
 
     def plan(self, to: int | None) -> Moves:

@@ -241,8 +241,7 @@ def letter(change: Change, **changes: object) -> DeadRecord:
 
 
 def open_letters(connection: extensions.connection) -> list[Chosen]:
-    with connection, connection.cursor() as cursor:
-        return Selection(sink=NAME).choose(cursor)
+    return Selection(sink=NAME).choose(connection)
 
 
 def replayed(settings: Settings) -> dict[str, Replayed]:

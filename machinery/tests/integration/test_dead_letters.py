@@ -14,7 +14,7 @@ import pytest
 
 from outbox.audit.letters import acknowledged as acknowledged_by
 from outbox.audit.topic_part import identity_bytes
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import discovery
@@ -57,8 +57,8 @@ def known(databases: Settings) -> Known:
 
 
 def choose(settings: Settings, selection: Selection) -> list[Chosen]:
-    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
-        return selection.choose(cursor)
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        return selection.choose(connection)
 
 
 def with_projections(known: Known, folder: Path) -> Known:
@@ -67,15 +67,15 @@ def with_projections(known: Known, folder: Path) -> Known:
 
 def run_replay(settings: Settings, known: Known, sink: str = "dedup", *, dry_run: bool = False) -> Replayed:
     """Replay all open letters of a sink."""
-    chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
+        chosen = Selection(sink=sink).choose(connection)
         done = replay.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run)
         return done.get(sink, Replayed())
 
 
 def discard(settings: Settings, sink: str = "dedup", *, dry_run: bool = False) -> int:
-    chosen = choose(settings, Selection(sink=sink))
     with closing(connect(settings, SinkRole.WRITER)) as connection:
+        chosen = Selection(sink=sink).choose(connection)
         return replay.discard(connection, chosen, because="looked at", dry_run=dry_run).get(sink, 0)
 
 
@@ -103,8 +103,7 @@ def everything(database: Database) -> list[object]:
 
 def correct_unit(settings: Settings, unit: str = "LTR") -> None:
     """What an operator might do about a unit mismatch."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE stock SET unit = %s", (unit,))
+    query(settings, SinkRole.WRITER, "UPDATE stock SET unit = %s", (unit,))
 
 
 class TestReplay:
@@ -544,8 +543,7 @@ class TestCommand:
     def test_letters_of_a_sink_that_is_gone_stay(self, databases: Settings, database: Database) -> None:
         gone, late = kilos(), kilos(number=2)
         set_aside(databases, gone)
-        with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("UPDATE dead_letters SET sink = 'gone'")
+        query(databases, SinkRole.WRITER, "UPDATE dead_letters SET sink = 'gone'")
         set_aside(databases, late)
         assert "cannot be replayed" in self.run(databases, "replay", "--sink", "gone", status=1)
         self.run(databases, "replay", "--all")

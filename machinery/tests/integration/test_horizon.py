@@ -64,8 +64,7 @@ def apply(settings: Settings, *events: Event, start: int = 0, name: str = "dedup
 def run_replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
     """Replay the open dead letters of `dedup`."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink="dedup").choose(cursor)
+        chosen = Selection(sink="dedup").choose(connection)
         known = discovery.sinks(settings)
         done = replay.replay(
             connection, known, chosen, applier_of=PostgresApplier, older_than_horizon=older_than_horizon

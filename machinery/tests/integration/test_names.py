@@ -129,16 +129,14 @@ class Names:
 
     def replay(self) -> Replayed:
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=self.spec.name).choose(cursor, with_parked=True)
+            chosen = Selection(sink=self.spec.name).choose(connection, with_parked=True)
             return replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)[
                 self.spec.name
             ]
 
     def discard(self, *records: Record) -> None:
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=self.spec.name, identities=[*map(id_of, records)]).choose(cursor)
+            chosen = Selection(sink=self.spec.name, identities=[*map(id_of, records)]).choose(connection)
             assert replay.discard(connection, chosen, because="test") == {self.spec.name: len(records)}
 
     def query(self, query: str) -> dict[str, dict[str, Any]]:

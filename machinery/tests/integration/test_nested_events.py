@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from psycopg2 import extensions
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import Rejection
 from outbox.sink.applying.postgres.applier import PostgresApplier
@@ -78,8 +78,7 @@ def spec(tmp_path: Path) -> SinkSpec:
 
 @pytest.fixture
 def writing(databases: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    query(databases, SinkRole.OWNER, TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         yield connection
 
@@ -127,8 +126,8 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     events.write("order/upcast.py", "def placed_v1(payload):\n    return payload\n")
     known = {spec.name: sink(events.load(), "order", projections=spec.job.projections)}
     with writing, writing.cursor() as cursor:
-        cursor.execute("DROP TABLE outbox_batch, new_events, rejections, outbox_dead CASCADE")  # the running sink's own
-        chosen = Selection(sink=spec.name).choose(cursor)
+        cursor.execute("DISCARD TEMP")  # the tables of the running sink
+    chosen = Selection(sink=spec.name).choose(writing)
     assert replay(writing, known, chosen, applier_of=PostgresApplier) == {spec.name: Replayed(applied=2)}
     assert [row[:2] for row in stored(writing)] == [
         ("a", "0.1"),
@@ -138,9 +137,7 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
         ("c", "100.0"),
         ("d", "12345678901234567000"),
     ]
-    with writing, writing.cursor() as cursor:
-        chosen = Selection(sink=spec.name).choose(cursor)
-    assert chosen == []
+    assert Selection(sink=spec.name).choose(writing) == []
 
 
 @pytest.mark.parametrize("rule", [False, {"type": "string"}])

@@ -65,8 +65,7 @@ class Statement:
         """Replay letters, as the command does."""
         known = {self.name: spec_with(STRATEGIES[self.name], self.projections)}
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
+            chosen = Selection(sink=self.name, **filters).choose(connection, with_parked=True)  # type: ignore[arg-type]
             return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(self.name, Replayed())
 
     def lines(self) -> dict[str, list[int]]:
@@ -144,8 +143,7 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
     statement.set(unwelcome=[one[0]])
     statement.sink.apply(batch(one[:3]))
     with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(reason="unwelcome").choose(cursor)
+        chosen = Selection(reason="unwelcome").choose(connection)
         replay.discard(connection, chosen, because="given up")
     statement.sink.apply(batch(one[3:4], start=3))
     assert statement.lines() == {}, "those that wait are before it"

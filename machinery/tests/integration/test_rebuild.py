@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
@@ -83,8 +83,7 @@ def with_projections(folder: Path) -> SinkSpec:
 
 
 def execute(settings: Settings, sql: str, role: Role = SinkRole.OWNER) -> None:
-    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(sql)
+    query(settings, role, sql)
 
 
 def everything(settings: Settings) -> Mapping[str, list[tuple[object, ...]]]:
@@ -275,8 +274,7 @@ class TestFromSource:
             counts = sink.apply(batch([also, newer, mine[4]], start=4))
             assert counts == Counts(rows=3, duplicates=2, rejected=1)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=name).choose(cursor)
+            chosen = Selection(sink=name).choose(connection)
             done = replay.replay(connection, SPECS, chosen, applier_of=PostgresApplier)
             assert done == {name: Replayed(duplicates=1, rejected=1)}
         assert database.totals() == sums(mine[:5])
@@ -590,8 +588,7 @@ class TestFromTopic:
 def discard(settings: Settings, event: Event) -> None:
     """Give the live sink's letter of an event up."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink="dedup", identities=[event.event_id]).choose(cursor)
+        chosen = Selection(sink="dedup", identities=[event.event_id]).choose(connection)
         assert replay.discard(connection, chosen, because="looked at") == {"dedup": 1}
 
 

@@ -12,7 +12,7 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.applying.postgres import target
@@ -230,12 +230,7 @@ class TestFence:
     def test_a_superseded_driver_changes_nothing(self, databases: Settings, database: Database) -> None:
         """Behind a pooler the session lock may have gone elsewhere: the epoch tells."""
         with open_sink(databases) as sink:
-            with (
-                closing(connect(databases, SinkRole.WRITER)) as connection,
-                connection,
-                connection.cursor() as cursor,
-            ):
-                cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
+            query(databases, SinkRole.WRITER, "UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
             with raises("sink-fenced"):
                 sink.apply(batch(events(1)))
         assert database.totals() == {}
@@ -300,12 +295,7 @@ class TestDeadLetters:
         event_id = uuid7(RANDOM)
         with open_sink(databases) as sink:
             sink.apply(batch([], dead=[dead_record(0, event_id), dead_record(1, event_id, b"worse")]))
-            with (
-                closing(connect(databases, SinkRole.WRITER)) as connection,
-                connection,
-                connection.cursor() as cursor,
-            ):
-                cursor.execute("UPDATE dead_letters SET status = 'discarded'")
+            query(databases, SinkRole.WRITER, "UPDATE dead_letters SET status = 'discarded'")
             sink.apply(batch([], start=2, dead=[dead_record(2, event_id, b"other")]))
         (row,) = database.query('SELECT "offset", value, status, last_seen_at > first_seen_at FROM dead_letters')
         assert (row[0], bytes(row[1]), row[2], row[3]) == (0, b"bad", "discarded", True)  # type: ignore[call-overload]
@@ -348,8 +338,7 @@ class TestAllOrNothing:
             assert corrected.apply(batch(some)) == Counts(2, 2)
 
     def test_positions_that_are_refused_leave_no_mark(self, databases: Settings, database: Database) -> None:
-        with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-            cursor.execute("ALTER TABLE positions ADD CHECK (next_offset < 2)")
+        query(databases, SinkRole.OWNER, "ALTER TABLE positions ADD CHECK (next_offset < 2)")
         with open_sink(databases) as sink, raises("database-refused", "refused offsets"):
             sink.apply(batch(events(2)))
         assert (database.totals(), database.positions(), database.processed()) == ({}, {}, 0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
@@ -56,8 +56,7 @@ def ranges(versions: Sequence[int]) -> str:
 def run_replay(settings: Settings) -> Replayed:
     """Replay the open letters."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink=NAME).choose(cursor)
+        chosen = Selection(sink=NAME).choose(connection)
         known = {NAME: discovery.sinks(settings)[NAME]}
         return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
 
@@ -187,8 +186,7 @@ def test_a_refused_event_is_known_to_its_letter_as_not_applied(
     assert feed(first, refused, last) == Counts(3, 2, 0, 1)
     assert remembered(database) == "{[1,4)}"
     assert feed(first, refused, last) == Counts(3, 0, 3)
-    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE stock SET unit = %s", [refused.unit])
+    query(databases, SinkRole.WRITER, "UPDATE stock SET unit = %s", [refused.unit])
     assert run_replay(databases) == Replayed(applied=1)
     assert feed(refused) == Counts(1, 0, 1)
     assert database.totals() == sums([first, refused, last])
@@ -235,8 +233,11 @@ def test_an_id_that_comes_again_with_another_version_is_another_event(
 def test_keys_and_sinks_have_versions_of_their_own(databases: Settings, feed: Feed, database: Database) -> None:
     some = [event(1, number=number) for number in (1, 2, 3)]
     assert feed(*some) == Counts(3, 3)
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute("INSERT INTO applied_versions SELECT 'other', topic, key, '{[2,3)}' FROM applied_versions")
+    query(
+        databases,
+        SinkRole.OWNER,
+        "INSERT INTO applied_versions SELECT 'other', topic, key, '{[2,3)}' FROM applied_versions",
+    )
     assert feed(*(event(2, number=number) for number in (1, 2, 3))) == Counts(3, 3)
     other = database.query("SELECT DISTINCT versions::text FROM applied_versions WHERE sink = 'other'")
     assert other == [("{[2,3)}",)]

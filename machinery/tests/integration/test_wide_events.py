@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from psycopg2 import extensions
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.room import COLUMNS_MAX, ROW_MAX_BYTES
 from outbox.sink.applying.postgres.target import PostgresWriter
@@ -48,8 +48,7 @@ WIDEST: Mapping[str, tuple[dict[str, Any], int, Any]] = {
 
 @pytest.fixture
 def writing(databases: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    query(databases, SinkRole.OWNER, TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         yield connection
 

@@ -28,7 +28,7 @@ from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 
 from outbox.audit import check, declared, sinks
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
@@ -309,8 +309,7 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
         assert sink.apply(made).duplicates == 2
     transform = Transformed(spec.layout.schema, lambda _, rows: Returned(rows))
     with closing(connect(lake, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink=NAME).choose(cursor)
+        chosen = Selection(sink=NAME).choose(connection)
         replayed = replay.replay(
             connection,
             {NAME: spec},
@@ -419,8 +418,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
         assert run_replay(lake, one, other) == {NAME: Replayed(applied=1)}
         assert run_replay(lake, one, other) == {NAME: Replayed()}
         # As after a crash between the MERGE and the letter's commit.
-        with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
+        query(lake, SinkRole.WRITER, "UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
         assert before.lacking([one.event_id]), "the version that was read then"
         assert not read_table(lake).lacking([one.event_id, other.event_id])
         assert not states(lake)[0].letters, "its letter is open, and the table has it"
@@ -503,8 +501,7 @@ def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> 
 
     def again(*, dry_run: bool = False) -> Replayed:
         with closing(connect(lake, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=NAME, elsewhere=[NAME]).choose(cursor)
+            chosen = Selection(sink=NAME, elsewhere=[NAME]).choose(connection)
             return run_chosen(lake, chosen, dry_run=dry_run).get(NAME, Replayed())
 
     with driving(lake) as sink:
@@ -556,8 +553,7 @@ def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:
 def test_without_the_package_check_says_that_it_does_not_compare(
     databases: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
+    query(databases, SinkRole.WRITER, "INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
     assert {state.name: state.not_compared for state in states(databases)} == {NAME: "", "dedup": ""}
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))

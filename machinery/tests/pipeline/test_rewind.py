@@ -9,7 +9,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
@@ -91,13 +91,11 @@ def test_a_running_sink_is_not_rewound(applied: Settings) -> None:
 def test_a_sink_that_was_swapped_while_the_command_asked_is_not_moved(applied: Settings) -> None:
     """By a rebuild from the topic, whose copy has read less."""
     for moves in (rewind.to_positions(applied, "dedup"), rewind.to_earliest(applied, "dedup")):
-        with closing(connect(applied, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("UPDATE positions SET next_offset = 2 WHERE partition = 0")
+        query(applied, SinkRole.WRITER, "UPDATE positions SET next_offset = 2 WHERE partition = 0")
         with raises("sink-moved"):
             rewind.rewind(applied, "dedup", moves)
         assert (Database(applied).positions(), beginning(applied)) == ({0: 2, 1: 0}, Beginning(0, {}))
-        with closing(connect(applied, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("UPDATE positions SET next_offset = 4 WHERE partition = 0")
+        query(applied, SinkRole.WRITER, "UPDATE positions SET next_offset = 4 WHERE partition = 0")
 
 
 def rewound(settings: Settings, *words: str) -> tuple[int, str, str]:

@@ -55,8 +55,7 @@ def run(
 def run_replay(settings: Settings, spec: SinkSpec, *, dry_run: bool = False) -> Replayed:
     """Replay the sink's open letters, as the command does."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink=spec.name).choose(cursor, with_parked=True)
+        chosen = Selection(sink=spec.name).choose(connection, with_parked=True)
         found = replay.replay(
             connection,
             {spec.name: spec},

@@ -73,8 +73,7 @@ def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
     selection = _selection(chosen)
     with _reading(settings) as connection:
         letters = selection.headlines(connection, limit if as_json else limit or SHOWN)
-        with connection.cursor() as cursor:
-            found = selection.count(cursor)
+        found = selection.count(connection)
     if as_json:
         for letter in letters:
             click.echo(json.dumps(_json(letter)))
@@ -202,8 +201,8 @@ def _to_repair(
     if not (is_all or selection.is_narrow):
         raise click.UsageError("Choose dead letters by an option, or use --all.")
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with _errors(connection), connection, connection.cursor() as cursor:
-            letters = selection.choose(cursor, with_parked=with_parked)
+        with _errors(connection):
+            letters = selection.choose(connection, with_parked=with_parked)
         yield connection, letters
 
 

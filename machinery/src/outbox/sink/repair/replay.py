@@ -115,7 +115,7 @@ class Selection:
         """Whether there is any filter beside the status."""
         return any(getattr(self, name) for name in CONDITIONS if name != "status")
 
-    def choose(self, cursor: extensions.cursor, *, with_parked: bool = False) -> list[Chosen]:
+    def choose(self, connection: extensions.connection, *, with_parked: bool = False) -> list[Chosen]:
         """The letters, sink by sink, topic by topic, and in the order of the topic. ``with_parked`` adds those that are
         parked behind any letter of the same key.
         """
@@ -125,19 +125,21 @@ class Selection:
                 f" OR status = 'open' AND reason = '{PARKED}' AND (sink, topic, key) IN"  # noqa: S608
                 f" (SELECT sink, topic, key FROM public.dead_letters WHERE {condition})"
             )
-        cursor.execute(
-            f"SELECT sink, topic, topic_id, identity, {SIZE_BYTES}, status = 'open' "  # noqa: S608
-            f"FROM public.dead_letters WHERE {condition} "
-            "ORDER BY sink, topic, min(first_seen_at) OVER (PARTITION BY sink, topic, topic_id), topic_id, "
-            'partition, "offset"',
-            self._parameters,
-        )
-        return [Chosen(*row) for row in cursor]
+        with connection, connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT sink, topic, topic_id, identity, {SIZE_BYTES}, status = 'open' "  # noqa: S608
+                f"FROM public.dead_letters WHERE {condition} "
+                "ORDER BY sink, topic, min(first_seen_at) OVER (PARTITION BY sink, topic, topic_id), topic_id, "
+                'partition, "offset"',
+                self._parameters,
+            )
+            return [Chosen(*row) for row in cursor]
 
-    def count(self, cursor: extensions.cursor) -> int:
+    def count(self, connection: extensions.connection) -> int:
         """The number of these letters."""
-        cursor.execute(f"SELECT count(*) FROM public.dead_letters WHERE {self._condition}", self._parameters)  # noqa: S608
-        return int((cursor.fetchone() or (0,))[0])
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT count(*) FROM public.dead_letters WHERE {self._condition}", self._parameters)  # noqa: S608
+            return int((cursor.fetchone() or (0,))[0])
 
     def headlines(self, connection: extensions.connection, limit: int | None) -> list[dict[str, Any]]:
         """The letters without their content, the oldest first, at most so many."""
