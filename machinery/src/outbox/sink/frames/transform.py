@@ -1,11 +1,7 @@
 """A job's `transform`: a function of DataFrames, which its events pass before the projections, or a MERGE, see them.
 
-    def in_grams(events: DataFrame) -> DataFrame:
-        units = events.sparkSession.read.schema(UNITS).csv(f"file://{FILE}")
-        return events.join(broadcast(units), "unit").withColumn("grams", expr("quantity * grams_per_unit"))
-
-It gets what `outbox.spark.events` gives, and returns a DataFrame with the columns that the projections
-or the MERGE want. It is called for every batch, and for each part of a large one. The rules:
+The function gets what `outbox.spark.events` gives, and returns a DataFrame with the columns that the projections or the
+MERGE want (docs/spark.md has an example). It is called for every batch, and for each part of a large one. The rules:
 
 - ``event_id``, ``partition`` and ``offset`` stay as they are, so that each row is known by its event.
 - An event has one row at most. An event without a row is filtered: the sink counts it, and passes it.

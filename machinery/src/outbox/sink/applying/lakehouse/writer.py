@@ -13,22 +13,13 @@ steps, the batch is delivered again: its letters exist and stay as they are, and
 them (they count as duplicates, although they are not). An interrupted MERGE may leave files that no commit names.
 
 One open transaction around all of it would not do: a MERGE may take longer than a transaction may idle. So the lock is
-the session's; it keeps repairs out as a transaction's lock would.
-
-Two drivers do no harm, even if the older one loses its fence in the middle of a MERGE: the table's log has one commit
-per version, so the second committer is refused, or merges on top of the first and finds the events. The log stores of
-HDFS, Azure and Google guarantee that. On a local disk a commit is renamed into place and would replace another one;
-Delta only separates threads of one JVM (io.delta.storage.HDFSLogStore of Delta 4.2.0, RawLocalFileSystem.rename). There
-a lock on a file beside the table separates processes.
+the session's; it keeps repairs out as a transaction's lock would. docs/strategies.md says why two drivers do no harm.
 
 The table refuses no event: what a projection would refuse is a row like any other. With a transform the first
 transaction also joins the events with the rows that came back of them (`outbox.sink.applying.postgres.transforming`):
 it stops for a row that breaks a rule, counts what is left out, and writes a dead letter of each event for which the
 transform fails. Only the other rows are merged. The table does not know what was left out, so that counts each time it
 is read.
-
-A large batch is read and decoded by executors too. The driver holds the events of up to two parts of it, one that is
-merged and one that is read; a part is bounded in bytes (`outbox.sink.reading.reader`).
 """
 
 from __future__ import annotations
