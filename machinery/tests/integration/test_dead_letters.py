@@ -26,7 +26,6 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing import command
 from outbox_lab.testing.failures import raises
-from tests.support.deliveries import SURVIVES_RE_SENDS
 from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink, projections_in
@@ -186,28 +185,6 @@ class TestReplay:
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
         assert run_replay(databases, known, name) == Replayed()
         assert Database(databases, name).totals() == sums([late])
-
-    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
-    def test_event_that_was_applied_earlier_is_a_duplicate(self, databases: Settings, known: Known, name: str) -> None:
-        early = kilos()
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([early]))
-            sink.apply(batch([], start=1, dead=[unread(early, 1)]))
-        assert run_replay(databases, known, name) == Replayed(duplicates=1)
-        assert Database(databases, name).statuses() == {early.event_id: "replayed"}
-        assert Database(databases, name).totals() == sums([early])
-
-    def test_an_event_unread_and_then_refused_is_kept_readable(
-        self, databases: Settings, database: Database, known: Known
-    ) -> None:
-        first, broken = kilos(5), litres(kilos(7, version=2))
-        with open_sink(databases) as sink:
-            sink.apply(batch([first], dead=[dead_record(1, broken.event_id)]))
-            sink.apply(batch([broken], start=2))
-        assert database.dead_letters() == {broken.event_id: "unit mismatch"}
-        correct_unit(databases)
-        assert run_replay(databases, known) == Replayed(applied=1)
-        assert database.totals() == sums([first, broken])
 
     def test_a_dry_run_tells_what_would_be_and_changes_nothing(
         self, databases: Settings, database: Database, known: Known
@@ -400,33 +377,6 @@ class TestDiscard:
 
 class TestRefusals:
     """What a strategy remembers of a batch in which the projection refuses something."""
-
-    @pytest.mark.parametrize("name", STRATEGIES)
-    def test_the_rest_of_its_batch_is_applied(self, databases: Settings, name: str) -> None:
-        first, second = kilos(5), replace(kilos(7, version=2), total_after=12)
-        refused = litres(kilos(100, version=3))
-        with open_sink(databases, name) as sink:
-            counts = sink.apply(batch([first, refused, second, refused]))
-        assert counts == Counts(rows=4, applied=2, duplicates=1, rejected=1)
-        database = Database(databases, name)
-        assert database.totals() == sums([first, second])
-        assert database.statuses() == {refused.event_id: "open"}
-        assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 1)]
-
-    def test_a_version_that_was_refused_does_not_hide_an_earlier_one(self, databases: Settings, known: Known) -> None:
-        """Under `upsert`, whose guard is the version: an invalid record is replayed after a later event was refused."""
-        first, late = replace(kilos(5), total_after=5), replace(kilos(7, version=2), total_after=12)
-        refused = litres(replace(kilos(1, version=3), total_after=13))
-        database = Database(databases, "upsert")
-        with open_sink(databases, "upsert") as sink:
-            sink.apply(batch([first], dead=[unread(late, 1)]))
-            sink.apply(batch([refused], start=2))
-        assert database.query("SELECT version FROM key_versions") == [(1,)]
-        assert run_replay(databases, known, "upsert") == Replayed(applied=1, rejected=1)
-        assert database.totals() == {nth_key(1): 12}
-        correct_unit(databases)
-        assert run_replay(databases, known, "upsert") == Replayed(applied=1)
-        assert database.totals() == {nth_key(1): 13}
 
     @pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
     def test_a_projection_may_only_refuse_new_events(

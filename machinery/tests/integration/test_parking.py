@@ -129,15 +129,6 @@ def test_they_are_replayed_behind_it(statement: Statement) -> None:
     assert statement.reasons() == []
 
 
-def test_behind_a_record_that_could_not_be_read(statement: Statement) -> None:
-    one = of_key(0)
-    statement.sink.apply(batch([one[0]], dead=[unread(one[1], 1)]))
-    statement.sink.apply(batch([one[2], one[0]], start=2))
-    assert statement.lines() == {nth_key(0): [1]}
-    assert statement.replay(key=nth_key(0)) == Replayed(applied=2)
-    assert statement.lines() == {nth_key(0): [1, 2, 3]}
-
-
 def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement) -> None:
     one = of_key(0)
     statement.set(unwelcome=[one[0]])

@@ -201,18 +201,6 @@ class TestFromSource:
         assert database.totals() == sums([*mine, *gone])
 
     @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
-    def test_letters_of_what_the_source_has_forgotten_are_closed(self, databases: Settings, name: str) -> None:
-        mine = history(3)
-        refused = other_unit(mine[2])
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([*mine[:2], refused]))
-            book(databases, *mine[:1])
-            from_source(databases, name)
-            assert Database(databases, name).statuses() == {refused.event_id: "replayed"}
-            anew = [replace(one, event_id=uuid7(RANDOM)) for one in mine[1:]]
-            assert sink.apply(batch(anew, start=3)) == Counts(2, 2)
-
-    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
     def test_events_of_a_key_that_was_deleted_are_no_news_when_they_are_sent_again(
         self, databases: Settings, name: str
     ) -> None:
@@ -311,20 +299,6 @@ class TestFromSource:
             wait_for("the rebuild to wait", lambda: bool(database.query(waits)), timeout_s=20)
             book(databases, *mine)
         thread.join()
-        assert database.totals() == sums(mine)
-
-    def test_what_the_topic_has_dropped_is_skipped(self, databases: Settings, database: Database) -> None:
-        mine = history(6)
-        with open_sink(databases) as sink:
-            sink.apply(batch(mine[:2]))
-            book(databases, *mine[:5])
-            taken = rebuild.from_source(databases, SPECS["dedup"], HERE, {TOPIC: {0: 4}})
-            assert taken.skipped == {(TOPIC, 0): (2, 3)}
-            with raises("sink-superseded"):
-                sink.apply(batch(mine[2:], start=2))
-        with open_sink(databases) as sink:
-            assert sink.beginning() == Beginning(1, {TOPIC: {0: 4}})
-            sink.apply(batch(mine[4:], start=4))
         assert database.totals() == sums(mine)
 
     def test_killed_before_its_commit_it_has_done_nothing(self, databases: Settings, tmp_path: Path) -> None:

@@ -312,15 +312,6 @@ class TestDeadLetters:
         ((kept, is_event),) = database.query("SELECT value, is_event FROM dead_letters")
         assert (bytes(kept), is_event) == (litres.record.value, True)  # type: ignore[call-overload]
 
-    def test_differing_unit_is_set_aside_even_if_earlier(self, databases: Settings, database: Database) -> None:
-        first, second, third = events(3, items=1)
-        litres = Event(first.event_id, first.key, first.quantity, first.version, unit="LTR")
-        with open_sink(databases) as sink:
-            sink.apply(batch([second]))
-            sink.apply(batch([litres, third], start=1))
-        assert database.totals() == sums([second, third])
-        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
-
 
 class TestAllOrNothing:
     def test_a_projection_that_fails_leaves_no_mark(
