@@ -103,8 +103,7 @@ class Names:
         """The batch with what a transform returns that changes nothing, but for those that it filters or fails for."""
         if not self.has_transform:
             return batch
-        rows = batch.chunk.events
-        assert rows is not None
+        rows = batch.chunk.frame
         ids = rows["event_id"].to_pylist()
         at_fault = {id_of(one) for one in failed}
         left_out = at_fault | {id_of(one) for one in filtered}

@@ -367,8 +367,7 @@ class TestTemporaryTables:
 def test_what_a_transform_leaves_out_is_filtered(databases: Settings, database: Database) -> None:
     some, plain = events(2), spec_with()
     made = batch([*some, some[0]])
-    rows = made.chunk.events
-    assert rows is not None
+    rows = made.chunk.frame
     kept = rows.filter([offset != 1 for offset in rows["offset"].to_pylist()])
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = PostgresWriter(connection, replace(plain, job=replace(plain.job, transform="not:loaded")), fetch)

@@ -288,8 +288,7 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
         return declared_sinks.record("placed", payload, key=str(payload["key"]))
 
     def passed(made: Batch, *, failed: Mapping[tuple[int, int], str] = MappingProxyType({})) -> Batch:
-        rows = made.chunk.events
-        assert rows is not None
+        rows = made.chunk.frame
         rows = rows.filter(pa.array([(0, offset) not in failed for offset in rows["offset"].to_pylist()], pa.bool_()))
         return replace(made, returned=Returned(rows, failed)) if has_transform else made
 

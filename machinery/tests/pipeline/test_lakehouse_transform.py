@@ -339,8 +339,7 @@ def test_each_event_is_merged_left_out_or_set_aside(
     declared = discovery.resolve(settings, replace(JOB, transform="not:loaded"))
     events = [Event(uuid7(RANDOM), nth_key(1), 100 + number, 1 + number) for number in range(4)]
     made = batch([*events, events[0]])
-    rows = made.chunk.events
-    assert rows is not None
+    rows = made.chunk.frame
     kept = rows.filter([offset in (0, 3, 4) for offset in rows["offset"].to_pylist()])
     returned = Returned(kept, {(0, 2): "it fails"})
     with closing(connect(settings, SinkRole.WRITER)) as connection:

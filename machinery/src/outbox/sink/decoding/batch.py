@@ -43,6 +43,12 @@ class Chunk:
     events: pa.Table | None = None
 
     @property
+    def frame(self) -> pa.Table:
+        """The events, for a sink whose events Spark gets."""
+        assert self.events is not None, "a chunk for Spark"  # noqa: S101
+        return self.events
+
+    @property
     def size_bytes(self) -> int:
         """Roughly the memory that the chunk takes."""
         encoded = sum(one.size_bytes for one in (*self.rows, *self.dead))

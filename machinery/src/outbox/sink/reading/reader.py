@@ -87,10 +87,9 @@ class Reader:
         chunk, end = self._read_here(part) if is_small else self._read_by_tasks(context, part)
         returned = None
         if self._transform is not None:
-            assert chunk.events is not None, "what the transform gets"  # noqa: S101
             transform = self._transform.apply if is_small else self._transform.apply_to_many
             try:
-                returned = transform(frame.as_events(chunk.events, part.topic))
+                returned = transform(frame.as_events(chunk.frame, part.topic))
             except TransformFailed:  # of many events
                 return self.read(context, Part(part.topic, part.start, end).divided(2)[0])
         batch = Batch(part.topic, self._topic_ids[part.topic], part.start, end, chunk, returned)

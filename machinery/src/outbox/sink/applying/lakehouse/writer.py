@@ -97,11 +97,10 @@ class LakehouseApplier(Applier):
 
         Raises Failure if the transform has broken a rule.
         """
-        assert batch.chunk.events is not None, "what Spark gets"  # noqa: S101
         cursor.execute(f"TRUNCATE {NAMES}")
-        rows = batch.chunk.events.select(PLACE)
+        rows = batch.chunk.frame.select(PLACE)
         if batch.returned is not None:
-            joined = join(self.name, batch.chunk.events, batch.returned, (), self._known[batch.topic])
+            joined = join(self.name, batch.chunk.frame, batch.returned, (), self._known[batch.topic])
             rows = joined.select([*COLUMNS])
         binary.encode(rows, COLUMNS).copy(cursor, BATCH)
 
@@ -137,8 +136,7 @@ class LakehouseApplier(Applier):
         letters stay open, and the next replay finds their events in the table.
         """
         del older_than_horizon  # the table forgets nothing, so it has no horizon
-        rows, rejected, filtered = batch.chunk.events, 0, 0
-        assert rows is not None, "what Spark gets"  # noqa: S101
+        rows, rejected, filtered = batch.chunk.frame, 0, 0
         if self._transform is not None:
             with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
                 returned = self._transform(batch.topic, rows)
@@ -203,8 +201,7 @@ class LakehouseWriter(SinkWriter):
         with self._errors(refused), fence.held(self._connection, self.name):
             failed = _failed(batch)
             prepared = self._set_aside(batch, failed - self._table.missing(failed))
-            rows = batch.chunk.events if batch.returned is None else batch.returned.rows
-            assert rows is not None, "what Spark gets"  # noqa: S101
+            rows = batch.chunk.frame if batch.returned is None else batch.returned.rows
             merged = self._table.merge(rows, {"positions": prepared.end}, {*prepared.resolved, *failed})
             return self._conclude(batch, merged, prepared)
 
@@ -269,6 +266,5 @@ def _failed(batch: Batch) -> set[str]:
     """The ids of the events for which the transform has failed."""
     if batch.returned is None or not batch.returned.failed:
         return set()
-    assert batch.chunk.events is not None, "what the transform was given"  # noqa: S101
-    rows = batch.chunk.events.select(PLACE).to_pylist()
+    rows = batch.chunk.frame.select(PLACE).to_pylist()
     return {row["event_id"] for row in rows if (row["partition"], row["offset"]) in batch.returned.failed}

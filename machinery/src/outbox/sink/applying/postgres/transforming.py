@@ -94,10 +94,9 @@ class TransformingApplier(PostgresApplier):
 
         Raises Failure if the transform has broken a rule.
         """
-        assert batch.chunk.events is not None, "what the transform was given"  # noqa: S101
         assert batch.returned is not None, "what the transform returned"  # noqa: S101
         known = self._known[batch.topic]
-        rows = join(self.name, batch.chunk.events, batch.returned, self._columns, known)
+        rows = join(self.name, batch.chunk.frame, batch.returned, self._columns, known)
         self._has_filtered, self._has_failed = pc.any(rows[IS_FILTERED]).as_py(), bool(batch.returned.failed)
         known_of_all = [name for name in rows.column_names if rows[name].null_count < rows.num_rows]
         return [binary.encode(rows.select(known_of_all), binary.types_of(self._shape.columns))]
@@ -105,9 +104,8 @@ class TransformingApplier(PostgresApplier):
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """Let the events pass the transform, while no transaction is open, and apply what it returns."""
         assert self._transform is not None, "for a replay"  # noqa: S101
-        assert batch.chunk.events is not None, "what the transform is given"  # noqa: S101
         with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
-            returned = self._transform(batch.topic, batch.chunk.events)
+            returned = self._transform(batch.topic, batch.chunk.frame)
         transformed = replace(batch, returned=returned)
         return super().replay(cursor, transformed, fetch, older_than_horizon=older_than_horizon)
 
