@@ -383,18 +383,10 @@ def _due(applier: Applier, letters: Iterable[Chosen]) -> Iterator[Chosen]:
     return (letter for letter in chosen if letter.is_open or letter.identity in lost)
 
 
-def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
-    """Chunks of letters of one topic, bounded in number and bytes; a letter that is larger is a chunk of its own."""
+def _chunks(letters: Iterable[Chosen]) -> Iterator[list[Chosen]]:
+    """Chunks of letters of one topic."""
     for _, of_topic in itertools.groupby(letters, key=lambda letter: (letter.topic, letter.topic_id)):
-        chunk: list[Chosen] = []
-        size_bytes = 0
-        for letter in of_topic:
-            size_bytes += letter.size_bytes
-            if chunk and (len(chunk) == CHUNK or size_bytes > CHUNK_BYTES):
-                yield chunk
-                chunk, size_bytes = [], letter.size_bytes
-            chunk.append(letter)
-        yield chunk
+        yield from dead_letters.in_chunks(of_topic, lambda letter: letter.size_bytes, CHUNK_BYTES, CHUNK)
 
 
 def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:
