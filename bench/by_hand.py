@@ -24,7 +24,7 @@ from outbox.kafka.clients import client_config
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.projection import load
 from outbox.sink.discovery import resolve, sinks
-from outbox.sink.remembering import partitions
+from outbox.sink.remembering import strategy
 
 from bench.event import event_id, topic
 
@@ -166,7 +166,7 @@ def _applying(settings: Settings, name: str) -> Iterator[Callable[[IO[bytes]], N
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with connection, connection.cursor() as cursor:
             PostgresApplier(spec).prepare(cursor)
-        partitions.ensure(connection, {datetime.now(UTC).date()})
+        strategy.ensure_partitions(connection, {datetime.now(UTC).date()})
 
         def apply(rows: IO[bytes]) -> None:
             with connection, connection.cursor() as cursor:

@@ -9,7 +9,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import topics
 from outbox.relay import connectors
-from outbox.sink.remembering import partitions
+from outbox.sink.remembering import strategy
 
 from bench import relay
 from bench.event import topic
@@ -32,7 +32,7 @@ def measure(settings: Settings) -> dict[str, int]:
         cursor.execute(OUTBOX_BYTES)
         ((found["outbox"],),) = cursor.fetchall()
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        partitions.ensure(connection, {datetime.now(UTC).date()})
+        strategy.ensure_partitions(connection, {datetime.now(UTC).date()})
     with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(REMEMBER, [EVENTS])
         cursor.execute(IDS_BYTES)

@@ -17,8 +17,8 @@ import pyarrow as pa
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
-from outbox.sink.decoding.batch import Batch, Decoded
-from outbox.sink.decoding.records import fetcher
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.records import Decoded, fetcher
 from outbox.sink.remembering import strategy
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec

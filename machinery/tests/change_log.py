@@ -11,9 +11,10 @@ from typing import Any
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import Batch, DeadRecord, Decoded
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.decoding.records import DeadRecord, Decoded
 from outbox.sink.remembering.strategy import Strategy
 from stock.sinks.changes.records import CHANGE, TABLE, change_id
 from tests.support.made_events import fetch, nth_key
@@ -143,7 +144,7 @@ def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] 
     """A batch of one partition."""
     end = start + len(changes) + len(dead)
     rows = DECODER.rows((decoded(change), 0, offset) for offset, change in enumerate(changes, start))
-    chunk = SPEC.chunking(TOPIC).of_decoded(Decoded(rows, dead, []))
+    chunk = SPEC.chunking(TOPIC).of_decoded(Decoded(rows, dead))
     return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, chunk)
 
 

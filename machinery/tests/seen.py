@@ -13,12 +13,11 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.catalog import Catalog
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import asked
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.declared_sinks import batch_of, sink
@@ -96,8 +95,7 @@ class Seen:
     def replay(self, **filters: Any) -> Replayed:
         """Replay open letters, as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=NAME, **filters).choose(cursor, with_parked=True)
+            chosen = Selection(sink=NAME, **filters).choose(connection, with_parked=True)
             known = {NAME: self.spec}
             return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
 

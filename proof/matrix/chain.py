@@ -19,7 +19,7 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
-from outbox.sink.remembering.generations import checkpoint_folder, checkpoint_uri
+from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.fixtures.stack import private_stack

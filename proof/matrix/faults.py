@@ -19,7 +19,9 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import lifecycle, slot
 from outbox.relay.rest import Rest
+from outbox.sink import discovery
 from outbox.sink.repair import rewind
+from outbox.sink.repair.rewind import TopicPartition
 from outbox_lab.stack import ports
 from outbox_lab.walkthrough.crash import Crash
 
@@ -261,9 +263,8 @@ class SinkRewound(Fault):
         chain.wait_applied()
         chain.process.stop()
         for sink in chain.sinks:
-            wanted: dict[tuple[str | None, int], int] = {
-                (None, partition): offset for partition, offset in before[sink].items()
-            }
+            [topic] = discovery.chosen(chain.settings, sink).topics
+            wanted = {TopicPartition(topic, partition): offset for partition, offset in before[sink].items()}
             rewind.rewind(chain.settings, sink, rewind.to_offsets(chain.settings, sink, wanted))
         chain.start_sinks()
         return f"{len(chain.sinks)} sinks were rewound"

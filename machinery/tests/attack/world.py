@@ -44,8 +44,8 @@ from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.records import Place
 from outbox.sink.remembering import fence
 from outbox.sink.repair import rebuild, replay, rewind
+from outbox.sink.repair.replay import Selection
 from outbox.sink.repair.rewind import Moves
-from outbox.sink.repair.selection import Selection
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Counts, SinkWriter
 from tests.attack.events import Event, Job, Record, real_id
@@ -447,8 +447,7 @@ class World:
     def replay(self, selection: Selection, *, is_older: bool = False) -> dict[str, int]:
         """Replay letters as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = selection.choose(cursor, with_parked=True)
+            chosen = selection.choose(connection, with_parked=True)
             found = replay.replay(
                 connection, {NAME: self.spec}, chosen, applier_of=self._applier, older_than_horizon=is_older
             )
@@ -461,17 +460,16 @@ class World:
     def discard(self, selection: Selection) -> int:
         """Discard letters as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = selection.choose(cursor)
+            chosen = selection.choose(connection)
             return replay.discard(connection, chosen, because="a test").get(NAME, 0)
 
     def plan(self, to: int | None) -> Moves:
-        """What `outbox rewind` asks about: to the positions, or to an offset."""
+        """Where a rewind would lead: to the positions, or to an offset, as that of a moment."""
         if to is None:
             return rewind.to_positions(self.settings, NAME)
         if to <= self.topic.first:
             return rewind.to_earliest(self.settings, NAME)
-        return rewind.to_offsets(self.settings, NAME, {(None, 0): to})
+        return rewind.to_offsets(self.settings, NAME, {rewind.TopicPartition(TOPIC, 0): to})
 
     def give_up(self) -> None:
         """`outbox rewind --to-positions --skip-dropped`."""

@@ -25,14 +25,11 @@ from outbox.relay import slot
 from outbox.relay.connectors import load
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import DeadRecord
-from outbox.sink.decoding.records import Record
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.writer import Counts
-from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.queries import query
 from tests.change_log import (
     NAME,
@@ -49,9 +46,6 @@ from tests.change_log import (
 from tests.support.made_events import NOW_MS, as_read, nth_key
 from tests.support.sink_driver import Database
 
-# Of the write-ahead log (access/xlog_internal.h): a record at the start of a page stands behind the page's header.
-WAL_PAGE_BYTES, WAL_SEGMENT_BYTES = 8 << 10, 16 << 20
-HEADER_BYTES, LONG_HEADER_BYTES = 24, 40  # the long one begins a segment
 GUARD = "\n WHERE excluded.version > stored.version"
 
 
@@ -203,35 +197,6 @@ def test_without_the_guard_on_versions_a_late_older_state_wins(databases: Settin
     assert totals_after(databases, "unguarded", batches, projection=unguarded) == {one: 5}
 
 
-def test_a_guard_on_the_lsn_would_lose_what_a_snapshot_overlaps(databases: Settings) -> None:
-    """The version is not the obvious choice: why not the LSN, which every change has?"""
-    items = Items()
-    one = items.add()
-    items.snapshot(meanwhile=one)
-    came, seen, late = items.log
-    assert (seen.op, late.op, late.lsn < seen.lsn) == ("r", "u", True)
-    by_lsn = PROJECTION.read_text().replace(" END, version, changes", " END, lsn, changes")
-    assert by_lsn != PROJECTION.read_text()
-    batches = [[came], [seen], [late]]
-    assert totals_after(databases, "by_version", batches) == items.totals() == {one: 5}
-    assert totals_after(databases, "by_lsn", batches, projection=by_lsn) == {one: 0}
-
-
-def test_without_dedup_a_deletion_sent_again_empties_the_new_item(
-    databases: Settings,
-) -> None:
-    """The guard alone does not do: a deletion has no version."""
-    items = Items()
-    one = items.add()
-    items.move(one)
-    items.rename(items.rename(one), one)
-    batches = [items.log, items.log]
-    everything_is_new = "INSERT INTO pg_temp.new_events SELECT batch.* FROM pg_temp.outbox_batch AS batch"
-    assert totals_after(databases, "dedup", batches) == items.totals()
-    assert items.totals()[one] == 5
-    assert totals_after(databases, "no_dedup", batches, sql=everything_is_new)[one] == 0
-
-
 def keyed_without(part: str) -> str:
     """The strategy, had its key not this part."""
     key = {"pk": "item_id::text", "lsn": "lsn", "op": "op"} | {part: "0" if part == "lsn" else "''"}
@@ -267,28 +232,6 @@ def test_a_key_without_one_of_its_parts_takes_changes_for_duplicates(databases: 
     assert wrong == {"pk": [third], "lsn": [second], "op": [first], "nothing": []}[left_out]
 
 
-def test_a_change_may_begin_where_a_snapshot_is_taken(databases: Settings, postgres: Postgres) -> None:
-    """By a real server: the LSN of a new slot is that of the next change, so the two can be one row's."""
-    database = databases.source_db_name
-    query(databases, "INSERT INTO items (id, unit, stock, version) VALUES (gen_random_uuid(), 'KGM', 0, 0)")
-    query(databases, "CREATE PUBLICATION changes FOR TABLE items")
-    name = f"lsn_{database}"
-    try:
-        create = f"SELECT lsn - '0/0' FROM pg_create_logical_replication_slot('{name}', 'pgoutput')"
-        made = int(postgres.psql(create, database).stdout)
-        query(databases, "UPDATE items SET version = version + 1")
-        read = (
-            f"SELECT lsn - '0/0' FROM pg_logical_slot_get_binary_changes('{name}', NULL, NULL, 'proto_version', '1',"
-            " 'publication_names', 'changes') WHERE get_byte(data, 0) = ascii('U')"
-        )
-        changed = int(postgres.psql(read, database).stdout)
-    finally:
-        postgres.psql(f"SELECT pg_drop_replication_slot('{name}')", database)
-    if made % WAL_PAGE_BYTES == 0:
-        made += LONG_HEADER_BYTES if made % WAL_SEGMENT_BYTES == 0 else HEADER_BYTES
-    assert changed == made
-
-
 # As an engine's sink ----------------------------------------------------------------------------------------------
 
 
@@ -298,8 +241,7 @@ def letter(change: Change, **changes: object) -> DeadRecord:
 
 
 def open_letters(connection: extensions.connection) -> list[Chosen]:
-    with connection, connection.cursor() as cursor:
-        return Selection(sink=NAME).choose(cursor)
+    return Selection(sink=NAME).choose(connection)
 
 
 def replayed(settings: Settings) -> dict[str, Replayed]:

@@ -18,8 +18,7 @@ from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.writer import Counts
 from outbox_lab.testing import command
 from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
@@ -65,8 +64,7 @@ def apply(settings: Settings, *events: Event, start: int = 0, name: str = "dedup
 def run_replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
     """Replay the open dead letters of `dedup`."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink="dedup").choose(cursor)
+        chosen = Selection(sink="dedup").choose(connection)
         known = discovery.sinks(settings)
         done = replay.replay(
             connection, known, chosen, applier_of=PostgresApplier, older_than_horizon=older_than_horizon
@@ -164,14 +162,6 @@ class TestOlderEvents:
         assert apply(databases, late, name=name) == Counts(1, 1)
         assert Database(databases, name).totals() == sums([late])
 
-    def test_what_the_projection_refuses_has_its_own_reason(self, databases: Settings, database: Database) -> None:
-        first, late = aged(0, 5), aged(6, number=2)
-        other = replace(aged(0), unit="LTR", version=2)
-        retention.drop(databases, ago(5))
-        assert apply(databases, first, late, other) == Counts(3, applied=1, rejected=2)
-        assert database.dead_letters() == {late.event_id: OLDER_THAN_HORIZON, other.event_id: "unit mismatch"}
-        assert database.totals() == sums([first])
-
 
 class TestWayOut:
     def test_replay_refuses_it_and_with_the_flag_applies_it_once(self, databases: Settings, database: Database) -> None:
@@ -208,18 +198,6 @@ class TestWayOut:
         assert database.dead_letters()[other.event_id] == "unit mismatch"
         assert (status(database, late), status(database, other)) == ("replayed", "open")
         assert database.totals() == sums([first, late])
-
-    def test_discarded_it_is_never_applied(self, databases: Settings, database: Database) -> None:
-        late = aged(6)
-        retention.drop(databases, ago(5))
-        apply(databases, late)
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink="dedup").choose(cursor)
-            assert replay.discard(connection, chosen, because="known by hand") == {"dedup": 1}
-        assert run_replay(databases, older_than_horizon=True) == Replayed()
-        assert apply(databases, late, start=1) == Counts(1, 0, 1)
-        assert database.totals() == {}
 
     def test_the_command(self, databases: Settings, database: Database) -> None:
         late = aged(6)

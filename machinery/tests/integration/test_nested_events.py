@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 from psycopg2 import extensions
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import Rejection
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import Batch, DeadRecord, Decoded
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DecodedEvent
-from outbox.sink.decoding.records import Record
-from outbox.sink.repair.replay import Replayed, replay
-from outbox.sink.repair.selection import Selection
+from outbox.sink.decoding.records import DeadRecord, Decoded, Record
+from outbox.sink.repair.replay import Replayed, Selection, replay
 from outbox.sink.spec import SinkSpec
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder, sink
@@ -79,8 +78,7 @@ def spec(tmp_path: Path) -> SinkSpec:
 
 @pytest.fixture
 def writing(databases: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    query(databases, SinkRole.OWNER, TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         yield connection
 
@@ -116,7 +114,7 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     assert isinstance(rejection, Rejection)
     dead = DeadRecord(0, 2, newer, decoding.event_id(newer), rejection)
     rows = decoding.rows([(good, 0, 0), (refused, 0, 1)])
-    batch = Batch(TOPIC, "t", {0: 0}, {0: 3}, chunk_of(Decoded(rows, [dead], []), spec, TOPIC))
+    batch = Batch(TOPIC, "t", {0: 0}, {0: 3}, chunk_of(Decoded(rows, [dead]), spec, TOPIC))
 
     counts = writer.apply(batch)
     assert (counts.applied, counts.rejected, counts.dead) == (1, 1, 1)
@@ -128,8 +126,8 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
     events.write("order/upcast.py", "def placed_v1(payload):\n    return payload\n")
     known = {spec.name: sink(events.load(), "order", projections=spec.job.projections)}
     with writing, writing.cursor() as cursor:
-        cursor.execute("DROP TABLE outbox_batch, new_events, rejections, outbox_dead CASCADE")  # the running sink's own
-        chosen = Selection(sink=spec.name).choose(cursor)
+        cursor.execute("DISCARD TEMP")  # the tables of the running sink
+    chosen = Selection(sink=spec.name).choose(writing)
     assert replay(writing, known, chosen, applier_of=PostgresApplier) == {spec.name: Replayed(applied=2)}
     assert [row[:2] for row in stored(writing)] == [
         ("a", "0.1"),
@@ -139,9 +137,7 @@ def test_an_order_with_lines_is_declared_applied_refused_and_replayed(
         ("c", "100.0"),
         ("d", "12345678901234567000"),
     ]
-    with writing, writing.cursor() as cursor:
-        chosen = Selection(sink=spec.name).choose(cursor)
-    assert chosen == []
+    assert Selection(sink=spec.name).choose(writing) == []
 
 
 @pytest.mark.parametrize("rule", [False, {"type": "string"}])
@@ -155,7 +151,7 @@ def test_nul_in_a_name_that_breaks_the_contract_is_a_dead_letter(
     rejection = decoding.record(bad)
     assert isinstance(rejection, Rejection)
     dead = [DeadRecord(0, 0, bad, decoding.event_id(bad), rejection)]
-    batch = Batch(TOPIC, "t", {0: 0}, {0: 1}, chunk_of(Decoded({}, dead, []), spec, TOPIC))
+    batch = Batch(TOPIC, "t", {0: 0}, {0: 1}, chunk_of(Decoded({}, dead), spec, TOPIC))
     assert PostgresWriter(writing, spec, fetch).apply(batch).dead == 1
     with writing, writing.cursor() as cursor:
         cursor.execute("SELECT detail FROM dead_letters")

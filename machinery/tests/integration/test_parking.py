@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.writer import Counts
 from tests.support.made_events import STRATEGIES, Event, batch, nth_key, uuid7
 from tests.support.record_corpus import unread
@@ -66,8 +65,7 @@ class Statement:
         """Replay letters, as the command does."""
         known = {self.name: spec_with(STRATEGIES[self.name], self.projections)}
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=self.name, **filters).choose(cursor, with_parked=True)  # type: ignore[arg-type]
+            chosen = Selection(sink=self.name, **filters).choose(connection, with_parked=True)  # type: ignore[arg-type]
             return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(self.name, Replayed())
 
     def lines(self) -> dict[str, list[int]]:
@@ -131,38 +129,17 @@ def test_they_are_replayed_behind_it(statement: Statement) -> None:
     assert statement.reasons() == []
 
 
-def test_behind_a_record_that_could_not_be_read(statement: Statement) -> None:
-    one = of_key(0)
-    statement.sink.apply(batch([one[0]], dead=[unread(one[1], 1)]))
-    statement.sink.apply(batch([one[2], one[0]], start=2))
-    assert statement.lines() == {nth_key(0): [1]}
-    assert statement.replay(key=nth_key(0)) == Replayed(applied=2)
-    assert statement.lines() == {nth_key(0): [1, 2, 3]}
-
-
 def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement) -> None:
     one = of_key(0)
     statement.set(unwelcome=[one[0]])
     statement.sink.apply(batch(one[:3]))
     with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(reason="unwelcome").choose(cursor)
+        chosen = Selection(reason="unwelcome").choose(connection)
         replay.discard(connection, chosen, because="given up")
     statement.sink.apply(batch(one[3:4], start=3))
     assert statement.lines() == {}, "those that wait are before it"
     assert statement.replay() == Replayed(applied=3)
     assert statement.lines() == {nth_key(0): [2, 3, 4]}
-
-
-def test_a_projection_that_does_not_say_so_goes_on(statement: Statement) -> None:
-    """The mistake that the line in its header is there for."""
-    hasty_ones = projections_in(statement.projections, STATEMENT, "statement")
-    one = of_key(0)
-    with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
-        statement.set(unwelcome=[one[1]])
-        hasty = sink_on(connection, replace(STRATEGIES[statement.name], name="hasty"), hasty_ones)
-        hasty.apply(batch(one[:3]))
-    assert Database(statement.settings).query("SELECT version FROM statement WHERE sink = 'hasty'") == [(1,), (3,)]
 
 
 # As docs/projections.md has it: the version of each item is stored, and an event that is not above it is refused.

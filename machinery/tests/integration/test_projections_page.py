@@ -19,10 +19,10 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import PayloadSchema
 from outbox.events.values import convert, decode, encode
-from outbox.sink.applying.postgres.writer import PostgresWriter
-from outbox.sink.decoding.batch import Batch, Decoded
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DecodedEvent
-from outbox.sink.decoding.records import Record
+from outbox.sink.decoding.records import Decoded, Record
 from outbox.sink.remembering import strategy
 from outbox.sink.writer import Counts
 from tests.support.declared import Events
@@ -70,7 +70,7 @@ def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
         [(name, table)] = rows(EVENTS[:1], 6).items()
         two_hours_ago = pc.subtract(table["occurred_at"], pa.scalar(timedelta(hours=2)))
         place = table.column_names.index("occurred_at")
-        older = Decoded({name: table.set_column(place, "occurred_at", two_hours_ago)}, [], [])
+        older = Decoded({name: table.set_column(place, "occurred_at", two_hours_ago)}, [])
         old = replace(old, chunk=chunk_of(older))
         assert sink.apply(old) == Counts(rows=1, duplicates=1)
 
@@ -92,7 +92,7 @@ def test_nested_decimals_become_exact_rows(databases: Settings, tmp_path: Path) 
     event = decoder.record(Record(nth_key(0).encode(), headers, payload, NOW_MS))
     assert isinstance(event, DecodedEvent)
     with closing(connect(databases, SinkRole.WRITER)) as connection:
-        chunk = chunk_of(Decoded(decoder.rows([(event, 0, 0)]), [], []), spec, "shop.order")
+        chunk = chunk_of(Decoded(decoder.rows([(event, 0, 0)]), []), spec, "shop.order")
         PostgresWriter(connection, spec, fetch).apply(Batch("shop.order", "t", {0: 0}, {0: 1}, chunk))
     found = Database(databases).query("SELECT product, price::text FROM order_prices ORDER BY product")
     assert found == [("CUP-7", "12345678901234.5678"), ("TEA-1", "0.10")]

@@ -15,18 +15,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.remembering import fence, positions
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.rebuild import RebuildResult
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing.command import outbox
@@ -84,8 +83,7 @@ def with_projections(folder: Path) -> SinkSpec:
 
 
 def execute(settings: Settings, sql: str, role: Role = SinkRole.OWNER) -> None:
-    with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(sql)
+    query(settings, role, sql)
 
 
 def everything(settings: Settings) -> Mapping[str, list[tuple[object, ...]]]:
@@ -203,18 +201,6 @@ class TestFromSource:
         assert database.totals() == sums([*mine, *gone])
 
     @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
-    def test_letters_of_what_the_source_has_forgotten_are_closed(self, databases: Settings, name: str) -> None:
-        mine = history(3)
-        refused = other_unit(mine[2])
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([*mine[:2], refused]))
-            book(databases, *mine[:1])
-            from_source(databases, name)
-            assert Database(databases, name).statuses() == {refused.event_id: "replayed"}
-            anew = [replace(one, event_id=uuid7(RANDOM)) for one in mine[1:]]
-            assert sink.apply(batch(anew, start=3)) == Counts(2, 2)
-
-    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
     def test_events_of_a_key_that_was_deleted_are_no_news_when_they_are_sent_again(
         self, databases: Settings, name: str
     ) -> None:
@@ -276,8 +262,7 @@ class TestFromSource:
             counts = sink.apply(batch([also, newer, mine[4]], start=4))
             assert counts == Counts(rows=3, duplicates=2, rejected=1)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=name).choose(cursor)
+            chosen = Selection(sink=name).choose(connection)
             done = replay.replay(connection, SPECS, chosen, applier_of=PostgresApplier)
             assert done == {name: Replayed(duplicates=1, rejected=1)}
         assert database.totals() == sums(mine[:5])
@@ -314,20 +299,6 @@ class TestFromSource:
             wait_for("the rebuild to wait", lambda: bool(database.query(waits)), timeout_s=20)
             book(databases, *mine)
         thread.join()
-        assert database.totals() == sums(mine)
-
-    def test_what_the_topic_has_dropped_is_skipped(self, databases: Settings, database: Database) -> None:
-        mine = history(6)
-        with open_sink(databases) as sink:
-            sink.apply(batch(mine[:2]))
-            book(databases, *mine[:5])
-            taken = rebuild.from_source(databases, SPECS["dedup"], HERE, {TOPIC: {0: 4}})
-            assert taken.skipped == {(TOPIC, 0): (2, 3)}
-            with raises("sink-superseded"):
-                sink.apply(batch(mine[2:], start=2))
-        with open_sink(databases) as sink:
-            assert sink.beginning() == Beginning(1, {TOPIC: {0: 4}})
-            sink.apply(batch(mine[4:], start=4))
         assert database.totals() == sums(mine)
 
     def test_killed_before_its_commit_it_has_done_nothing(self, databases: Settings, tmp_path: Path) -> None:
@@ -524,7 +495,7 @@ class TestFromTopic:
         execute(databases, "UPDATE dead_letters SET status = 'replayed' WHERE sink = 'dedup.rebuild'")
         discard(databases, refused)
         before = everything(databases)
-        with raises("copy-outdated", refused.event_id, "--restart"):
+        with raises("copy-outdated", refused.event_id, "--drop-copy"):
             swap(databases)
         assert everything(databases) == before
         with rebuild.reserved(databases, "dedup") as owner:
@@ -532,21 +503,6 @@ class TestFromTopic:
         with copying(databases) as copy:
             copy.apply(batch([first, second]))
         swap(databases)
-        assert (database.totals(), database.statuses()) == (sums([first]), {refused.event_id: "discarded"})
-
-    def test_what_was_given_up_before_the_copy_came_to_it_stays_given_up(
-        self, databases: Settings, database: Database
-    ) -> None:
-        first, second = history(2)
-        refused = other_unit(second)
-        with open_sink(databases) as live:
-            live.apply(batch([first, refused]))
-        with copying(databases) as copy:
-            copy.apply(batch([first]))
-        discard(databases, refused)
-        swap(databases)
-        with open_sink(databases) as live:
-            assert live.apply(batch([second], start=1)) == Counts(1, 0, 1)
         assert (database.totals(), database.statuses()) == (sums([first]), {refused.event_id: "discarded"})
 
     def test_a_copy_cut_off_goes_on_and_a_dropped_one_begins_anew(
@@ -606,8 +562,7 @@ class TestFromTopic:
 def discard(settings: Settings, event: Event) -> None:
     """Give the live sink's letter of an event up."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink="dedup", identities=[event.event_id]).choose(cursor)
+        chosen = Selection(sink="dedup", identities=[event.event_id]).choose(connection)
         assert replay.discard(connection, chosen, because="looked at") == {"dedup": 1}
 
 
@@ -621,7 +576,7 @@ def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) ->
     [
         (["dedup"], 2, "Missing option '--from'"),
         (["dedup", "--from", "memory"], 2, "'memory' is not one of"),
-        (["dedup", "--from", "source", "--restart"], 2, "are for --from topic"),
+        (["dedup", "--from", "source", "--drop-copy"], 2, "is for --from topic"),
         (["best", "--from", "source"], 1, "no sink is called best"),
     ],
 )

@@ -12,8 +12,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from tests.seen import ORDERED, Seen, create_tables
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import record
@@ -35,8 +34,7 @@ def seen(databases: Settings, tmp_path: Path) -> Seen:
 def run_replay(seen: Seen, *meanwhile: Record, dry_run: bool = False) -> Replayed:
     """Replay the unreadable event with what is parked behind it. When they are chosen, the sink applies others."""
     with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(reason="schema violation").choose(cursor, with_parked=True)
+        chosen = Selection(reason="schema violation").choose(connection, with_parked=True)
         seen.apply(TOPIC, *meanwhile)
         known = {seen.spec.name: seen.spec}
         (done,) = replay.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run).values()

@@ -18,7 +18,7 @@ from outbox.base.wait import wait_for
 from outbox.maintenance import evidence, expiry, retention, turn
 from outbox.maintenance.evidence import Evidence
 from outbox.sink.decoding.ids import day_of
-from outbox.sink.remembering import fence, partitions
+from outbox.sink.remembering import fence, strategy
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.topic_reader import topic_of
@@ -42,7 +42,7 @@ def day_id(day: date) -> str:
 
 def ensure(settings: Settings, *days: date) -> None:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        partitions.ensure(connection, days)
+        strategy.ensure_partitions(connection, days)
 
 
 def create_sink(settings: Settings, sink: str) -> None:

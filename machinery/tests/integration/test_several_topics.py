@@ -17,11 +17,11 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events.catalog import Catalog
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering.asked import NAMES_MAX
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.repair import rebuild
 from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.repair.replay import Replayed
@@ -399,12 +399,6 @@ class TestRebuild:
         assert done.skipped == {("stock.order", 0): (1, 3)}
         with running(databases, "activity") as writer:
             assert writer.beginning() == Beginning(1, {"stock.item": {0: 1}, "stock.order": {0: 4}})
-
-    def test_an_aggregate_without_a_source_is_refused(self, databases: Settings, seen: Seen) -> None:
-        (seen.spec.job.projections / "seen.rebuild.sql").write_text("SELECT 'a', 1 WHERE false")
-        del databases
-        with raises("event-undeclared"):
-            rebuild.from_source(seen.settings, seen.spec, [], {})
 
     def test_from_the_topics_the_copy_takes_the_place(self, databases: Settings, activity: SinkSpec) -> None:
         items = [Event(uuid7(RANDOM), KEY, 1, version).record for version in (1, 2)]

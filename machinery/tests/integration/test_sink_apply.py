@@ -12,15 +12,16 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink.applying.postgres import writer
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres import target
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding import dead_records
-from outbox.sink.decoding.batch import Batch, Decoded
-from outbox.sink.remembering import fence, generations
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.decoding.batch import Batch, Returned
+from outbox.sink.decoding.records import Decoded
+from outbox.sink.remembering import fence, positions
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.writer import Counts
 from outbox_lab.stack.postgres import Postgres
@@ -35,12 +36,13 @@ from tests.support.made_events import (
     batch,
     chunk_of,
     dead_record,
+    fetch,
     nth_key,
     rows,
     sums,
     uuid7,
 )
-from tests.support.sink_driver import Database, open_sink, projections_in, sink_on
+from tests.support.sink_driver import Database, open_sink, projections_in, sink_on, spec_with
 
 RANDOM = Random(3)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
@@ -55,14 +57,6 @@ def events(count: int, items: int = 3) -> list[Event]:
 
 
 class TestDedup:
-    def test_applies_each_event_once(self, databases: Settings, database: Database) -> None:
-        some = events(6)
-        with open_sink(databases) as sink:
-            assert sink.apply(batch(some)) == Counts(rows=6, applied=6)
-        assert database.totals() == sums(some)
-        assert database.positions() == {0: 6}
-        assert database.processed() == 6
-
     def test_skips_duplicates_inside_a_batch(self, databases: Settings, database: Database) -> None:
         some = events(3)
         with open_sink(databases) as sink:
@@ -77,15 +71,6 @@ class TestDedup:
         with open_sink(databases) as sink:
             assert sink.apply(batch(some, start=6)) == Counts(4, 0, 4)
         assert database.totals() == sums(some)
-
-    def test_a_re_run_with_other_rows_is_no_problem(self, databases: Settings, database: Database) -> None:
-        """After a crash of the host Spark may cut the same offsets into other batches under the same batch id."""
-        some = events(6)
-        with open_sink(databases) as sink:
-            sink.apply(batch(some[:4]))
-            assert sink.apply(batch(some[2:6], start=2)) == Counts(4, 2, 2)
-        assert database.totals() == sums(some)
-        assert database.positions() == {0: 6}
 
     def test_two_records_of_one_id_count_as_one_event(self, databases: Settings, database: Database) -> None:
         first = events(1)[0]
@@ -245,12 +230,7 @@ class TestFence:
     def test_a_superseded_driver_changes_nothing(self, databases: Settings, database: Database) -> None:
         """Behind a pooler the session lock may have gone elsewhere: the epoch tells."""
         with open_sink(databases) as sink:
-            with (
-                closing(connect(databases, SinkRole.WRITER)) as connection,
-                connection,
-                connection.cursor() as cursor,
-            ):
-                cursor.execute("UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
+            query(databases, SinkRole.WRITER, "UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
             with raises("sink-fenced"):
                 sink.apply(batch(events(1)))
         assert database.totals() == {}
@@ -264,7 +244,7 @@ class TestFence:
             ):
                 fence.lock(cursor, sink.name)
                 fence.supersede(cursor, sink.name)
-                generations.start_next(cursor, sink.name, {TOPIC: {0: 0}})
+                positions.start_generation(cursor, sink.name, {TOPIC: {0: 0}})
                 # Behind a pooler another driver may have the session of our lock.
                 cursor.execute("UPDATE sinks SET epoch = epoch + %s WHERE name = %s", [others, sink.name])
 
@@ -287,7 +267,7 @@ class TestFence:
             connection,
             connection.cursor() as cursor,
         ):
-            generations.start_next(cursor, "dedup", {TOPIC: {0: 4}})
+            positions.start_generation(cursor, "dedup", {TOPIC: {0: 4}})
         with open_sink(databases) as sink:
             assert sink.begin_generation() == Beginning(3, {TOPIC: {0: 4}})
             assert sink.apply(batch(events(1))).applied == 1, "it is still the driver"
@@ -315,12 +295,7 @@ class TestDeadLetters:
         event_id = uuid7(RANDOM)
         with open_sink(databases) as sink:
             sink.apply(batch([], dead=[dead_record(0, event_id), dead_record(1, event_id, b"worse")]))
-            with (
-                closing(connect(databases, SinkRole.WRITER)) as connection,
-                connection,
-                connection.cursor() as cursor,
-            ):
-                cursor.execute("UPDATE dead_letters SET status = 'discarded'")
+            query(databases, SinkRole.WRITER, "UPDATE dead_letters SET status = 'discarded'")
             sink.apply(batch([], start=2, dead=[dead_record(2, event_id, b"other")]))
         (row,) = database.query('SELECT "offset", value, status, last_seen_at > first_seen_at FROM dead_letters')
         assert (row[0], bytes(row[1]), row[2], row[3]) == (0, b"bad", "discarded", True)  # type: ignore[call-overload]
@@ -336,24 +311,6 @@ class TestDeadLetters:
         assert database.dead_letters() == {litres.event_id: "unit mismatch"}
         ((kept, is_event),) = database.query("SELECT value, is_event FROM dead_letters")
         assert (bytes(kept), is_event) == (litres.record.value, True)  # type: ignore[call-overload]
-
-    def test_a_batch_of_another_unit_alone_is_set_aside(self, databases: Settings, database: Database) -> None:
-        kilos, litres = events(2, items=1)
-        litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
-        with open_sink(databases) as sink:
-            sink.apply(batch([kilos]))
-            assert sink.apply(batch([litres], start=1)) == Counts(rows=1, rejected=1)
-        assert database.totals() == sums([kilos])
-        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
-
-    def test_differing_unit_is_set_aside_even_if_earlier(self, databases: Settings, database: Database) -> None:
-        first, second, third = events(3, items=1)
-        litres = Event(first.event_id, first.key, first.quantity, first.version, unit="LTR")
-        with open_sink(databases) as sink:
-            sink.apply(batch([second]))
-            sink.apply(batch([litres, third], start=1))
-        assert database.totals() == sums([second, third])
-        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
 
 
 class TestAllOrNothing:
@@ -371,12 +328,11 @@ class TestAllOrNothing:
         with open_sink(databases) as corrected:
             assert corrected.apply(batch(some)) == Counts(2, 2)
 
-    def test_the_counts_are_kept_with_what_they_count(self, databases: Settings, database: Database) -> None:
-        some = events(3)
-        with open_sink(databases) as sink:
-            sink.apply(batch(some))
-            sink.apply(batch(some, start=3))
-        assert database.query("SELECT applied, duplicates FROM sinks") == [(3, 3)]
+    def test_positions_that_are_refused_leave_no_mark(self, databases: Settings, database: Database) -> None:
+        query(databases, SinkRole.OWNER, "ALTER TABLE positions ADD CHECK (next_offset < 2)")
+        with open_sink(databases) as sink, raises("database-refused", "refused offsets"):
+            sink.apply(batch(events(2)))
+        assert (database.totals(), database.positions(), database.processed()) == ({}, {}, 0)
 
 
 class TestTemporaryTables:
@@ -395,17 +351,10 @@ class TestTemporaryTables:
             connection.cursor().execute(self.USE_TRANSACTIONS)
         return int(str(database.query(self.AGE)[0][0]))
 
-    def test_a_commit_does_not_renew_them(self, databases: Settings, database: Database) -> None:
-        with open_sink(databases) as sink:
-            sink.apply(batch(events(3)))
-            assert self.age(databases, database) >= self.TRANSACTIONS
-            sink.apply(batch(events(3), start=3))
-            assert self.age(databases, database) >= 2 * self.TRANSACTIONS
-
     def test_a_sink_renews_them_now_and_then(
         self, databases: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(writer, "RENEWAL_S", 0)
+        monkeypatch.setattr(target, "RENEWAL_S", 0)
         some = events(6)
         with open_sink(databases) as sink:
             sink.apply(batch(some[:3]))
@@ -413,6 +362,18 @@ class TestTemporaryTables:
             sink.apply(batch(some[3:], start=3))
             assert self.age(databases, database) < 2 * self.TRANSACTIONS
         assert database.totals() == sums(some)
+
+
+def test_what_a_transform_leaves_out_is_filtered(databases: Settings, database: Database) -> None:
+    some, plain = events(2), spec_with()
+    made = batch([*some, some[0]])
+    rows = made.chunk.frame
+    kept = rows.filter([offset != 1 for offset in rows["offset"].to_pylist()])
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = PostgresWriter(connection, replace(plain, job=replace(plain.job, transform="not:loaded")), fetch)
+        sink.prepare(plain.layout.schema)
+        assert sink.apply(replace(made, returned=Returned(kept))) == Counts(3, 1, duplicates=1, filtered=1)
+    assert database.totals() == sums(some[:1])
 
 
 def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Database) -> None:
@@ -428,7 +389,7 @@ def test_rows_come_from_several_partitions(databases: Settings, database: Databa
     some = events(4)
     parts = rows(some[:2], partition=0), rows(some[2:], partition=1)
     found = {name: pa.concat_tables([part[name] for part in parts]) for name in parts[0]}
-    both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, chunk_of(Decoded(found, [], [])))
+    both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, chunk_of(Decoded(found, [])))
     with open_sink(databases) as sink:
         sink.apply(both)
     assert database.totals() == sums(some)

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.records import Record
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.writer import PARKED, Counts
 from tests.seen import ORDERED, PROJECTION, Seen, create_tables
 from tests.support.declared import NUMBER, Events
@@ -57,8 +56,7 @@ def ranges(versions: Sequence[int]) -> str:
 def run_replay(settings: Settings) -> Replayed:
     """Replay the open letters."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink=NAME).choose(cursor)
+        chosen = Selection(sink=NAME).choose(connection)
         known = {NAME: discovery.sinks(settings)[NAME]}
         return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
 
@@ -157,16 +155,6 @@ def test_versions_are_applied_once_in_any_order(
 # What is remembered -------------------------------------------------------------------------------------------------
 
 
-def test_a_history_without_gaps_is_one_range(feed: Feed, database: Database) -> None:
-    history = [event(version) for version in range(1, 1001)]
-    for start in range(0, 1000, 250):
-        part = RANDOM.sample(history[start : start + 250], 250)
-        assert feed(*part) == Counts(250, 250)
-    assert remembered(database) == "{[1,1001)}"
-    assert feed(*RANDOM.sample(history, 1000)) == Counts(1000, 0, 1000)
-    assert database.totals() == sums(history)
-
-
 def test_thousands_of_gaps_are_filled_in_any_order(feed: Feed, database: Database) -> None:
     history = [event(version) for version in range(1, 10_001)]
     assert feed(*history[::2]) == Counts(5000, 5000)
@@ -176,18 +164,6 @@ def test_thousands_of_gaps_are_filled_in_any_order(feed: Feed, database: Databas
     assert feed(*history, *late[:2500]) == Counts(12_500, 2500, 10_000)
     assert remembered(database) == "{[1,10001)}"
     assert database.totals() == sums(history)
-
-
-@pytest.mark.parametrize("order", [BOUNDS, BOUNDS[::-1], (HIGHEST, LOWEST, 0, *BOUNDS)])
-@pytest.mark.parametrize("size", [1, len(BOUNDS) + 3], ids=["one by one", "in one batch"])
-def test_no_version_is_too_high_or_too_low(feed: Feed, database: Database, order: Sequence[int], size: int) -> None:
-    events = {version: event(version) for version in order}
-    for start in range(0, len(order), size):
-        feed(*(events[version] for version in order[start : start + size]))
-    assert feed(*events.values()) == Counts(len(events), 0, len(events))
-    assert database.totals() == {nth_key(1): len(events)}
-    assert remembered(database) == ranges(BOUNDS)
-    assert feed(event(2), event(3)) == Counts(2, 2), "the sink goes on"
 
 
 def test_an_unreadable_record_leaves_a_gap_that_its_replay_fills(
@@ -210,8 +186,7 @@ def test_a_refused_event_is_known_to_its_letter_as_not_applied(
     assert feed(first, refused, last) == Counts(3, 2, 0, 1)
     assert remembered(database) == "{[1,4)}"
     assert feed(first, refused, last) == Counts(3, 0, 3)
-    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE stock SET unit = %s", [refused.unit])
+    query(databases, SinkRole.WRITER, "UPDATE stock SET unit = %s", [refused.unit])
     assert run_replay(databases) == Replayed(applied=1)
     assert feed(refused) == Counts(1, 0, 1)
     assert database.totals() == sums([first, refused, last])
@@ -243,14 +218,6 @@ def test_if_the_first_is_refused_both_are_set_aside(feed: Feed, database: Databa
     assert database.totals() == sums([unit])
 
 
-def test_the_second_event_with_a_version_is_a_duplicate_later(feed: Feed, database: Database) -> None:
-    """Nobody knows the id of the first by then. `outbox check` finds both in the source."""
-    first, second = event(1, 5), event(1, 6)
-    assert feed(first) == Counts(1, 1)
-    assert feed(second) == Counts(1, 0, 1)
-    assert (database.dead_letters(), database.totals()) == ({}, sums([first]))
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 def test_an_id_that_comes_again_with_another_version_is_another_event(
     feed: Feed, database: Database, at_once: bool
@@ -266,8 +233,11 @@ def test_an_id_that_comes_again_with_another_version_is_another_event(
 def test_keys_and_sinks_have_versions_of_their_own(databases: Settings, feed: Feed, database: Database) -> None:
     some = [event(1, number=number) for number in (1, 2, 3)]
     assert feed(*some) == Counts(3, 3)
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute("INSERT INTO applied_versions SELECT 'other', topic, key, '{[2,3)}' FROM applied_versions")
+    query(
+        databases,
+        SinkRole.OWNER,
+        "INSERT INTO applied_versions SELECT 'other', topic, key, '{[2,3)}' FROM applied_versions",
+    )
     assert feed(*(event(2, number=number) for number in (1, 2, 3))) == Counts(3, 3)
     other = database.query("SELECT DISTINCT versions::text FROM applied_versions WHERE sink = 'other'")
     assert other == [("{[2,3)}",)]

@@ -1,20 +1,24 @@
-"""Events of as many columns as are allowed, each with a value that Postgres cannot move out of its row."""
+"""What Postgres has room for: events of as many columns as are allowed, and no key that is too long for an index."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import UUID
 
 import pytest
 from psycopg2 import extensions
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.room import COLUMNS_MAX, ROW_MAX_BYTES
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.repair.replay import Replayed
+from outbox.sink.writer import Counts
+from tests.seen import Seen, create_tables
 from tests.support.declared import NUMBER, Events, payload
 from tests.support.declared_sinks import batch_of, record, sink
 from tests.support.made_events import fetch
@@ -33,6 +37,7 @@ CREATE TABLE seen (sink text, id text, number bigint);
 GRANT SELECT, INSERT ON seen TO {writer};
 """
 OTHERS_BYTES = 24 + 8  # of the key and the version
+LONG = Random(24).randbytes(4000).hex()  # noqa: S311 - Postgres cannot compress it into what an index takes
 UUID_TEXT = str(UUID(int=2**128 - 1))
 # By SQL type: a rule, how many columns of it there is room for, and a value that takes as much room as any.
 WIDEST: Mapping[str, tuple[dict[str, Any], int, Any]] = {
@@ -48,8 +53,7 @@ WIDEST: Mapping[str, tuple[dict[str, Any], int, Any]] = {
 
 @pytest.fixture
 def writing(databases: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    query(databases, SinkRole.OWNER, TABLE.replace("{writer}", databases.role_name(SinkRole.WRITER)))
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         yield connection
 
@@ -92,3 +96,15 @@ def test_an_event_of_the_most_columns_is_applied_and_refused(
     with writing, writing.cursor() as cursor:
         cursor.execute("SELECT number FROM seen")
         assert cursor.fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("by", ["dedup", "upsert", "merge", "versions", "offsets"])
+def test_an_event_with_a_key_that_no_index_takes_is_set_aside(databases: Settings, tmp_path: Path, by: str) -> None:
+    create_tables(databases)
+    known = Events(tmp_path / "events").aggregate("order", placed_v1=payload()).load()
+    seen = Seen(databases, tmp_path, known, ["order"], by=by)
+    good, bad = record("placed", {"id": "a", "number": 1}), record("placed", {"id": LONG, "number": 1})
+    assert seen.apply(TOPIC, good, bad) == Counts(rows=1, applied=1, dead=1)
+    assert seen.letters("status", "reason", "length(key)") == [("open", "schema violation", len(LONG))]
+    assert seen.replay() == Replayed(rejected=1), "it stays as it is"
+    assert seen.apply(TOPIC, record("placed", {"id": "a", "number": 2})) == Counts(rows=1, applied=1)

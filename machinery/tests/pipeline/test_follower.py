@@ -127,7 +127,6 @@ def test_random_ranges_have_what_one_read_of_everything_has(
         for partition in to:
             offsets = [offset for of, offset in found if of == partition]
             assert offsets == sorted(offsets)
-        assert len(follower._ahead) <= ahead_max + len(end)
         at = to
 
 
@@ -198,25 +197,28 @@ def test_what_is_held_for_later_is_bounded_and_is_there_later(
     assert read(follower, {0: 0, 1: 0}, {0: 2, 1: 1}) != []
     with pytest.raises(Failure, match="no record"):
         read(follower, {0: 2, 1: 1}, {0: 3, 1: 2})
-    (place,) = follower._client.position([TopicPartition(topic_of(topic), 1)])
-    assert place.offset <= AHEAD_MAX_RECORDS + 10
+    assert follower.positions([1])[1] <= AHEAD_MAX_RECORDS + 10
     write(transactions, topic, "b")
     found = read(follower, {0: 2, 1: 1}, {0: 3, 1: 2})
     found += read(follower, {0: 3, 1: 2}, {0: 4, 1: len(values) + 1})
     assert sorted(found) == sorted(["b", *values[1:]])
 
 
-def test_closing_it_ends_a_read_that_waits(topic: Settings) -> None:
-    follower, ended = Follower(topic, topic_of(topic)), threading.Event()
+def test_closing_it_ends_a_read_that_waits(topic: Settings, transactions: Producer, follower: Follower) -> None:
+    write(transactions, topic, "a")
+    begun, ended = threading.Event(), threading.Event()
 
     def wait() -> None:
+        reading = follower.read({0: 0}, {0: 9})  # nobody has written the others
+        next(reading)
+        begun.set()
         with pytest.raises(Closed):
-            read(follower, {0: 0}, {0: 1})  # nobody has written it
+            next(reading)
         ended.set()
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_for("the read to begin", follower._lock.locked, timeout_s=TIMEOUT_S)
+    assert begun.wait(TIMEOUT_S)
     follower.close()
     thread.join(TIMEOUT_S)
     assert ended.is_set()

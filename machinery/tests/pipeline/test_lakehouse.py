@@ -26,10 +26,9 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
-from structlog.testing import capture_logs
 
 from outbox.audit import check, declared, sinks
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
@@ -40,15 +39,14 @@ from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.applying.lakehouse.writer import LakehouseWriter
-from outbox.sink.decoding.batch import Batch, Chunk, DeadRecord, Decoded, Returned
+from outbox.sink.decoding.batch import Batch, Chunk, Returned
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.decoding.ids import day_of
-from outbox.sink.decoding.records import Record, Records
+from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records
 from outbox.sink.reading.reader import PART_MAX_BYTES, Read, Reader
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
 from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.command import outbox
@@ -62,7 +60,6 @@ from tests.support.made_events import (
     NOW_MS,
     TOPIC,
     TOPIC_ID,
-    TRACE,
     Event,
     as_read,
     batch,
@@ -70,7 +67,6 @@ from tests.support.made_events import (
     fetch,
     nth_key,
     sums,
-    traced,
     uuid7,
 )
 from tests.support.record_corpus import record, unread
@@ -178,19 +174,6 @@ def read(some: Sequence[Event], *bad: Record, start: int = 0) -> Records:
     return replace(found, offsets=range(start, start + len(found)))
 
 
-def test_what_several_tasks_have_read_is_merged_each_event_once(lake: Settings) -> None:
-    some, other = events(6), events(4)
-    with driving(lake) as sink:
-        first = by_tasks(batch([*some, some[0]]), read(some[:3]), read([*some[3:], some[0]], start=3))
-        assert sink.apply(first) == Counts(rows=7, applied=6, duplicates=1)
-        assert ids(lake) == sorted(event.event_id for event in some)
-        second = by_tasks(batch([*other, *some], start=7), read(other, start=7), read(some, start=11))
-        assert sink.apply(second) == Counts(10, 4, 6)
-        assert sink.apply(batch(events(2), start=17)).applied == 2, "a small batch takes the driver's way"
-        assert read_table(lake).positions == {TOPIC: {0: 19}} == {TOPIC: database(lake).positions()}
-    assert len(ids(lake)) == 12
-
-
 def test_a_batch_that_tasks_have_read_writes_letters_and_closes_them(lake: Settings) -> None:
     well, given_up, others = *events(2), events(3)
     with driving(lake) as sink:
@@ -206,21 +189,6 @@ def test_a_batch_that_tasks_have_read_writes_letters_and_closes_them(lake: Setti
     assert ids(lake) == sorted(event.event_id for event in [well, *others])
     statuses = database(lake).query("SELECT status, count(*) FROM dead_letters GROUP BY status ORDER BY status")
     assert statuses == [("discarded", 1), ("open", 1), ("replayed", 1)]
-
-
-def test_traced_events_that_tasks_have_read_are_told(lake: Settings) -> None:
-    header = ("traceparent", f"00-{TRACE}-0123456789abcdef-01".encode())
-    some = [one._replace(headers=[*one.headers, header]) for one in (event.record for event in events(2))]
-    bad = record(b"bad")
-    records = as_read(*some, bad._replace(headers=[*bad.headers, header]), some[0], partition=0)
-    with driving(lake) as sink, capture_logs() as lines:
-        sink.apply(by_tasks(batch([], 0, 4), *records.parts(2)))
-    assert [(line["offset"], line["outcome"]) for line in lines] == [
-        (0, "applied"),
-        (1, "applied"),
-        (2, "set aside"),
-        (3, "duplicate"),
-    ]
 
 
 class Notes(RecordDecoder):
@@ -320,8 +288,7 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
         return declared_sinks.record("placed", payload, key=str(payload["key"]))
 
     def passed(made: Batch, *, failed: Mapping[tuple[int, int], str] = MappingProxyType({})) -> Batch:
-        rows = made.chunk.events
-        assert rows is not None
+        rows = made.chunk.frame
         rows = rows.filter(pa.array([(0, offset) not in failed for offset in rows["offset"].to_pylist()], pa.bool_()))
         return replace(made, returned=Returned(rows, failed)) if has_transform else made
 
@@ -334,15 +301,14 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
             assert sink.apply(failing) == Counts(1, rejected=1)
         else:
             bad = DeadRecord(0, 0, some[0], (dict(some[0].headers)["id"] or b"").decode(), Rejection("test", ""))
-            chunk = chunk_of(Decoded({}, [bad], []), spec, topic)
+            chunk = chunk_of(Decoded({}, [bad]), spec, topic)
             assert sink.apply(Batch(topic, TOPIC_ID, {0: 0}, {0: 1}, chunk)).dead == 1
         made = passed(declared_sinks.batch_of(spec, topic, *some[1:], start=1))
         assert sink.apply(made) == Counts(2, 2)
         assert sink.apply(made).duplicates == 2
     transform = Transformed(spec.layout.schema, lambda _, rows: Returned(rows))
     with closing(connect(lake, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink=NAME).choose(cursor)
+        chosen = Selection(sink=NAME).choose(connection)
         replayed = replay.replay(
             connection,
             {NAME: spec},
@@ -396,18 +362,6 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
             sink.apply(batch(before, start=10))
 
 
-def test_traced_events_are_looked_for_among_their_own_days_and_ids(lake: Settings) -> None:
-    today, earlier, before = (events(3, at_ms=NOW_MS - ago_ms) for ago_ms in (0, 60_000, 3 * DAY_MS))
-    with driving(lake) as sink, capture_logs() as lines:
-        sink.apply(batch([*before, *earlier]))
-        others = [*folder(lake).glob("outbox_day=*/*.parquet")]
-        sink.apply(batch(today, start=6))
-        for file in others:
-            file.unlink()
-        assert sink.apply(traced([*today, *events(1)], start=9)) == Counts(rows=4, applied=1, duplicates=3)
-    assert [line["outcome"] for line in lines] == ["duplicate"] * 3 + ["applied"]
-
-
 def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     some, bad = events(2), events(1)[0]
     made = batch(some, dead=[unread(bad, 2)])
@@ -451,19 +405,6 @@ def test_events_before_the_batch_that_never_came_stop_the_sink(lake: Settings) -
     assert database(lake).positions() == {0: 2}
 
 
-def test_a_letter_decides_about_its_event_or_the_event_closes_it(lake: Settings) -> None:
-    well, given_up = events(2)
-    with driving(lake) as sink:
-        sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
-        chosen = [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)]
-        with closing(connect(lake, SinkRole.WRITER)) as connection:
-            replay.discard(connection, chosen, because="a test")
-        assert sink.apply(batch([well, given_up], start=2)) == Counts(rows=2, applied=1, duplicates=1)
-    assert ids(lake) == [well.event_id]
-    statuses = database(lake).query("SELECT identity, status FROM dead_letters")
-    assert {*statuses} == {(well.event_id, "replayed"), (given_up.event_id, "discarded")}
-
-
 def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
     one, other = events(2)
     with driving(lake) as sink:
@@ -476,8 +417,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
         assert run_replay(lake, one, other) == {NAME: Replayed(applied=1)}
         assert run_replay(lake, one, other) == {NAME: Replayed()}
         # As after a crash between the MERGE and the letter's commit.
-        with closing(connect(lake, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
+        query(lake, SinkRole.WRITER, "UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
         assert before.lacking([one.event_id]), "the version that was read then"
         assert not read_table(lake).lacking([one.event_id, other.event_id])
         assert not states(lake)[0].letters, "its letter is open, and the table has it"
@@ -560,8 +500,7 @@ def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> 
 
     def again(*, dry_run: bool = False) -> Replayed:
         with closing(connect(lake, SinkRole.WRITER)) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=NAME, elsewhere=[NAME]).choose(cursor)
+            chosen = Selection(sink=NAME, elsewhere=[NAME]).choose(connection)
             return run_chosen(lake, chosen, dry_run=dry_run).get(NAME, Replayed())
 
     with driving(lake) as sink:
@@ -577,20 +516,6 @@ def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> 
     assert again(dry_run=True) == again() == Replayed(applied=1, rejected=1)
     assert ids(lake) == sorted([kept.event_id, lost.event_id])
     assert database(lake).statuses()[came.event_id] == "open", "its letter keeps another record"
-
-
-def test_traced_events_are_told_with_what_became_of_them(lake: Settings) -> None:
-    old, new = events(2)
-    with driving(lake) as sink, capture_logs() as lines:
-        sink.apply(batch([old]))
-        sink.apply(traced([new, old, new], start=1, dead=[unread(events(1)[0], 4)]))
-    assert [(line["event_id"], line["offset"], line["outcome"]) for line in lines] == [
-        (new.event_id, 1, "applied"),
-        (old.event_id, 2, "duplicate"),
-        (new.event_id, 3, "duplicate"),
-        (None, 4, "set aside"),
-    ]
-    assert {(line["event"], line["sink"], line["trace_id"]) for line in lines[:1]} == {("event applied", NAME, TRACE)}
 
 
 def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path) -> None:
@@ -627,8 +552,7 @@ def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:
 def test_without_the_package_check_says_that_it_does_not_compare(
     databases: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
+    query(databases, SinkRole.WRITER, "INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
     assert {state.name: state.not_compared for state in states(databases)} == {NAME: "", "dedup": ""}
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
@@ -664,18 +588,9 @@ def test_without_the_package_only_open_letters_are_set_aside(
 def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, absent = ([event.event_id for event in events(count)] for count in (5, 2))
     write_deltalake(tmp_path, pa.table({"event_id": stored}))
-    looked_up: list[int] = []
-    known = table._known
-
-    def counting(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:
-        looked_up.append(len(event_ids))
-        return known(delta, event_ids)
-
     monkeypatch.setattr(table, "IDS_PER_QUERY", 3)
-    monkeypatch.setattr(table, "_known", counting)
     delta = DeltaTable(tmp_path)
     assert table.lacking(delta, [*stored, *absent]) == {*absent}
-    assert looked_up == [3, 3, 1]
     assert not table.lacking(delta, [])
 
 

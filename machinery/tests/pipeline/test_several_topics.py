@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 
 import pytest
-import requests
 
-from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink.decoding.records import Record
-from outbox_lab.stack import ports
 from outbox_lab.testing.command import outbox
 from tests.orders import cancelled, placed
 from tests.support import faulty_sink
@@ -30,7 +26,6 @@ from tests.support.sink_process import (
     reported_failure,
     run_faulty,
     running_faulty,
-    running_warm,
     wait_applied,
 )
 from tests.support.topic_reader import topic_of
@@ -129,23 +124,6 @@ def test_both_topics_are_applied_and_a_restart_goes_on(topic: Settings, traffic:
     assert counts(topic) == (traffic.count, 0, 0)
 
 
-def test_the_lag_is_shown_by_topic(topic: Settings, traffic: Traffic) -> None:
-    observed = topic.model_copy(update={"sink_metrics_port": ports.choose(0)[0]})
-    with running_warm(observed, SINK) as sink:
-        wait_applied(sink, Database(topic, SINK), traffic.count)
-
-        def scraped() -> str:
-            return requests.get(f"http://127.0.0.1:{observed.sink_metrics_port}/metrics", timeout=30).text
-
-        wait_for("the lag to be 0", lambda: f'outbox_sink_lag_events{{sink="{SINK}"}} 0.0' in scraped(), timeout_s=60)
-        shown = scraped().splitlines()
-    for name, partitions in (("item", topic.topic_partitions), ("order", 2)):
-        labels = f'sink="{SINK}",topic="{topic_of(topic, name)}"'
-        lines = [line for line in shown if line.startswith("outbox_sink_partition_lag_events{") and labels in line]
-        assert len(lines) == partitions
-        assert {line.rpartition(" ")[2] for line in lines} == {"0.0"}
-
-
 class TestOtherTopics:
     """A deployment lets the sink read more topics, or fewer. Spark continues no checkpoint then."""
 
@@ -179,10 +157,10 @@ class TestOtherTopics:
 
     def test_a_rewind_is_in_force_when_a_topic_is_added(self, topic: Settings, traffic: Traffic) -> None:
         run_before(faulty_sink.without_orders, topic, applied=20)
-        command(topic, "rewind", SINK, "--to-offset", f"{topic_of(topic)}/0:0", "--yes")
+        command(topic, "rewind", SINK, "--to-earliest", "--yes")
         batches = finish(topic)
         again = sum(int(str(line["duplicates"])) for line in batches)
-        assert 0 < again < 20
+        assert again == 20
         assert counts(topic) == (traffic.count, again, 0)
         assert counted(topic) == traffic.due()
 
@@ -196,12 +174,6 @@ class TestOtherEvents:
         run_before(faulty_sink.without_cancellations, topic, applied=20 + ORDERS)
         wait_for("all to be read", lambda: counts(topic)[2] == SENT - ORDERS, timeout_s=TIMEOUT_S)
         return len(traffic.orders) - ORDERS
-
-    def test_it_does_not_start(self, topic: Settings, skipping: int) -> None:
-        failure = reported_failure(catch_up(topic, SINK))
-        assert "asks for order.cancelled, which the sink has passed until now" in failure
-        assert f"`outbox rewind {SINK} --to-earliest`" in failure
-        assert counts(topic) == (20 + ORDERS, 0, skipping)
 
     def test_after_a_rewind_to_the_earliest_all_are_applied(
         self, topic: Settings, traffic: Traffic, skipping: int
@@ -219,56 +191,3 @@ class TestOtherEvents:
         traffic.send()
         finish(topic)
         assert counts(topic) == (traffic.count - skipping, 0, skipping)
-
-
-class TestRewind:
-    def test_of_one_partition_of_one_topic(self, topic: Settings, traffic: Traffic) -> None:
-        finish(topic)
-        orders = topic_of(topic, "order")
-        command(topic, "rewind", SINK, "--to-offset", f"{orders}/1:0", "--yes")
-        batches = finish(topic)
-        assert {line["topic"] for line in batches} == {orders}
-        again = sum(int(str(line["rows"])) for line in batches)
-        assert 0 < again < len(traffic.orders)
-        assert counts(topic) == (traffic.count, again, 0)
-        assert counted(topic) == traffic.due()
-
-    def test_a_partition_without_its_topic_is_ambiguous(self, topic: Settings, traffic: Traffic) -> None:
-        del traffic
-        finish(topic)
-        refused = outbox("rewind", SINK, "--to-offset", "1:0", "--yes", home=topic.home, **topic.as_env())
-        assert refused.returncode == 1
-        assert "write TOPIC/PARTITION:OFFSET" in refused.stderr
-
-
-class TestRebuild:
-    def test_from_the_topics(self, topic: Settings, traffic: Traffic) -> None:
-        finish(topic)
-        spoil(topic)
-        shown = command(topic, "rebuild", SINK, "--from", "topic", "--yes")
-        assert f"sink {SINK} is replaced" in shown
-        assert counted(topic) == traffic.due()
-        traffic.send()
-        finish(topic)
-        assert counted(topic) == traffic.due()
-
-    def test_from_the_source_while_events_are_in_flight(self, topic: Settings, traffic: Traffic) -> None:
-        finish(topic)
-        spoil(topic)
-        traffic.send()
-        with closing(connect(topic, SourceRole.OWNER)) as source, source, source.cursor() as cursor:
-            for (aggregate, key), version in traffic.due().items():
-                columns = "items (id, unit, stock, version)" if aggregate == "item" else "orders (id, version)"
-                values = "(%s, 'KGM', 0, %s)" if aggregate == "item" else "(%s, %s)"
-                cursor.execute(f"INSERT INTO {columns} VALUES {values}", [key, version])
-        command(topic, "rebuild", SINK, "--from", "source", "--yes")
-        assert counted(topic) == traffic.due()
-        finish(topic)
-        assert counted(topic) == traffic.due()
-        assert counts(topic)[1] == 20 + SENT, "those in flight were in the source"
-
-
-def spoil(settings: Settings) -> None:
-    """Let every number of the sink be wrong."""
-    with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute("UPDATE activity SET events = events + 5")

@@ -20,11 +20,10 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import discovery
 from outbox.sink.decoding import dead_records
 from outbox.sink.reading.reader import DRIVER_MAX_RECORDS
 from outbox.sink.repair import rewind
-from outbox.sink.running.lag import LagLookup
+from outbox.sink.running.metrics import LagLookup
 from outbox_lab.stack import ports
 from outbox_lab.stack.command import SinkCommand
 from outbox_lab.stack.spark import UI_FILTER, UI_SECRET, ui_header
@@ -35,7 +34,6 @@ from tests.support.sink_process import (
     TIMEOUT_S,
     Publisher,
     catch_up,
-    catch_up_alone,
     checkpoint,
     logged,
     reported_failure,
@@ -401,9 +399,3 @@ def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(
     assert database.totals() == sums(some)
     assert Database(topic, "naive").totals() == sums([*some, *some])
     assert logged(catch_up(topic, "dedup"), "applied") == [], "once, not at every start"
-
-
-def test_an_unknown_sink_is_reported_before_anything_starts(topic: Settings) -> None:
-    assert f"no sink is called best — there are {', '.join(discovery.sinks(topic))}" in reported_failure(
-        catch_up_alone(topic, "best")
-    )

@@ -27,7 +27,6 @@ from tests.support.sink_process import (
     reported_failure,
     running_faulty,
     running_warm,
-    sink_arguments,
     wait_applied,
 )
 from tests.support.topic_reader import topic_of
@@ -100,17 +99,6 @@ def test_a_sink_that_cannot_start_releases_its_fence(
         wait_applied(sinks, database, 20)
         with open_sink(topic, unusable_checkpoint):
             assert sinks.is_running()
-
-
-def test_fail_fast_starts_no_further_sink_after_one_that_cannot_start(
-    topic: Settings, publisher: Publisher, unusable_checkpoint: str
-) -> None:
-    publisher.send(publisher.events(20))
-    names = sink_arguments("upsert", unusable_checkpoint, "dedup")
-    done = WarmJvm(topic).run(topic, *names, "--fail-fast", "--until-caught-up")
-    assert f"/{unusable_checkpoint}: " in reported_failure(done)
-    assert [line["sink"] for line in logged(done, "started")] == ["upsert"]
-    assert [line["sink"] for line in logged(done, "stopped")] == ["upsert"]
 
 
 def test_a_sink_that_does_not_stop_in_time_fails(topic: Settings, publisher: Publisher, database: Database) -> None:

@@ -30,7 +30,7 @@ from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
 from outbox.kafka.part import Part
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.reading import reader
 from outbox.sink.remembering import fence

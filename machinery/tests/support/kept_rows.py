@@ -13,7 +13,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink.decoding.ids import days
-from outbox.sink.remembering import partitions
+from outbox.sink.remembering import strategy
 from tests.support.topic_reader import topic_of
 
 RANDOM = Random(7)  # noqa: S311
@@ -68,7 +68,7 @@ def remember(settings: Settings, *event_ids: str, sink: str = "dedup") -> int:
     """Apply events as strategy `dedup` does; returns how many were new."""
     start(settings, sink)
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        partitions.ensure(connection, days(event_ids))
+        strategy.ensure_partitions(connection, days(event_ids))
         with connection, connection.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO processed_events (sink, event_id) SELECT %s, id FROM unnest(%s::uuid[]) AS id "

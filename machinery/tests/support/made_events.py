@@ -14,8 +14,9 @@ from outbox.base.settings import load
 from outbox.events.schema import Rejection
 from outbox.sink import discovery
 from outbox.sink.decoding import records
-from outbox.sink.decoding.batch import Batch, Chunk, DeadRecord, Decoded, Rows, Traced
+from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.decoding.records import DeadRecord, Decoded, Rows
 from outbox.sink.spec import SinkSpec
 from tests.shape import SHAPE
 
@@ -30,7 +31,6 @@ DECODER = MAIN.decoders[TOPIC]
 TOPIC_ID = "topic-1"
 NOW_MS = int(time.time() * 1000)
 DAY_MS = 24 * 60 * 60 * 1000
-TRACE = "0123456789abcdef" * 2
 
 
 def uuid7(random: Random, at_ms: int = NOW_MS) -> str:
@@ -127,7 +127,7 @@ def batch(
 ) -> Batch:
     """A batch of one partition; it ends behind its last event, unless another end is given."""
     until = start + len(events) + len(dead) if end is None else end
-    chunk = chunk_of(Decoded(rows(events, start, partition, offsets), dead, []))
+    chunk = chunk_of(Decoded(rows(events, start, partition, offsets), dead))
     return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, chunk)
 
 
@@ -150,14 +150,6 @@ def dead_record(
     """A record that is no event."""
     record = records.Record(key, [("h", b"\xff")], value, NOW_MS)
     return DeadRecord(partition, offset, record, event_id, Rejection(reason, "a detail"))
-
-
-def traced(events: Sequence[Event], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
-    """A batch each of whose records is in the trace."""
-    good = [Traced(TRACE, event.event_id, 0, start + number) for number, event in enumerate(events)]
-    bad = [Traced(TRACE, None, 0, one.offset, is_dead=True) for one in dead]
-    made = batch(events, start, dead=dead)
-    return replace(made, chunk=chunk_of(Decoded(rows(events, start), dead, good + bad)))
 
 
 def as_read(*read: records.Record, partition: int = 3) -> records.Records:

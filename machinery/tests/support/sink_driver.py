@@ -12,9 +12,7 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
-from outbox.sink import discovery
-from outbox.sink.applying.postgres.target import PostgresTarget
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.target import PostgresTarget, PostgresWriter
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec
@@ -59,11 +57,6 @@ def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
     for suffix in (".sql", ".states.sql"):
         (made / f"{name}{suffix}").write_text(sql)
     return made
-
-
-def key_columns(settings: Settings) -> dict[str, str]:
-    """By sink, the column that a record's key repeats."""
-    return {name: decoder.key for name, one in discovery.sinks(settings).items() for decoder in one.decoders.values()}
 
 
 @dataclass

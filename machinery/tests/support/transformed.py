@@ -14,8 +14,7 @@ from outbox.sink.decoding.records import fetcher
 from outbox.sink.frames.transform import Transform, applier
 from outbox.sink.reading.reader import Reader
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 
@@ -56,8 +55,7 @@ def run(
 def run_replay(settings: Settings, spec: SinkSpec, *, dry_run: bool = False) -> Replayed:
     """Replay the sink's open letters, as the command does."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with connection, connection.cursor() as cursor:
-            chosen = Selection(sink=spec.name).choose(cursor, with_parked=True)
+        chosen = Selection(sink=spec.name).choose(connection, with_parked=True)
         found = replay.replay(
             connection,
             {spec.name: spec},

@@ -1,8 +1,10 @@
-"""How a batch is divided among transactions and tasks, and what tasks are given."""
+"""How a batch is divided among transactions and tasks, and what tasks and their processes are given."""
 
 from __future__ import annotations
 
 import pickle
+import sys
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from pydantic import SecretStr
 from outbox.base.settings import load
 from outbox.kafka.part import Part
 from outbox.sink.reading.reader import ReadTask
+from outbox.sink.spark.daemon import without_archives
 from tests.support.made_events import MAIN, TOPIC
 
 RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.integers(0, 10**6)), max_size=5)
@@ -54,3 +57,15 @@ def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
     sent = pickle.dumps(task)
     told = {name for name in names if f"secret of {name}".encode() in sent}
     assert told == {"kafka_password"}
+
+
+def test_tasks_read_no_archive() -> None:
+    found = without_archives(["/spark/pyspark.zip", *sys.path, "/spark/spark-core.jar"])
+    assert found == [entry for entry in sys.path if not entry.endswith(".zip")]
+
+
+def test_pyspark_that_is_in_an_archive_only_stays_there(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "pyspark.zip", "w") as archive:
+        archive.writestr("pyspark/__init__.py", "")
+    path = [str(tmp_path), str(tmp_path / "pyspark.zip")]
+    assert without_archives(path) == path

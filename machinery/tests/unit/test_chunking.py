@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import struct
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
@@ -15,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.sink.decoding import dead_records
-from outbox.sink.decoding.batch import TRACED_MAX, Chunk
+from outbox.sink.decoding.batch import Chunk
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Record, Records
 from outbox.sink.reading.reader import Read
-from tests.support.made_events import DECODER, MAIN, TOPIC, TRACE, Event, as_read, nth_key, uuid7
+from tests.support.made_events import MAIN, TOPIC, Event, as_read, nth_key, uuid7
 from tests.support.record_corpus import HEADERS_OF, VALUES, record
 
 RANDOM = Random(11)  # noqa: S311
-TRACEPARENT = ("traceparent", f"00-{TRACE}-0123456789abcdef-01".encode())
 PLAIN, FRAMED = MAIN.chunking(TOPIC), replace(MAIN.chunking(TOPIC), as_frame=True)
 CORPUS = [*(record(value) for value, _ in VALUES.values()), *(record(headers=one) for one, _ in HEADERS_OF.values())]
 
@@ -31,8 +29,7 @@ Row = dict[str, bytes | None]
 
 
 def good(number: int) -> Record:
-    made = Event(uuid7(RANDOM), nth_key(number % 5), 1 + number, version=number + 1).record
-    return made._replace(headers=[*made.headers, TRACEPARENT]) if number % 3 == 0 else made
+    return Event(uuid7(RANDOM), nth_key(number % 5), 1 + number, version=number + 1).record
 
 
 RECORDS = [good(number) if number % 2 else CORPUS[number // 2] for number in range(2 * len(CORPUS))]
@@ -83,7 +80,6 @@ def test_chunks_of_any_shares_come_to_the_same(cuts: set[int], max_bytes: int) -
     assert (together.count, together.dead_count) == (whole.count, whole.dead_count)
     assert together.count + together.dead_count == len(RECORDS)
     assert {*together.days} == {*whole.days}
-    assert Counter(together.traced) == Counter(whole.traced)
     events, all_at_once = Chunk.together(chunks[True]).events, FRAMED.chunk(read(RECORDS)).events
     assert events is not None
     assert all_at_once is not None
@@ -106,12 +102,6 @@ def test_rows_and_events_of_a_chunk_are_the_same() -> None:
     assert [row["event_id"] for row in rows_of(rows)] == ids
     assert {*rows[0].columns} == {*events.column_names}
     assert not FRAMED.chunk(read(records)).rows
-
-
-def test_a_flood_of_traces_is_counted_and_a_few_are_kept() -> None:
-    records = [good(3 * number) for number in range(DECODER.at_once + TRACED_MAX)]
-    chunk = PLAIN.chunk(read(records))
-    assert (len(chunk.traced), chunk.traced_count) == (TRACED_MAX, len(records))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from outbox.sink.decoding.decoder import AT_ONCE, DecodedEvent, EventDecoder, Re
 from outbox.sink.decoding.records import Record, Records
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import decoder, decoders, record
-from tests.support.made_events import TRACE, as_read
+from tests.support.made_events import as_read
 from tests.unit.test_records import both_ways
 
 QUANTITY = {"quantity": {"type": "integer", "minimum": 1, "maximum": 99}}
@@ -146,13 +146,6 @@ def test_a_skipped_event_may_be_anything_else(known: Catalog) -> None:
     decoded = both_ways(as_read(bad, bare), decoder(known, "order.placed"))
     assert decoded.skipped == {"order.cancelled": 2}
     assert decoded.dead == []
-
-
-def test_a_skipped_event_is_not_traced(known: Catalog) -> None:
-    traced = [(*one.headers, ("traceparent", f"00-{TRACE}-0123456789abcdef-01".encode())) for one in KINDS.values()]
-    records = [one._replace(headers=headers) for one, headers in zip(KINDS.values(), traced, strict=True)]
-    decoded = both_ways(as_read(*records), decoder(known, "order.placed"))
-    assert len(decoded.traced) == len(records) - sum(decoded.skipped.values())
 
 
 def test_a_record_without_a_type_is_set_aside(known: Catalog) -> None:

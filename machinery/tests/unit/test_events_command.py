@@ -326,11 +326,11 @@ class TestSinks:
         shop.write(f"{self.folder}/projections/totals.sql", "-- [aply]\nSELECT 1;\n")
         assert shop.findings() == [("sql-section-unknown", "sink orders", "")]
         (shop.root / self.folder / "projections" / "totals.sql").unlink()
-        assert shop.findings() == [("projection-missing", "sink orders", "")]
+        assert shop.findings() == [("projection-unusable", "sink orders", "")]
 
     def test_events_that_have_no_place_together_are_found(self, shop: Repository) -> None:
         shop.events.write(f"order/{'x' * 60}.v1.schema.json", payload())
-        assert shop.findings() == [("event-view-ambiguous", "sink orders", "")]
+        assert shop.findings() == [("sink-unusable", "sink orders", "")]
 
     def test_module_that_raises_is_found(self, shop: Repository) -> None:
         self.job(shop, more=", strategy=1 / 0")

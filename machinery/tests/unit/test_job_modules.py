@@ -71,19 +71,14 @@ def test_paths_begin_at_the_subpackage(declare: Declare, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "lines",
-    [
-        'first = SinkJob(name="first", events=["order"])\njobs = [first, first.by("merge")]',
-        'first = SinkJob(name="first", events=["order"])\ndef jobs(settings): return first, first.by("merge")',
-    ],
+    ("value", "names"), [("[first, first.by('merge')]", ["first", "first-merge"]), ("[]", []), ("(first,)", ["first"])]
 )
-def test_several_jobs_are_a_list_or_what_a_function_returns(declare: Declare, lines: str) -> None:
-    assert [job.name for job in declare(lines)] == ["first", "first-merge"]
-
-
-@pytest.mark.parametrize("lines", ["jobs = []", "def jobs(settings): return []"])
-def test_a_subpackage_may_have_no_job_for_these_settings(declare: Declare, lines: str) -> None:
-    assert declare(lines) == []
+def test_several_jobs_or_none_are_a_list_or_what_a_function_returns(
+    declare: Declare, value: str, names: list[str]
+) -> None:
+    first = 'first = SinkJob(name="first", events=["order"])\n'
+    for lines in (f"jobs = {value}", f"def jobs(settings): return {value}"):
+        assert [job.name for job in declare(first + lines)] == names
 
 
 @pytest.mark.parametrize(
@@ -101,14 +96,14 @@ def test_a_subpackage_may_have_no_job_for_these_settings(declare: Declare, lines
     ],
 )
 def test_a_module_without_a_usable_declaration_is_refused(declare: Declare, lines: str) -> None:
-    with raises("sink-undeclared", f"{PACKAGE}.orders.job"):
+    with raises("sink-unusable", f"{PACKAGE}.orders.job"):
         declare(lines)
 
 
 def test_two_jobs_of_a_subpackage_need_names(declare: Declare) -> None:
     jobs = declare('jobs = [SinkJob(events=["order"]), SinkJob(events=["item"])]')
     assert [job.name for job in jobs] == ["orders", "orders"]
-    with raises("sink-ambiguous", "orders"):
+    with raises("sink-unusable", "orders"):
         discovery.sinks(settings.load(environment=False))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +14,9 @@ from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection
 from outbox.kafka.records import _size_bytes
-from outbox.sink.decoding.batch import Decoded, Traced
 from outbox.sink.decoding.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
-from outbox.sink.decoding.records import Record, Records
-from tests.support.made_events import DECODER, NOW_MS, TRACE, as_read
+from outbox.sink.decoding.records import Decoded, Record, Records
+from tests.support.made_events import DECODER, NOW_MS, as_read
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 
 NAME = f"item.{HEADERS['eventType']}"
@@ -79,10 +79,6 @@ def test_a_detail_stays_short_however_long_the_value() -> None:
     assert len(detail(record(changed(unit="x" * 1_000_000)))) < 300
 
 
-def test_no_headers_is_a_missing_id() -> None:
-    assert reason(record(headers={})) == "missing id"
-
-
 def test_an_event_has_the_columns_of_the_schema_and_no_others() -> None:
     assert event(record(changed(note="a\0"))) == FACTS
     found = DECODER.record(record())
@@ -133,13 +129,11 @@ def test_a_timestamp_of_the_record_that_no_calendar_has_is_no_error() -> None:
     assert reason(record(recorded_ms=NOW_MS)) is None
 
 
-TRACED = {"traceparent": f"00-{TRACE}-0123456789abcdef-01"}
 CORPUS = [
     *(record(value) for value, _ in VALUES.values()),
     *(record(headers=headers) for headers, _ in HEADERS_OF.values()),
     *(record(key=key) for key in (b"other", None, b"\xff")),
     *(record(recorded_ms=NOW_MS + late_ms) for late_ms in (-FUTURE_MAX_MS, FUTURE_MAX_MS, -(2**52), 2**52)),
-    record(headers=HEADERS | TRACED),
     record()._replace(headers=[*record().headers, ("binary", b"\xff")]),
     record()._replace(headers=[("id", b"words"), *record().headers]),
     record()._replace(headers=[*record().headers, ("id", b"words")]),
@@ -163,8 +157,7 @@ def both_ways(records: Records, decoder: RecordDecoder = DECODER) -> Decoded:
     assert {name: table.schema for name, table in decoded.rows.items()} == {
         name: table.schema for name, table in expected.rows.items()
     }
-    for mine, theirs in ((decoded.dead, expected.dead), (decoded.traced, expected.traced)):
-        assert sorted(mine, key=lambda one: one.offset) == sorted(theirs, key=lambda one: one.offset)
+    assert sorted(decoded.dead, key=itemgetter(1)) == sorted(expected.dead, key=itemgetter(1))
     assert dict(decoded.skipped) == dict(expected.skipped)
     return decoded
 
@@ -186,7 +179,6 @@ class TestRecords:
         first, second = decoded.dead
         assert (first.offset, first.event_id, first.record) == (1, ID, bad)
         assert (second.offset, second.event_id, second.rejection.reason) == (2, None, "missing id")
-        assert decoded.traced == []
 
     @pytest.mark.parametrize("name", VALUES)
     def test_one_validator_for_the_stream_and_for_single_records(self, name: str) -> None:
@@ -225,18 +217,4 @@ class TestRecords:
         assert count(decoded) == 1
         assert [dead.offset for dead in decoded.dead] == [1, 1]
         empty = DECODER.decode(as_read())
-        assert empty == Decoded({}, [], [], {})
-
-    def test_sampled_records_are_traced_whatever_became_of_them(self) -> None:
-        def traced(flags: str, trace: str = TRACE) -> dict[str, str]:
-            return HEADERS | {"traceparent": f"00-{trace}-0123456789abcdef-{flags}"}
-
-        records = [
-            record(headers=traced("01")),
-            record(b"bad", {**traced("01"), "id": "no uuid"}),
-            record(headers=traced("00")),
-            record(headers=traced("01", "x" * 32)),
-            record(),
-        ]
-        decoded = DECODER.decode(as_read(*records))
-        assert decoded.traced == [Traced(TRACE, ID, 3, 0), Traced(TRACE, None, 3, 1, is_dead=True)]
+        assert empty == Decoded({}, [], {})

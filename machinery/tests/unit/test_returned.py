@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from outbox.events.schema import Column
-from outbox.sink.applying.postgres.returned import Known, join
+from outbox.sink.applying.postgres.applier import Known
+from outbox.sink.applying.postgres.transforming import join
 from outbox.sink.decoding.batch import Returned
 from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, TYPE, VERSION
 from outbox_lab.testing.failures import raises

@@ -14,8 +14,7 @@ from prometheus_client import generate_latest
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.sink.remembering.positions import Offsets
-from outbox.sink.running.lag import Lag, LagLookup
-from outbox.sink.running.metrics import Metrics, State, served
+from outbox.sink.running.metrics import Lag, LagLookup, Metrics, State, served
 from outbox.sink.writer import Counts
 from outbox_lab.stack import ports
 
@@ -68,11 +67,6 @@ class TestCounts:
         assert applied is not None
         assert before <= started < applied <= time.time()
 
-    def test_two_do_not_meet(self) -> None:
-        one, other = Metrics(), Metrics()
-        one.started("a", {"t": {0: 0}})
-        assert value(other, "outbox_sink_rows_total", sink="a") is None
-
 
 class TestLag:
     def test_is_asked_for_at_each_scrape_with_the_offsets_of_then(self) -> None:
@@ -119,14 +113,6 @@ class TestLag:
         assert value(metrics, "outbox_sink_lag_events", sink="a") is None, "less than it is would be wrong"
         assert value(metrics, "outbox_sink_lag_seconds", sink="a") is None
         assert value(metrics, "outbox_sink_lag_events", sink="b") == 3
-
-    def test_is_left_out_when_kafka_does_not_tell_it(self) -> None:
-        metrics = Metrics()
-        metrics.collect_lag({"t": lambda _: None})
-        metrics.started("a", {"t": {0: 0}})
-        assert value(metrics, "outbox_sink_kafka_up") == 0
-        assert value(metrics, "outbox_sink_lag_events", sink="a") is None
-        assert value(metrics, "outbox_sink_rows_total", sink="a") == 0
 
     def test_a_kafka_that_is_away_is_given_up_in_time(self, settings: Settings) -> None:
         lookup = LagLookup(settings, "t")

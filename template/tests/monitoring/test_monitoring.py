@@ -19,8 +19,7 @@ from outbox.audit.monitor import Monitor
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.settings import load
 from outbox.sink.running import metrics as of_sinks
-from outbox.sink.running.lag import Lag
-from outbox.sink.running.metrics import Metrics, State
+from outbox.sink.running.metrics import Lag, Metrics, State
 from outbox.sink.writer import Counts
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families

@@ -18,9 +18,8 @@ from outbox.base.settings import Settings
 from outbox.events.schema import SqlType
 from outbox.kafka import records
 from outbox.kafka.records import Within
-from outbox.sink.decoding.batch import DeadRecord, Rows
 from outbox.sink.decoding.dead_records import identity
-from outbox.sink.decoding.records import Records
+from outbox.sink.decoding.records import DeadRecord, Records, Rows
 
 PART_MAX_BYTES = 16 * 2**20  # of packed rows; more only if one answer of the brokers has more
 EVENT_ID_BYTES = 16  # the identity of a record without an event id is longer: a hash

@@ -19,7 +19,7 @@ from outbox.commands.moment import Moment
 from outbox.sink import discovery
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
-from outbox.sink.repair.selection import Chosen, Selection
+from outbox.sink.repair.replay import Chosen, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applier
 
@@ -73,8 +73,7 @@ def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
     selection = _selection(chosen)
     with _reading(settings) as connection:
         letters = selection.headlines(connection, limit if as_json else limit or SHOWN)
-        with connection.cursor() as cursor:
-            found = selection.count(cursor)
+        found = selection.count(connection)
     if as_json:
         for letter in letters:
             click.echo(json.dumps(_json(letter)))
@@ -103,7 +102,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
     if len(letters) > 1:
         sinks = ", ".join(letter["sink"] for letter in letters)
         raise Failure(
-            f"several sinks have dead letter {identity}: {sinks}", "choose one by --sink", code="letter-ambiguous"
+            f"several sinks have dead letter {identity}: {sinks}", "choose one by --sink", code="letter-unknown"
         )
     found = _json(letters[0])
     click.echo(json.dumps(found, indent=2) if as_json else _page(found))
@@ -202,8 +201,8 @@ def _to_repair(
     if not (is_all or selection.is_narrow):
         raise click.UsageError("Choose dead letters by an option, or use --all.")
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with _errors(connection), connection, connection.cursor() as cursor:
-            letters = selection.choose(cursor, with_parked=with_parked)
+        with _errors(connection):
+            letters = selection.choose(connection, with_parked=with_parked)
         yield connection, letters
 
 

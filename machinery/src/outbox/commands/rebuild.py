@@ -30,9 +30,8 @@ UNCHANGED = "nothing was changed (--dry-run)"
     required=True,
     help="The topic, if it still has every event; or the source database.",
 )
-@click.option("--restart", is_flag=True, help="From the topic: start again instead of resuming an interrupted rebuild.")
 @click.option(
-    "--drop-copy", is_flag=True, help="From the topic: only delete the copy that an earlier rebuild has left."
+    "--drop-copy", is_flag=True, help="From the topic: only delete the copy that an interrupted rebuild has left."
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -40,7 +39,6 @@ def rebuild_command(
     *,
     sink: str,
     source: Literal["topic", "source"],
-    restart: bool,
     drop_copy: bool,
     dry_run: bool,
     yes: bool,
@@ -51,8 +49,8 @@ def rebuild_command(
     then replaces the sink. A running driver then starts again by itself, where the copy has ended.
     """
     settings = load()
-    if source == "source" and (restart or drop_copy):
-        raise click.UsageError("--restart and --drop-copy are for --from topic")
+    if source == "source" and drop_copy:
+        raise click.UsageError("--drop-copy is for --from topic")
     declared = discovery.chosen(settings, sink)
     declared.target.require_rebuildable(declared)
     if source == "source":
@@ -62,7 +60,7 @@ def rebuild_command(
             deleted = rebuild.drop_copy(connection, sink)
         click.echo(f"deleted the copy of sink {sink}" if deleted else f"there is no copy of sink {sink}")
     else:
-        _from_topic(settings, declared, restart=restart, dry_run=dry_run, yes=yes)
+        _from_topic(settings, declared, dry_run, yes)
 
 
 def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
@@ -82,18 +80,16 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
     click.echo(f"sink {sink} has the source's totals; events that are in flight are not counted twice")
 
 
-def _from_topic(settings: Settings, declared: SinkSpec, *, restart: bool, dry_run: bool, yes: bool) -> None:
+def _from_topic(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
     from outbox.sink.running import supervisor
 
     log.configure(settings)
     sink = declared.name
     copy = replace(declared, name=rebuild.copy_of(sink))
     with rebuild.reserved(settings, sink) as connection:
-        if restart:
-            rebuild.drop_copy(connection, sink)
         described, first = _look_up(settings, declared)
         if rebuild.begin(connection, sink, described, first):
-            click.echo("resuming an interrupted rebuild; --restart starts again")
+            click.echo("resuming an interrupted rebuild; --drop-copy would delete its copy")
         # The live sink has the metrics port.
         quiet = settings.model_copy(update={"sink_metrics_port": 0})
         supervisor.run(quiet, [copy], until_caught_up=True)
@@ -117,7 +113,7 @@ def _look_up(settings: Settings, declared: SinkSpec) -> tuple[list[Topic], dict[
 
 
 def _print_differences(differences: Mapping[str, Decimal] | None) -> None:
-    """What changes, the largest first; events that are not applied yet are included."""
+    """Print the changes, the largest first; events that are not applied yet are included."""
     if differences is None:
         click.echo(rebuild.NO_TOTALS)
         return

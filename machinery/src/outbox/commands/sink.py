@@ -38,13 +38,12 @@ def _strategy(one: Strategy) -> str:
 @click.option(
     "--until-caught-up", is_flag=True, help="End when everything that the topics have committed now is applied."
 )
-@click.option("--fail-fast", is_flag=True, help="Stop all sinks when one fails; without it the others continue.")
-def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None:
+def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
     """Run the sinks of these names, or those of [tool.outbox], until SIGTERM or Ctrl-C.
 
     Each applies the events that it asks for to its target, side by side with the others. A sink whose failure may pass,
-    such as a lost connection, starts again by itself, unless one of the options is given. One that cannot run as it is
-    declared is reported, and the others run; with --fail-fast none does.
+    such as a lost connection, starts again by itself, unless --until-caught-up is given. One that cannot run as it is
+    declared is reported, and the others run.
     """
     from outbox.sink.running import supervisor
 
@@ -55,7 +54,7 @@ def sink(names: tuple[str, ...], until_caught_up: bool, fail_fast: bool) -> None
         raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]', code="sink-unnamed")
     usable, failures = discovery.usable(settings, wanted)
     for name, failure in failures.items():
-        if fail_fast or not usable:
+        if not usable:
             raise failure
         log.get(__name__).error("sink cannot run", sink=name, error=str(failure), code=failure.code)
-    supervisor.run(settings, usable, failures, until_caught_up=until_caught_up, fail_fast=fail_fast)
+    supervisor.run(settings, usable, failures, until_caught_up=until_caught_up)

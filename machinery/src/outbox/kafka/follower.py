@@ -70,7 +70,7 @@ class Follower:
             message = received.popleft() if received else self._poll()
             if message is None:
                 # The end may be a marker, which no consumer returns but passes.
-                reached = {number: offset for number, offset in self._positions(left).items() if offset > at[number]}
+                reached = {number: offset for number, offset in self.positions(left).items() if offset > at[number]}
                 at |= reached
                 has_progress = bool(reached)
             elif is_end(message):
@@ -96,6 +96,12 @@ class Follower:
             else:
                 require_progress(self._topic, progress_at)
         self._next, self._ahead = dict(end), [*ahead, *received]
+
+    def positions(self, partitions: Collection[int]) -> dict[int, int]:
+        """By partition the offset behind the last record that was received."""
+        with self._open() as client:
+            places = client.position([TopicPartition(self._topic, partition) for partition in partitions])
+        return {place.partition: place.offset for place in places}
 
     def close(self) -> None:
         """Leave Kafka, and end the read that waits for records."""
@@ -130,11 +136,6 @@ class Follower:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise lost(self._topic, error)
         raise unavailable(self._settings, error)
-
-    def _positions(self, partitions: Collection[int]) -> dict[int, int]:
-        with self._open() as client:
-            places = client.position([TopicPartition(self._topic, partition) for partition in partitions])
-        return {place.partition: place.offset for place in places}
 
     @contextmanager
     def _open(self) -> Iterator[Consumer]:

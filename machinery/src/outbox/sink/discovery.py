@@ -1,4 +1,4 @@
-"""Which sinks a project has: its jobs are found, completed and made into sinks.
+"""The sinks of a project: its jobs are found, completed and made into sinks.
 
 Each subpackage of the project's package ``sinks`` with a module ``job`` declares a sink, or several: ``job``, a
 `SinkJob`, or ``jobs``, a list of them, or a function of `Settings` that returns the list. A job is a sink: it has a
@@ -62,7 +62,7 @@ def _declared(module: ModuleType, settings: Settings) -> list[SinkJob]:
             raise Failure(
                 f"{module.__name__} must have `job`, a SinkJob, or `jobs`, a list of them, and not both",
                 'write `job = SinkJob(events=["order.placed"])`; a function `jobs(settings)` may return the list',
-                code="sink-undeclared",
+                code="sink-unusable",
             )
     return [_completed(job, Path(str(module.__file__)).parent) for job in found]
 
@@ -108,13 +108,13 @@ def _by_name(settings: Settings) -> dict[str, SinkJob]:
     found: dict[str, SinkJob] = {}
     for job in jobs(settings):
         if job.name in found:
-            raise Failure(f"two jobs are called {job.name}", "rename one", code="sink-ambiguous")
+            raise Failure(f"two jobs are called {job.name}", "rename one", code="sink-unusable")
         found[job.name] = job
     return found
 
 
 def memories(settings: Settings) -> list[Memory]:
-    """What strategies remember in the sink database: those of this project's sinks, and all that are built in."""
+    """The memories in the sink database of the strategies of this project's sinks and of all built-in ones."""
     strategies = [*strategy.load(strategy.BUILT_IN).values(), *(one.strategy for one in sinks(settings).values())]
     return list(dict.fromkeys(one.memory for one in strategies if one.memory is not None))
 
@@ -144,7 +144,7 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
     found = strategy.find(job.strategy)
     decoders = job.decoders or event_decoders(settings, job.events)
     spec = SinkSpec(job.name, job, found, decoders, PostgresTarget() if job.target is None else job.target)
-    if found.needs == "version" and not spec.has_version:
+    if found.needs_version and not spec.has_version:
         raise unusable(
             job,
             f"strategy {found.name} needs events that are numbered by key",

@@ -1,4 +1,4 @@
-"""What a sink is: the job that a project declares, the sink that is made of it, and the target that it is applied to.
+"""Sinks: the job that a project declares, the sink that is made of it, and the target that it is applied to.
 
 They are in one module because they refer to one another: a sink has a target, whose methods take the sink.
 """
@@ -17,8 +17,7 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.decoding.batch import Returned
-from outbox.sink.decoding.chunking import Chunking
+from outbox.sink.decoding.batch import Chunking, Returned
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.decoding.records import Fetch
@@ -81,17 +80,17 @@ class SinkSpec:
 
     @cached_property
     def layout(self) -> Layout:
-        """How its events lie in its tables."""
+        """The columns of the sink's tables, and where each event's columns are."""
         return Layout.of_decoders(self.decoders)
 
     def chunking(self, topic: str) -> Chunking:
-        """How the records of one of its topics become chunks."""
+        """The chunking of the records of one of the sink's topics."""
         as_frame = self.job.transform is not None or self.target.is_elsewhere
         return Chunking(self.decoders[topic], self.layout, as_frame, self.strategy.remembers_ids)
 
     @property
     def asked(self) -> Asked:
-        """What its job asks for."""
+        """The demand of the sink's job, as the sink keeps it."""
         return Asked(self.name, self.strategy.name, self.decoders)
 
     @property
@@ -109,7 +108,7 @@ class Transformed(NamedTuple):
 
 @dataclass(frozen=True)
 class TargetState:
-    """What a target outside the sink database holds, in one version of it, as `outbox check` compares it."""
+    """The content of one version of a target outside the sink database, as `outbox check` compares it."""
 
     positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
     totals: Iterable[tuple[Any, Any, Any]] = ()  # key, total and highest version; a key may have several rows
@@ -146,7 +145,7 @@ class Target(ABC):
     def applier(
         self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool
     ) -> Applier:
-        """What applies the events of dead letters in a replay. A sink with a transform needs that."""
+        """The applier of dead letters in a replay. A sink with a transform needs ``transform``."""
 
     def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:
         """Rows that the sink's transform has returned, as the target takes them.
@@ -163,7 +162,7 @@ class Target(ABC):
         """Raises Failure if `outbox rebuild` cannot recompute the result."""
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState | None:
-        """What the target holds, for `outbox check`; None if that is in the sink database."""
+        """The content of the target, for `outbox check`; None if that is in the sink database."""
         del settings, spec
         return None
 

@@ -1,4 +1,4 @@
-"""What applies events to a sink's target: the writer of a running sink, batch by batch, and the applier of a replay.
+"""The interfaces that apply events to a sink's target: the writer of a running sink, and the applier of a replay.
 
 Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 """
@@ -16,9 +16,9 @@ from psycopg2 import extensions
 from outbox.base.database import database_errors
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.remembering import asked, fence, generations, positions
+from outbox.sink.remembering import asked, fence, positions
 from outbox.sink.remembering.asked import Asked
-from outbox.sink.remembering.generations import Beginning
+from outbox.sink.remembering.positions import Beginning
 from outbox.sink.remembering.strategy import Strategy
 
 PARKED = "parked"  # the reason of an event that waits for an earlier one of its key
@@ -31,7 +31,7 @@ UPDATE public.sinks
 
 
 class Counts(NamedTuple):
-    """What one batch was: rows = applied + duplicates + rejected + filtered. ``dead`` counts the records that were no
+    """Counts of one batch: rows = applied + duplicates + rejected + filtered. ``dead`` counts the records that were no
     events, ``skipped`` the events that the sink has not asked for, ``filtered`` those that its transform left out.
     """
 
@@ -63,7 +63,8 @@ class SinkWriter(ABC):
             with connection, connection.cursor() as cursor:
                 self.fence_holder = fence.driver(cursor, self.name)  # ourselves, as others see us
                 self._require_fence(cursor)
-                asked.require_unchanged(cursor, job)
+                if (failure := asked.problem(cursor, job)) is not None:
+                    raise failure
                 self._skipped = asked.skipped(cursor, self.name)
 
     @abstractmethod
@@ -83,14 +84,14 @@ class SinkWriter(ABC):
     def beginning(self) -> Beginning:
         """Which checkpoint is the sink's, and where it begins if that was set."""
         with self._errors("does not return generations"), self._connection, self._connection.cursor() as cursor:
-            return generations.beginning(cursor, self.name)
+            return positions.beginning(cursor, self.name)
 
     def begin_generation(self) -> Beginning:
         """Let another checkpoint take the place of the present one. If it is lost, it begins where that would."""
         with self._errors("does not take a generation"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            generations.start_next(cursor, self.name, generations.beginning(cursor, self.name).offsets)
-            beginning = generations.beginning(cursor, self.name)
+            positions.start_generation(cursor, self.name, positions.beginning(cursor, self.name).offsets)
+            beginning = positions.beginning(cursor, self.name)
         self._term = self._term._replace(generation=beginning.generation)
         return beginning
 
@@ -102,7 +103,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def apply(self, batch: Batch) -> Counts:
-        """Apply a batch, commit, and log its traced events. An empty one costs no transaction.
+        """Apply a batch and commit. An empty one costs no transaction.
 
         Raises Failure, with nothing changed, if events before the batch are lost, if another driver took over, or if
         the database refused the batch; and if the connection broke, when the outcome is unknown and the fence is gone.
@@ -141,9 +142,7 @@ def count(cursor: extensions.cursor, sink: str, counts: Counts) -> None:
 
 
 class Applied(NamedTuple):
-    """What became of a batch: rows that were applied, events that were rejected, events that were new and that the
-    sink's transform left out. The other rows were duplicates.
-    """
+    """Counts of a batch: applied rows, rejected events, new events that a transform left out. Others are duplicates."""
 
     applied: int
     rejected: int
@@ -158,9 +157,6 @@ class Applier(Protocol):
 
     def prepare(self, cursor: extensions.cursor) -> None:
         """Make the temporary tables of the session."""
-
-    def end(self, cursor: extensions.cursor) -> None:
-        """Drop the temporary tables, so that the session may be prepared for another sink."""
 
     def lost(self, event_ids: Collection[str]) -> Collection[str]:
         """The given events, whose dead letters are closed, that the result does not have any more. A result that is

@@ -15,8 +15,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
-from outbox.sink.decoding.batch import Batch
-from outbox.sink.decoding.chunking import Chunking
+from outbox.sink.decoding.batch import Batch, Chunking
 from outbox.sink.decoding.records import Place, Record, Records
 from outbox.sink.repair.rebuild import from_source
 from outbox.sink.writer import Counts, SinkWriter

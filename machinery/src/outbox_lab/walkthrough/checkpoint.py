@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.remembering.generations import checkpoint_folder, checkpoint_uri
+from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
 
 Ends = dict[str, dict[int, int]]
 

@@ -49,7 +49,7 @@ def load(folder: Path, takes: Literal["events", "states"]) -> list[Projection]:
         raise Failure(
             f"{folder} has no projection for a strategy that takes {takes}",
             f"write one as NAME{suffix}",
-            code="projection-missing",
+            code="projection-unusable",
         )
     return found
 
@@ -81,6 +81,6 @@ def _is_ordered(file: Path) -> bool:
         raise Failure(
             f"{file}: its header has `ordered` with a value: {' '.join(filter(None, values))}",
             "write it as `-- ordered`, or delete the line",
-            code="projection-header-unknown",
+            code="projection-unusable",
         )
     return bool(values)

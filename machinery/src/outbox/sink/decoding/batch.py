@@ -1,11 +1,11 @@
-"""What one micro-batch brings to a sink, or one part of a large micro-batch: for a writer that is a batch too.
+"""Chunks and batches: what one micro-batch, or one part of a large one, brings to a sink.
 
-Records become events and dead records (`Decoded`), and these a `Chunk` of what the sink's transaction takes.
+Chunking turns decoded records into bytes that the driver only has to copy. It runs in the driver for few records, and
+in tasks of Spark for many. It is a pure function of the records, so it does not matter how often a task runs, or where.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -13,58 +13,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from outbox.events.schema import Rejection
+from outbox.sink.decoding import binary, dead_records, ids
 from outbox.sink.decoding.binary import Encoded
-from outbox.sink.decoding.records import Record
+from outbox.sink.decoding.decoder import RecordDecoder
+from outbox.sink.decoding.layout import Layout
+from outbox.sink.decoding.records import Decoded, Records, Rows, event_ids, summed
 
-TRACED_MAX = 100  # of a chunk: a log of every event of a backlog is no log
-
-Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
-
-
-class DeadRecord(NamedTuple):
-    """A record that is no event, with its place and the reason. ``event_id`` is its id if that is a UUID."""
-
-    partition: int
-    offset: int
-    record: Record
-    event_id: str | None
-    rejection: Rejection
-
-
-class Traced(NamedTuple):
-    """A record of a sampled trace. ``event_id`` is None if it has no UUID as its id; ``is_dead``, if it is no event."""
-
-    trace_id: str
-    event_id: str | None
-    partition: int
-    offset: int
-    is_dead: bool = False
-
-
-class Decoded(NamedTuple):
-    """Records, decoded: the rows of the events, the records that are no events, and which of both are traced.
-    ``skipped`` counts the events that the sink has not asked for, by name.
-    """
-
-    rows: Rows
-    dead: Sequence[DeadRecord]
-    traced: Sequence[Traced]
-    skipped: Mapping[str, int] = {}
-
-    @classmethod
-    def together(cls, parts: Sequence[Decoded]) -> Decoded:
-        """What these have together."""
-        tables: dict[str, list[pa.Table]] = {}
-        for part in parts:
-            for name, table in part.rows.items():
-                tables.setdefault(name, []).append(table)
-        return cls(
-            rows={name: pa.concat_tables(found) for name, found in tables.items()},
-            dead=[one for part in parts for one in part.dead],
-            traced=[one for part in parts for one in part.traced],
-            skipped=_sum(part.skipped for part in parts),
-        )
+Reached = dict[int, int]  # by partition, the offset behind the last record
 
 
 @dataclass(frozen=True)
@@ -73,8 +28,7 @@ class Chunk:
 
     ``rows`` are its ``count`` events for the table ``batch``, as bytes of COPY; ``dead`` are its ``dead_count`` records
     that are no events, for the table of those (`outbox.sink.remembering.dead_letters`). ``days`` are those of the ids,
-    if the strategy needs partitions for them. ``traced`` are the first of the ``traced_count`` records, of either kind,
-    whose outcome is logged. ``skipped`` counts the events that the sink has not asked for, by name.
+    if the strategy needs partitions for them. ``skipped`` counts the events that the sink has not asked for, by name.
 
     A sink whose events Spark gets, for a transform or a lakehouse, has ``events`` in place of ``rows``: a table with
     the columns of the sink's layout.
@@ -85,20 +39,24 @@ class Chunk:
     dead: Sequence[Encoded] = ()
     dead_count: int = 0
     days: Collection[date] = frozenset()
-    traced: Sequence[Traced] = ()
-    traced_count: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
     events: pa.Table | None = None
 
     @property
+    def frame(self) -> pa.Table:
+        """The events, for a sink whose events Spark gets."""
+        assert self.events is not None, "a chunk for Spark"  # noqa: S101
+        return self.events
+
+    @property
     def size_bytes(self) -> int:
-        """How much memory it takes, nearly."""
+        """Roughly the memory that the chunk takes."""
         encoded = sum(one.size_bytes for one in (*self.rows, *self.dead))
         return encoded + (0 if self.events is None else self.events.nbytes)
 
     @property
     def skipped_count(self) -> int:
-        """How many events the sink has not asked for."""
+        """The number of events that the sink has not asked for."""
         return sum(self.skipped.values())
 
     @classmethod
@@ -113,11 +71,61 @@ class Chunk:
             dead=Encoded.together(one for part in parts for one in part.dead),
             dead_count=sum(part.dead_count for part in parts),
             days={day for part in parts for day in part.days},
-            traced=[one for part in parts for one in part.traced][:TRACED_MAX],
-            traced_count=sum(part.traced_count for part in parts),
-            skipped=_sum(part.skipped for part in parts),
+            skipped=summed(part.skipped for part in parts),
             events=pa.concat_tables(events).combine_chunks() if events else None,
         )
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """Makes the chunks of a sink from records of a topic. Executors receive it by pickling."""
+
+    decoder: RecordDecoder
+    layout: Layout
+    as_frame: bool  # whether Spark gets the events
+    with_days: bool  # whether the ids are UUIDv7s whose days are wanted
+
+    def chunk(self, records: Records) -> Chunk:
+        """The chunk of some records."""
+        return self.of_decoded(self.decoder.decode(records))
+
+    def of_decoded(self, decoded: Decoded) -> Chunk:
+        """The chunk of records that are decoded."""
+        return Chunk(
+            rows=() if self.as_frame else encoded_rows(decoded.rows, self.layout),
+            count=sum(rows.num_rows for rows in decoded.rows.values()),
+            dead=[dead_records.encode(decoded.dead)] if decoded.dead else (),
+            dead_count=len(decoded.dead),
+            days=ids.days(event_ids(decoded.rows)) if self.with_days and decoded.rows else frozenset(),
+            skipped=decoded.skipped,
+            events=self.layout.table(decoded.rows) if self.as_frame else None,
+        )
+
+    def first(self, read: Iterable[Records], max_bytes: int) -> tuple[Chunk, Reached | None]:
+        """The chunk of the first records that are read, and where it ends: None if all have been read.
+
+        It takes some of them in any case, and ends once it has so many bytes.
+        """
+        chunks, size_bytes, reached = list[Chunk](), 0, Reached()
+        for records in read:
+            chunk = self.chunk(records)
+            chunks.append(chunk)
+            size_bytes += chunk.size_bytes
+            reached |= {partition: offset + 1 for partition, offset in _last(records).items()}
+            if size_bytes >= max_bytes:
+                return Chunk.together(chunks), reached
+        return Chunk.together(chunks or [self.of_decoded(Decoded({}, []))]), None
+
+
+def encoded_rows(rows: Rows, layout: Layout) -> list[Encoded]:
+    """The rows of each event for a table of this layout; columns that an event lacks are left out."""
+    types = binary.types_of(layout.columns)
+    return [binary.encode(layout.rows(event, table), types) for event, table in rows.items()]
+
+
+def _last(records: Records) -> dict[int, int]:
+    """By partition the last offset, as records of a partition are in their order."""
+    return dict(zip(records.partitions, records.offsets, strict=True))
 
 
 class Returned(NamedTuple):
@@ -149,12 +157,3 @@ class Batch:
     def is_empty(self) -> bool:
         """Whether it covers no offsets at all, so that applying it would change nothing, not even a position."""
         return all(self.start.get(partition, 0) == end for partition, end in self.end.items())
-
-
-def event_ids(rows: Rows) -> pa.ChunkedArray:
-    """The ids of all rows."""
-    return pa.chunked_array([chunk for table in rows.values() for chunk in table["event_id"].chunks], pa.string())
-
-
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    return dict(sum(map(Counter, counts), Counter[str]()))

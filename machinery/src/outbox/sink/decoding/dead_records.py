@@ -12,8 +12,7 @@ from typing import Any
 
 from outbox.kafka.headers import Header
 from outbox.sink.decoding import binary
-from outbox.sink.decoding.batch import DeadRecord
-from outbox.sink.decoding.records import Record
+from outbox.sink.decoding.records import DeadRecord, Record
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.base import trace
 from outbox.events import catalog
 from outbox.events.aggregate import Aggregate
 from outbox.events.catalog import Wanted
@@ -37,9 +36,8 @@ from outbox.events.values import (
     parse_json,
 )
 from outbox.kafka.headers import Header
-from outbox.sink.decoding.batch import DeadRecord, Decoded, Rows, Traced
 from outbox.sink.decoding.ids import made_at_ms
-from outbox.sink.decoding.records import Record, Records, values_at
+from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records, Rows, values_at
 from outbox.sink.decoding.values import convert_all, table_of
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -51,22 +49,19 @@ AT_ONCE = 1_000  # records of an event that are decoded by columns; a bad one co
 AT_ONCE_EVENTS_MAX = 8
 Contents = Sequence[bytes | None]  # of one header, record by record
 Kind = tuple[bytes | None, bytes | None]  # event type and schema version, as the headers have them
-HEADERS = ID, TYPE, VERSION, TRACE = "id", "eventType", "schemaVersion", "traceparent"
+HEADERS = ID, TYPE, VERSION = "id", "eventType", "schemaVersion"
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What is decoded of records column by column. ``recorded_ms`` are the first and the last time of recording, maybe
-    among more records than these; ``traceparents`` are empty if no record is traced.
-    """
+    """Columns of records. ``recorded_ms`` are bounds of their times of recording, maybe wider than needed."""
 
     places: Mapping[str, pa.Array]  # event_id, partition, offset
     keys: pa.Array
     values: Sequence[bytes | None]
     recorded_ms: tuple[int, int]
-    traceparents: Sequence[bytes | None]
 
     @classmethod
     def of_records(cls, records: Records, headers: Mapping[str, Contents]) -> Columns:
@@ -80,7 +75,6 @@ class Columns:
             keys=pa.array(records.keys, pa.binary()),
             values=records.values,
             recorded_ms=(min(records.recorded_ms, default=0), max(records.recorded_ms, default=0)),
-            traceparents=headers[TRACE] if any(headers[TRACE]) else (),
         )
 
     def at(self, numbers: Sequence[int]) -> Columns:
@@ -91,14 +85,7 @@ class Columns:
             self.keys.take(indices),
             values_at(numbers, self.values),
             self.recorded_ms,
-            values_at(numbers, self.traceparents) if self.traceparents else (),
         )
-
-    def traced(self) -> list[Traced]:
-        """Which of them are traced, all being events."""
-        places = (one.to_pylist() for one in self.places.values())
-        rows = zip(map(_sampled_trace, self.traceparents), *places, strict=False)
-        return [Traced(trace_id, *place) for trace_id, *place in rows if trace_id is not None]
 
 
 class DecodedEvent(NamedTuple):
@@ -165,23 +152,16 @@ class RecordDecoder(ABC):
         """The events among records, and the others."""
         events: list[tuple[DecodedEvent, int, int]] = []
         dead: list[DeadRecord] = []
-        traced: list[Traced] = []
         skipped: Counter[str] = Counter()
         for record, partition, offset in records:
             found = self.bounded(self.record(record))
             if isinstance(found, Skipped):
                 skipped[found.name] += 1
-                continue
-            if isinstance(found, DecodedEvent):
+            elif isinstance(found, DecodedEvent):
                 events.append((found, partition, offset))
-                event_id: str | None = found.event_id
             else:
-                event_id = self.event_id(record)
-                dead.append(DeadRecord(partition, offset, record, event_id, found))
-            trace_id = _sampled_trace(dict(record.headers).get(TRACE))
-            if trace_id is not None:
-                traced.append(Traced(trace_id, event_id, partition, offset, isinstance(found, Rejection)))
-        return Decoded(self.rows(events), dead, traced, skipped)
+                dead.append(DeadRecord(partition, offset, record, self.event_id(record), found))
+        return Decoded(self.rows(events), dead, skipped)
 
     def decode_parts(self, parts: Iterable[Records]) -> Decoded:
         """The events among records that come in parts, and the others."""
@@ -272,7 +252,7 @@ class EventDecoder(RecordDecoder):
         return self._event(known, str(event_id), record.key, value)
 
     def decode(self, records: Records) -> Decoded:
-        """As every decoder. Where all records of an event are valid they are decoded by columns, in half the time."""
+        """The events among records, and the others. Valid records of an event are decoded by columns, twice as fast."""
         if len(records) > self.at_once:
             return self.decode_parts(records.parts(self.at_once))
         headers = _by_name(records.headers)
@@ -286,7 +266,7 @@ class EventDecoder(RecordDecoder):
             type_, version = map(_text, kind)
             skipped = self._skipped(type_, version)
             if skipped is not None:
-                found.append(Decoded({}, [], [], {skipped.name: len(places)}))
+                found.append(Decoded({}, [], {skipped.name: len(places)}))
                 continue
             known = self._versions.get((str(type_), str(version)))
             of_kind = columns if len(kinds) == 1 else columns.at(places)
@@ -340,7 +320,7 @@ class EventDecoder(RecordDecoder):
                 return None
         except ValueError:
             return None
-        return Decoded({known.name: pa.table({**of_kind.places, **arrays})}, [], of_kind.traced())
+        return Decoded({known.name: pa.table({**of_kind.places, **arrays})}, [])
 
     def _is_any_too_long(self, keys: pa.Array) -> bool:
         return self._has_text_keys and pc.max(pc.binary_length(keys)).as_py() > KEY_MAX_BYTES
@@ -371,7 +351,7 @@ class EventDecoder(RecordDecoder):
         return None
 
     def _skipped(self, type_: str | None, version: str | None) -> Skipped | None:
-        """What was not asked for. Of what was asked for, an undeclared type or version may be part some day."""
+        """The event by its name, if the sink has not asked for it. An undeclared type or version may be asked for."""
         if type_ is None or (type_, str(version)) in self._versions:
             return None
         if type_ not in self._events:
@@ -412,12 +392,6 @@ def _properties(values: Sequence[Mapping[str, Any]], names: Sequence[str]) -> It
 
 def _text(content: bytes | None) -> str | None:
     return None if content is None else content.decode(errors="replace")
-
-
-def _sampled_trace(traceparent: bytes | None) -> str | None:
-    """The trace of a record whose sender records it, if any."""
-    text = _text(traceparent)
-    return trace.trace_id(text) if trace.is_sampled(text) else None
 
 
 def _now_ms() -> int:

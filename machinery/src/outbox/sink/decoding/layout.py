@@ -22,8 +22,8 @@ from psycopg2 import sql
 from outbox.base.errors import Failure
 from outbox.events.room import COLUMNS_MAX, LIMIT, ROW_MAX_BYTES, row_bytes
 from outbox.events.schema import Column
-from outbox.sink.decoding.batch import Rows
 from outbox.sink.decoding.decoder import RecordDecoder
+from outbox.sink.decoding.records import Rows
 from outbox.sink.decoding.values import schema_of
 
 EVENT_TYPE = "event_type"
@@ -62,14 +62,14 @@ class Layout:
             raise Failure(
                 f"the views of the events {', '.join(types)} need different names of at most {NAME_MAX_BYTES} bytes",
                 "rename an event, or let another sink take it",
-                code="event-view-ambiguous",
+                code="sink-unusable",
             )
         if len(self.columns) > COLUMNS_MAX:
             raise Failure(
                 f"the events {', '.join(types)} have {len(self.columns)} columns together, and a table of the sink has "
                 f"at most {COLUMNS_MAX}",
                 "let several sinks take them, or nest some of their properties",
-                code="event-columns-too-many",
+                code="sink-unusable",
             )
 
     @classmethod

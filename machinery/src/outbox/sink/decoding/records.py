@@ -1,22 +1,25 @@
-"""Kafka records as they were read, before anything is decoded."""
+"""Kafka records: as they were read, and decoded."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
+import pyarrow as pa
 from confluent_kafka import Message
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.events.schema import Rejection
 from outbox.kafka import records
 from outbox.kafka.headers import Header, headers_of
 
 T = TypeVar("T")
 Place = tuple[int, int]  # partition and offset
+Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
 
 RUN_GAP = 1_000  # offsets: it is faster to read over a smaller gap than to seek
 
@@ -81,6 +84,49 @@ class Records:
         columns = tuple(vars(self).values())
         for begin in range(0, len(self), size):
             yield Records(*(column[begin : begin + size] for column in columns))
+
+
+class DeadRecord(NamedTuple):
+    """A record that is no event, with its place and the reason. ``event_id`` is its id if that is a UUID."""
+
+    partition: int
+    offset: int
+    record: Record
+    event_id: str | None
+    rejection: Rejection
+
+
+class Decoded(NamedTuple):
+    """Decoded records: rows of the events, and the records that are no events. ``skipped`` counts, by name, the events
+    that the sink has not asked for.
+    """
+
+    rows: Rows
+    dead: Sequence[DeadRecord]
+    skipped: Mapping[str, int] = {}
+
+    @classmethod
+    def together(cls, parts: Sequence[Decoded]) -> Decoded:
+        """The rows and records of all parts."""
+        tables: dict[str, list[pa.Table]] = {}
+        for part in parts:
+            for name, table in part.rows.items():
+                tables.setdefault(name, []).append(table)
+        return cls(
+            rows={name: pa.concat_tables(found) for name, found in tables.items()},
+            dead=[one for part in parts for one in part.dead],
+            skipped=summed(part.skipped for part in parts),
+        )
+
+
+def event_ids(rows: Rows) -> pa.ChunkedArray:
+    """The ids of all rows."""
+    return pa.chunked_array([chunk for table in rows.values() for chunk in table["event_id"].chunks], pa.string())
+
+
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts by name, added up."""
+    return dict(sum(map(Counter, counts), Counter[str]()))
 
 
 def fetcher(settings: Settings) -> Fetch:

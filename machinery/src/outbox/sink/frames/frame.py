@@ -1,12 +1,4 @@
-"""The events of topics between two points as a DataFrame, for notebooks and backfills. It only reads.
-
-    from outbox.base.settings import load
-    from outbox.sink.spark import session
-    from outbox.sink.frames import frame
-
-    settings = load()
-    spark = session.session(settings).newSession()  # with Spark's own settings, and not those of the sinks
-    frame.events(spark, settings, ["order"]).groupBy("event_type").count().show()
+"""The events of topics between two points as a DataFrame, for notebooks and backfills (docs/spark.md). It only reads.
 
 Tasks read the topics with the client that the sinks read with, and decode with the same decoder. So a row is what a
 sink would see: the same columns, upcast to the newest version. Records that a sink would set aside, and events that
@@ -116,7 +108,7 @@ def as_events(rows: pa.Table, topic: str) -> pa.Table:
 
 @dataclass(frozen=True)
 class EventsTask:
-    """What an executor runs for each number of a share: it reads and decodes it."""
+    """The function that an executor runs for the numbers of shares: it reads and decodes them."""
 
     settings: Settings
     decoders: Mapping[str, RecordDecoder]

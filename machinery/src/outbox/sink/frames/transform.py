@@ -1,11 +1,7 @@
 """A job's `transform`: a function of DataFrames, which its events pass before the projections, or a MERGE, see them.
 
-    def in_grams(events: DataFrame) -> DataFrame:
-        units = events.sparkSession.read.schema(UNITS).csv(f"file://{FILE}")
-        return events.join(broadcast(units), "unit").withColumn("grams", expr("quantity * grams_per_unit"))
-
-It gets what `outbox.spark.events` gives, and returns a DataFrame with the columns that the projections
-or the MERGE want. It is called for every batch, and for each part of a large one. The rules:
+The function gets what `outbox.spark.events` gives, and returns a DataFrame with the columns that the projections or the
+MERGE want (docs/spark.md has an example). It is called for every batch, and for each part of a large one. The rules:
 
 - ``event_id``, ``partition`` and ``offset`` stay as they are, so that each row is known by its event.
 - An event has one row at most. An event without a row is filtered: the sink counts it, and passes it.
@@ -67,7 +63,7 @@ class Transform:
     """The transform of a sink."""
 
     def __init__(self, spark: SparkSession, spec: SinkSpec) -> None:
-        """Raises Failure if it cannot be imported, or does not return what a sink can take."""
+        """Import the transform. Raises Failure if that fails, or if it does not return what a sink can take."""
         self._spec, self._sink, self._name = spec, spec.name, str(spec.job.transform)
         self._function = self._load()
         self._schema = frame.schema(spec.layout)
@@ -78,11 +74,11 @@ class Transform:
 
     @property
     def transformed(self) -> Transformed:
-        """It, for events that are read from elsewhere than a topic."""
+        """This transform, for the events of dead letters."""
         return Transformed(self.returned, lambda topic, rows: self.apply(frame.as_events(rows, topic)))
 
     def apply(self, events: pa.Table) -> Returned:
-        """What it returns of the events of a small batch, which have the columns of `frame.schema`.
+        """Transform the events of a small batch, which have the columns of `frame.schema`.
 
         Raises Failure if it fails for many of them.
         """
@@ -208,7 +204,7 @@ class Transform:
 
 
 def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
-    """What applies the events of dead letters to a sink with a transform.
+    """The applier of dead letters of a sink with a transform.
 
     Raises Failure if its transform cannot be used, or if Spark does not start.
     """

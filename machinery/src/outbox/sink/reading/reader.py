@@ -5,7 +5,7 @@ first: that costs as much as all that comes after it. So the source plans, and i
 
 For a few records, a task of Spark takes longer than the records do. So the driver follows the topic with a consumer of
 its own, which has them already. What is large is read by tasks. Both make chunks of it
-(`outbox.sink.decoding.chunking`), and tasks return theirs to the driver. Spark returns a task's result once, whatever
+(`outbox.sink.decoding.batch`), and tasks return theirs to the driver. Spark returns a task's result once, whatever
 attempts there were.
 
 A part is bounded in records, and its chunk in bytes: a task ends its share early, and what lies behind it belongs to
@@ -31,8 +31,7 @@ from outbox.events.schema import shortened
 from outbox.kafka.follower import Follower
 from outbox.kafka.part import Part
 from outbox.kafka.records import batches, bounded
-from outbox.sink.decoding.batch import Batch, Chunk
-from outbox.sink.decoding.chunking import Chunking, Reached
+from outbox.sink.decoding.batch import Batch, Chunk, Chunking, Reached
 from outbox.sink.decoding.records import Records
 from outbox.sink.frames import frame
 from outbox.sink.frames.transform import Transform, TransformFailed, spark_reason
@@ -88,10 +87,9 @@ class Reader:
         chunk, end = self._read_here(part) if is_small else self._read_by_tasks(context, part)
         returned = None
         if self._transform is not None:
-            assert chunk.events is not None, "what the transform gets"  # noqa: S101
             transform = self._transform.apply if is_small else self._transform.apply_to_many
             try:
-                returned = transform(frame.as_events(chunk.events, part.topic))
+                returned = transform(frame.as_events(chunk.frame, part.topic))
             except TransformFailed:  # of many events
                 return self.read(context, Part(part.topic, part.start, end).divided(2)[0])
         batch = Batch(part.topic, self._topic_ids[part.topic], part.start, end, chunk, returned)
@@ -180,7 +178,7 @@ class ReadTask:
         return cls(settings.without_secrets("kafka_password"), chunking, topic, max_bytes)
 
     def __call__(self, share: Part) -> Read | Failure:
-        """What it has read, or why it cannot: Spark would pass on the text of an error only."""
+        """Read the share. A Failure is returned, because Spark would pass on the text of an error only."""
         try:
             at_once = self.chunking.decoder.at_once
             with closing(batches(self.settings, self.topic, share.within, at_least=at_once, require_all=True)) as read:

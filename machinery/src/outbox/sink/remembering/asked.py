@@ -69,13 +69,6 @@ def problem(cursor: extensions.cursor, asked: Asked) -> Failure | None:
     )
 
 
-def require_unchanged(cursor: extensions.cursor, asked: Asked) -> None:
-    """Raises Failure `job-changed` if a person has to decide before the sink starts (`problem`)."""
-    failure = problem(cursor, asked)
-    if failure is not None:
-        raise failure
-
-
 def store(cursor: extensions.cursor, asked: Asked) -> bool:
     """Store what the job asks for, in a transaction with the sink's lock, and return whether that is something else
     than before.

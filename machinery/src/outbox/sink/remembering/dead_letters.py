@@ -18,9 +18,9 @@ from psycopg2.extras import execute_values
 
 from outbox.events.schema import Rejection
 from outbox.sink.decoding import binary, dead_records
-from outbox.sink.decoding.batch import Chunk, DeadRecord
+from outbox.sink.decoding.batch import Chunk
 from outbox.sink.decoding.layout import IS_FILTERED
-from outbox.sink.decoding.records import Fetch, Place, Record
+from outbox.sink.decoding.records import DeadRecord, Fetch, Place, Record
 
 T = TypeVar("T")
 
@@ -192,7 +192,8 @@ def insert_rejected(
         else:
             new[partition, offset] = event_id, version_of_event, rejection
     update_reasons(cursor, sink, known)
-    for chunk in _chunks(fetch(topic, new) if new else (), lambda entry: entry[1]):
+    fetched = fetch(topic, new) if new else ()
+    for chunk in in_chunks(fetched, lambda entry: _size_bytes(entry[1]), STATEMENT_MAX_BYTES):
         rows = []
         for (partition, offset), record in chunk:
             event_id, version_of_event, rejection = new[partition, offset]
@@ -299,16 +300,19 @@ def update_reasons(cursor: extensions.cursor, sink: str, rejections: Mapping[str
         execute_values(cursor, UPDATE_REASONS, rows, template=cursor.mogrify("(%s, %%s, %%s, %%s)", (sink,)).decode())
 
 
-def _chunks(letters: Iterable[T], record_of: Callable[[T], Record]) -> Iterator[list[T]]:
+def in_chunks(
+    letters: Iterable[T], size_bytes: Callable[[T], int], max_bytes: int, max_count: int | None = None
+) -> Iterator[list[T]]:
+    """Chunks of letters, bounded in bytes and in number. A letter that is larger is a chunk of its own."""
     chunk: list[T] = []
-    size_bytes = 0
+    chunk_bytes = 0
     for letter in letters:
-        own_bytes = _size_bytes(record_of(letter))
-        if chunk and size_bytes + own_bytes > STATEMENT_MAX_BYTES:
+        own_bytes = size_bytes(letter)
+        if chunk and (len(chunk) == max_count or chunk_bytes + own_bytes > max_bytes):
             yield chunk
-            chunk, size_bytes = [], 0
+            chunk, chunk_bytes = [], 0
         chunk.append(letter)
-        size_bytes += own_bytes
+        chunk_bytes += own_bytes
     if chunk:
         yield chunk
 

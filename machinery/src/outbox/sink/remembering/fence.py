@@ -62,7 +62,7 @@ SELECT EXISTS (SELECT FROM pg_locks AS held JOIN pg_locks AS wanted USING (lockt
 
 
 class Term(NamedTuple):
-    """What a driver finds unchanged as long as nobody has taken the sink over."""
+    """The values that a driver finds unchanged as long as nobody has taken the sink over."""
 
     epoch: int
     generation: int  # of the sink's checkpoint
@@ -181,7 +181,7 @@ def require_term(cursor: extensions.cursor, sink: str, term: Term) -> None:
     if is_driver and epoch - term.epoch == generation - term.generation:
         raise Failure(
             f"sink {sink} was set to continue elsewhere, by `outbox rebuild`",
-            "the sink starts again by itself, unless --fail-fast or --until-caught-up is given",
+            "the sink starts again by itself, unless --until-caught-up is given",
             code="sink-superseded",
         )
     raise Failure(

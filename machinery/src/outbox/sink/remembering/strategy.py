@@ -19,10 +19,13 @@ A batch has events of one topic, and maybe of several types: what a strategy may
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
+
+from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.sections import COMMENT, sql_sections
@@ -33,7 +36,6 @@ OPTIONS = {
     "start": ("positions", "earliest"),
     "knows": ("events", "positions"),
     "takes": ("events", "states"),
-    "needs": ("version",),
     "repeats": ("all", "re-reads", "none"),
 }
 LINE = re.compile(r"^--[ \t]*(\w+)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
@@ -93,25 +95,28 @@ class Strategy:
     costs: str
     choose: str
     memory: Memory | None
-    """What it remembers; None if that is nothing in the sink database but its positions."""
+    """The strategy's memory; None if that is nothing in the sink database but its positions."""
     select: str
     remember: str = ""
     start: Literal["positions", "earliest"] = "positions"
     """Where a sink without checkpoint begins: at its positions, or, like a plain consumer, at the earliest event."""
     takes: Literal["events", "states"] = "events"
-    """What its projections apply: each event, or the newest state, which supersedes the states before it."""
+    """Whether projections apply each event, or the newest state, which supersedes the states before it."""
     knows: Literal["events", "positions"] = "events"
-    """How it recognises an event: by the event itself or its place, or only by how far the sink has read. The latter
+    """Whether the strategy recognises an event by the event itself or its place, or only by positions. The latter
     cannot recognise the event of a dead letter, so a replay takes such an event for new: its dead letter is open."""
-    needs: Literal["", "version"] = ""
-    """What it needs of the job's events."""
     repeats: Literal["all", "re-reads", "none"] = "all"
-    """Which repeated events it recognises: all of them, or those that are read again at their offsets, or none."""
+    """The repeated events that the strategy recognises: all, or those read again at their offsets, or none."""
 
     @property
     def remembers_ids(self) -> bool:
         """Whether it needs the partitions of processed_events."""
         return self.memory is not None and self.memory.is_partitioned
+
+    @property
+    def needs_version(self) -> bool:
+        """Whether the job's events must be numbered by key."""
+        return "{version}" in self.select + self.remember
 
     @property
     def rejects(self) -> bool:
@@ -131,14 +136,14 @@ def find(strategy: str | Path) -> Strategy:
     """The built-in strategy of a name, or the strategy in a file. Raises Failure if it is missing, and as `load`."""
     if isinstance(strategy, Path):
         if not strategy.is_file():
-            raise Failure(f"there is no strategy {strategy}", "correct the job's strategy", code="strategy-unknown")
+            raise Failure(f"there is no strategy {strategy}", "correct the job's strategy", code="strategy-unusable")
         return _read(strategy)
     known = load(BUILT_IN)
     if strategy not in known:
         raise Failure(
             f"no strategy is called {strategy}",
             f"there are {', '.join(known)}; one of yours is a file: strategy=Path('mine.sql')",
-            code="strategy-unknown",
+            code="strategy-unusable",
         )
     return known[strategy]
 
@@ -150,7 +155,7 @@ def _read(file: Path) -> Strategy:
         raise Failure(
             f"{file}: its first comments lack: {', '.join(missing)}",
             "write them as `-- idea: …`",
-            code="strategy-header-incomplete",
+            code="strategy-unusable",
         )
     found: dict[str, Any] = {word: header[word] for word in REQUIRED} | _options(file, header)
     sections = sql_sections(file, "select", "remember")
@@ -169,20 +174,20 @@ def _memory(file: Path, value: str, statements: str) -> Memory | None:
             f"{file}: its header has an unknown value, `memory: {value}`",
             "write `-- memory: TABLE by event_id`, `… by key version`, `… by key versions`, "
             "`… by topic_id partition offset`, or `-- memory: none`",
-            code="strategy-header-unknown",
+            code="strategy-unusable",
         )
     memory = Memory(found[1], tuple(found[2].split()))
     if not re.search(rf"\b{memory.table}\b", statements):
         raise Failure(
             f"{file}: its header says that it remembers in {memory.table}, and its SQL does not name that table",
             "correct the line `-- memory: …`",
-            code="strategy-memory-wrong",
+            code="strategy-unusable",
         )
     if memory.is_of_ids and "dedup_horizon" not in statements:
         raise Failure(
             f"{file}: it remembers ids, and does not look at dedup_horizon: ids below it are forgotten",
             "let it set events below the horizon aside, as `dedup` does",
-            code="strategy-memory-wrong",
+            code="strategy-unusable",
         )
     return memory
 
@@ -194,6 +199,24 @@ def _options(file: Path, header: Mapping[str, str]) -> dict[str, str]:
             raise Failure(
                 f"{file}: its header has an unknown value, `{word}: {value}`",
                 f"write {' or '.join(f'`-- {word}: {known}`' for known in OPTIONS[word])}, or delete the line",
-                code="strategy-header-unknown",
+                code="strategy-unusable",
             )
     return found
+
+
+def ensure_partitions(connection: extensions.connection, wanted: Collection[date]) -> None:
+    """Make the missing partitions of processed_events that events of these days need. Days below the horizon need none.
+
+    It commits its own transactions, so call it before the one that applies. Each makes at most 50 partitions, which
+    takes some 400 locks. The days near today get a partition each and older ones a partition per month, so that a batch
+    with ids of fifty years needs some 700 partitions. Inserting takes two locks per partition; a default Postgres has
+    room for 6,400 (max_locks_per_transaction 64, max_connections 100).
+
+    A partition is only dropped when the horizon is at or above its end. So if one of these is gone when the batch is
+    applied, its events are below the horizon, where the strategy sets them aside.
+    """
+    is_complete = not wanted
+    while not is_complete:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT public.ensure_processed_events(%s::date[])", [sorted(wanted)])
+            ((is_complete,),) = cursor.fetchall()

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg2
 from psycopg2 import extensions, sql
@@ -36,8 +36,8 @@ from outbox.events import catalog
 from outbox.events.aggregate import Aggregate
 from outbox.kafka.topics import Topic
 from outbox.sink.applying import projection
-from outbox.sink.remembering import asked, dead_letters, fence, generations, positions
-from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.remembering import asked, dead_letters, fence, positions
+from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.remembering.strategy import Memory
 from outbox.sink.spec import SinkSpec
 
@@ -152,8 +152,8 @@ UPDATE public.sinks SET applied = copy.applied, duplicates = copy.duplicates, fi
 
 
 class RebuildResult(NamedTuple):
-    """What the source changed: by key how much more the sink holds now, where that is not zero; and by topic and
-    partition the first and the last offset of events that the topic has dropped before the sink had applied them.
+    """The changes by a rebuild from the source: by key how much more the sink holds now, where that is not zero; and by
+    topic and partition the first and last offset of events that the topic has dropped before the sink applied them.
     """
 
     differences: dict[str, Decimal]
@@ -263,7 +263,7 @@ def begin(connection: extensions.connection, sink: str, topics: Sequence[Topic],
         start = {topic.name: dict.fromkeys(first[topic.name], 0) for topic in topics}
         for topic in topics:
             positions.write(cursor, copy, topic.name, topic.id, start[topic.name])
-        generations.start_next(cursor, copy, start)
+        positions.start_generation(cursor, copy, start)
         _copy_rows(cursor, {"sink": sink, "copy": copy}, "dead_letters", "status = 'discarded'")
         return False
 
@@ -326,7 +326,7 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
         cursor.execute(TAKE_COUNTS, names)
         cursor.execute("DELETE FROM public.sinks WHERE name = %(copy)s", names)
         fence.supersede(cursor, sink)
-        return generations.start_next(cursor, sink, reached)
+        return positions.start_generation(cursor, sink, reached)
 
 
 def _discard(cursor: extensions.cursor, names: Mapping[str, str]) -> None:
@@ -335,7 +335,7 @@ def _discard(cursor: extensions.cursor, names: Mapping[str, str]) -> None:
     for (identity,) in cursor:
         raise Failure(
             f"the copy of sink {names['sink']} has applied {identity}, which was discarded since",
-            "start again with --restart",
+            f"`outbox rebuild {names['sink']} --from topic --drop-copy`, and {AGAIN}",
             code="copy-outdated",
         )
     cursor.execute(DROP_DISCARDED, names)
@@ -389,21 +389,25 @@ def _totals(connection: extensions.connection, aggregates: Sequence[Aggregate]) 
                 "add it in a migration: docs/projections.md",
                 code="rebuild-unsupported",
             )
-        with connection.cursor("totals") as cursor:  # on the server: they may be more than memory holds
-            cursor.itersize = FETCH_ROWS
-            query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier("public", view))
-            cursor.execute(query)
-            for (total,) in cursor:
-                yield aggregate.name, total
+        query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier("public", view))
+        for (total,) in _rows(connection, query):
+            yield aggregate.name, total
 
 
 def _sent(connection: extensions.connection, aggregates: Sequence[Aggregate]) -> Iterator[tuple[str, str, int]]:
     """By aggregate and key, the highest version of the events that the outbox still has."""
     for aggregate in aggregates:
-        with connection.cursor("sent") as cursor:
-            cursor.itersize = FETCH_ROWS
-            cursor.execute(OUTBOX, {"aggregate": aggregate.name, "version": aggregate.version})
-            yield from cursor
+        yield from _rows(connection, sql.SQL(OUTBOX), {"aggregate": aggregate.name, "version": aggregate.version})
+
+
+def _rows(
+    connection: extensions.connection, query: sql.Composable, parameters: Mapping[str, object] | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, by a cursor on the server: they may be more than memory holds."""
+    with connection.cursor("rows") as cursor:
+        cursor.itersize = FETCH_ROWS
+        cursor.execute(query, parameters)
+        yield from cursor
 
 
 def _skip(
@@ -429,7 +433,7 @@ def _skip(
         for topic in topics:
             positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])
         fence.supersede(cursor, sink)
-        generations.start_next(cursor, sink, begin)
+        positions.start_generation(cursor, sink, begin)
     return skipped
 
 

@@ -1,4 +1,4 @@
-"""What an operator does about dead letters: replay them, or discard them. Both work beside the running sink.
+"""The repairs of dead letters: an operator chooses letters, and replays or discards them beside the running sink.
 
 Letters are handled in chunks. Each chunk is one transaction, which takes the sink's lock first, as the driver does. It
 applies the events and updates the status of their letters. So no event is applied twice, whenever the process is killed
@@ -13,23 +13,43 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from typing import Any, NamedTuple
+from datetime import date, datetime
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 from psycopg2 import extensions
+from psycopg2.extras import RealDictCursor
 
 from outbox.base.database import database_errors
 from outbox.events.schema import Rejection
 from outbox.sink.decoding import dead_records
-from outbox.sink.decoding.batch import Batch, Decoded
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.decoding.ids import days
-from outbox.sink.decoding.records import Place, Record
-from outbox.sink.remembering import dead_letters, fence, partitions
-from outbox.sink.repair.selection import SIZE_BYTES, Chosen
+from outbox.sink.decoding.records import Decoded, Place, Record
+from outbox.sink.remembering import dead_letters, fence, strategy
+from outbox.sink.remembering.dead_letters import FILTERED
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import PARKED, Applier, Counts, count
+
+Status = Literal["open", "replayed", "discarded", "all"]
+
+CONDITIONS = {
+    "sink": "sink = %(sink)s",
+    "reason": "reason = %(reason)s",
+    "identities": "identity = ANY(%(identities)s)",
+    "key": "key = convert_to(%(key)s, 'UTF8')",
+    "since": "first_seen_at >= %(since)s",
+    "until": "first_seen_at < %(until)s",
+    "status": "status = %(status)s",
+}
+OR_REPLAYED = f"""
+(status = 'open' OR status = 'replayed' AND resolution IS DISTINCT FROM '{FILTERED}' AND event_id IS NOT NULL
+                    AND sink = ANY(%(elsewhere)s))
+"""
+COLUMNS = 'sink, identity, topic, topic_id, partition, "offset", event_id, is_event, reason, detail, status, resolution'
+SIZE_BYTES = "coalesce(octet_length(key), 0) + pg_column_size(headers) + coalesce(octet_length(value), 0)"
+TIMES = "recorded_at, first_seen_at, last_seen_at"
 
 CHUNK = 1000
 CHUNK_BYTES = 16 << 20  # the records of a chunk are in memory
@@ -39,7 +59,7 @@ AGAIN = "run the command again: what is done is done, and is not repeated"
 # Each letter is locked when it is fetched. One that another command has closed since it was chosen is left out. The
 # letters in `lost` are closed on purpose: the sink's result has lost their events.
 CLAIM = """
-SELECT identity, key, headers, value, is_event, reason, partition, "offset",
+SELECT identity, key, headers, value, is_event, partition, "offset",
        round(extract(epoch FROM recorded_at) * 1000)::bigint
   FROM public.dead_letters
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s)
@@ -66,9 +86,92 @@ SELECT sink, topic, topic_id, identity, size_bytes
 """  # noqa: S608
 
 
+class Chosen(NamedTuple):
+    """A chosen letter, and the topic that it came from."""
+
+    sink: str
+    topic: str
+    topic_id: str
+    identity: str
+    size_bytes: int = 0  # about how many its record has
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Letters that pass every filter that is set."""
+
+    sink: str | None = None
+    reason: str | None = None
+    identities: Sequence[str] = ()
+    key: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    status: Status = "open"
+    elsewhere: Sequence[str] = ()  # sinks whose results may be older than the letters: replayed ones count as open
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there is any filter beside the status."""
+        return any(getattr(self, name) for name in CONDITIONS if name != "status")
+
+    def choose(self, connection: extensions.connection, *, with_parked: bool = False) -> list[Chosen]:
+        """The letters, sink by sink, topic by topic, and in the order of the topic. ``with_parked`` adds those that are
+        parked behind any letter of the same key.
+        """
+        condition = self._condition
+        if with_parked:
+            condition += (
+                f" OR status = 'open' AND reason = '{PARKED}' AND (sink, topic, key) IN"  # noqa: S608
+                f" (SELECT sink, topic, key FROM public.dead_letters WHERE {condition})"
+            )
+        with connection, connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT sink, topic, topic_id, identity, {SIZE_BYTES}, status = 'open' "  # noqa: S608
+                f"FROM public.dead_letters WHERE {condition} "
+                "ORDER BY sink, topic, min(first_seen_at) OVER (PARTITION BY sink, topic, topic_id), topic_id, "
+                'partition, "offset"',
+                self._parameters,
+            )
+            return [Chosen(*row) for row in cursor]
+
+    def count(self, connection: extensions.connection) -> int:
+        """The number of these letters."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT count(*) FROM public.dead_letters WHERE {self._condition}", self._parameters)  # noqa: S608
+            return int((cursor.fetchone() or (0,))[0])
+
+    def headlines(self, connection: extensions.connection, limit: int | None) -> list[dict[str, Any]]:
+        """The letters without their content, the oldest first, at most so many."""
+        return self._dicts(connection, f"{COLUMNS}, {TIMES}, key", limit)
+
+    def in_full(self, connection: extensions.connection) -> list[dict[str, Any]]:
+        """The letters with all that is kept of them, the oldest first."""
+        return self._dicts(connection, f"{COLUMNS}, {TIMES}, key, headers, value", None)
+
+    def _dicts(self, connection: extensions.connection, columns: str, limit: int | None) -> list[dict[str, Any]]:
+        with connection.cursor(cursor_factory=RealDictCursor) as cursor:
+            cursor.execute(
+                f"SELECT {columns} FROM public.dead_letters WHERE {self._condition} "  # noqa: S608
+                "ORDER BY first_seen_at, sink, identity LIMIT %(limit)s",
+                {**self._parameters, "limit": limit},
+            )
+            return [dict(row) for row in cursor]
+
+    @property
+    def _condition(self) -> str:
+        conditions = CONDITIONS | ({"status": OR_REPLAYED} if self.elsewhere else {})
+        given = [sql for name, sql in conditions.items() if getattr(self, name) and getattr(self, name) != "all"]
+        return " AND ".join(given) or "true"
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return {**vars(self), "identities": list(self.identities), "elsewhere": list(self.elsewhere)}
+
+
 class Replayed(NamedTuple):
-    """What became of letters: applied, found to be applied already, rejected again and left open, or closed because the
-    sink's transform leaves the event out.
+    """Counts of letters: applied, applied already, rejected again and left open, or closed because the sink's transform
+    leaves the event out.
     """
 
     applied: int = 0
@@ -118,7 +221,7 @@ def replay(
             for chunk in _chunks(_due(applier, letters)):
                 decoder = spec.decoders.get(chunk[0].topic)
                 if decoder is not None and applier.strategy.remembers_ids:  # before: a partition costs locks
-                    partitions.ensure(connection, _days(connection, decoder, chunk))
+                    strategy.ensure_partitions(connection, _days(connection, decoder, chunk))
                 with connection:
                     one = _Replay(connection, applier, spec, chunk[0].topic)
                     done[sink] = done[sink].plus(one.run(chunk, older_than_horizon))
@@ -129,7 +232,7 @@ def replay(
                 one = _Replay(connection, applier, spec, topic)
                 done[sink] = done[sink].plus(one.follow(of_topic))
             with connection, connection.cursor() as cursor:
-                applier.end(cursor)
+                cursor.execute("DISCARD TEMP")  # the next sink makes tables of its own
     return done
 
 
@@ -197,7 +300,7 @@ class _Replay:
             dead_letters.update_reasons(cursor, sink, rejections)
             if self._decoder is None or not events:
                 return Replayed(rejected=len(rejections))
-            chunk = self._spec.chunking(self._topic).of_decoded(Decoded(self._decoder.rows(events), [], []))
+            chunk = self._spec.chunking(self._topic).of_decoded(Decoded(self._decoder.rows(events), []))
             applied, rejected, filtered = self._applier.replay(
                 cursor,
                 Batch(self._topic, chosen[0].topic_id, {}, {}, chunk),
@@ -239,7 +342,6 @@ class _Letter(NamedTuple):
     identity: str
     record: Record
     is_event: bool
-    reason: str
     partition: int
     offset: int
 
@@ -268,9 +370,9 @@ def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: st
     with connection.cursor("open_letters") as cursor:  # a cursor on the server, because a letter may be large
         cursor.itersize = FETCHED
         cursor.execute(CLAIM, {**_names(chunk), "reason": reason})
-        for identity, key, headers, value, is_event, why, partition, offset, recorded_ms in cursor:
+        for identity, key, headers, value, is_event, partition, offset, recorded_ms in cursor:
             record = dead_records.record(key, headers, value, recorded_ms)
-            yield _Letter(identity, record, is_event, why, partition, offset)
+            yield _Letter(identity, record, is_event, partition, offset)
 
 
 def _due(applier: Applier, letters: Iterable[Chosen]) -> Iterator[Chosen]:
@@ -281,18 +383,10 @@ def _due(applier: Applier, letters: Iterable[Chosen]) -> Iterator[Chosen]:
     return (letter for letter in chosen if letter.is_open or letter.identity in lost)
 
 
-def _chunks(letters: Iterator[Chosen]) -> Iterator[list[Chosen]]:
-    """Chunks of letters of one topic, bounded in number and bytes; a letter that is larger is a chunk of its own."""
+def _chunks(letters: Iterable[Chosen]) -> Iterator[list[Chosen]]:
+    """Chunks of letters of one topic."""
     for _, of_topic in itertools.groupby(letters, key=lambda letter: (letter.topic, letter.topic_id)):
-        chunk: list[Chosen] = []
-        size_bytes = 0
-        for letter in of_topic:
-            size_bytes += letter.size_bytes
-            if chunk and (len(chunk) == CHUNK or size_bytes > CHUNK_BYTES):
-                yield chunk
-                chunk, size_bytes = [], letter.size_bytes
-            chunk.append(letter)
-        yield chunk
+        yield from dead_letters.in_chunks(of_topic, lambda letter: letter.size_bytes, CHUNK_BYTES, CHUNK)
 
 
 def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.sink.discovery import chosen
-from outbox.sink.remembering import asked, fence, generations, positions
+from outbox.sink.remembering import asked, fence, positions
 from outbox.sink.remembering.positions import Offsets
 
 
@@ -46,59 +46,32 @@ Moves = Mapping[TopicPartition, Move]
 
 def to_positions(settings: Settings, sink: str) -> dict[TopicPartition, Move]:
     """Read on from what its database says, whatever its checkpoint says."""
-    return _moves(settings, sink, {})
+    return to_offsets(settings, sink, {})
 
 
 def to_earliest(settings: Settings, sink: str) -> dict[TopicPartition, Move]:
     """Read everything that the topics still have."""
-    return _moves(settings, sink, _of_topics(settings, sink, topics.first_offsets))
+    return to_offsets(settings, sink, _of_topics(settings, sink, topics.first_offsets))
 
 
 def to_datetime(settings: Settings, sink: str, moment: datetime) -> dict[TopicPartition, Move]:
     """Read what arrived on the topics then or later."""
-    return _moves(settings, sink, _of_topics(settings, sink, lambda of, topic: topics.offsets_since(of, topic, moment)))
+    since = _of_topics(settings, sink, lambda _, topic: topics.offsets_since(settings, topic, moment))
+    return to_offsets(settings, sink, since)
 
 
-def to_offsets(
-    settings: Settings, sink: str, offsets: Mapping[tuple[str | None, int], int]
-) -> dict[TopicPartition, Move]:
-    """Read these partitions from these offsets; the others continue. A topic of None is the only one of the sink.
-
-    Raises Failure for an offset that the topic has dropped, or that the sink has not reached.
+def to_offsets(settings: Settings, sink: str, begin: Mapping[TopicPartition, int]) -> dict[TopicPartition, Move]:
+    """Read these partitions from these offsets, but never from beyond a position, which would lose events. The others
+    continue.
     """
-    spec = chosen(settings, sink)
-    first = _of_topics(settings, sink, topics.first_offsets)
-    wanted: dict[TopicPartition, int] = {}
-    for (topic, partition), offset in offsets.items():
-        if topic is None and len(spec.topics) > 1:
-            raise Failure(
-                f"sink {sink} reads several topics: {', '.join(spec.topics)}",
-                "write TOPIC/PARTITION:OFFSET",
-                code="topic-ambiguous",
-            )
-        place = TopicPartition(topic or spec.topics[0], partition)
-        if place not in first:
-            raise Failure(
-                f"sink {sink} reads no partition {place}",
-                f"it reads {', '.join(map(str, first))}",
-                code="partition-unknown",
-            )
-        if offset < first[place]:
-            raise Failure(
-                f"partition {place} begins at offset {first[place]}; the topic has dropped {offset}",
-                code="offset-dropped",
-            )
-        wanted[place] = offset
-    moves = _moves(settings, sink, wanted)
-    for place, offset in wanted.items():
-        if offset > moves[place].position:
-            raise Failure(
-                f"sink {sink} is at offset {moves[place].position} of partition {place}: "
-                f"beginning at {offset} would skip events",
-                "rewind to its position or before",
-                code="offset-ahead",
-            )
-    return moves
+    described = [topics.describe(settings, topic) for topic in chosen(settings, sink).topics]
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+        stored = _positions(cursor, sink, described)
+    if not stored:
+        raise Failure(
+            f"sink {sink} has read none of its topics yet", f"`outbox sink {sink}` runs it", code="nothing-to-replay"
+        )
+    return {place: Move(position, min(position, begin.get(place, position))) for place, position in stored.items()}
 
 
 def skip_dropped(settings: Settings, sink: str, moves: Moves) -> dict[TopicPartition, Move]:
@@ -117,11 +90,17 @@ def accept_recreated(settings: Settings, sink: str) -> list[str]:
     with _stopped(settings, sink) as cursor:
         accepted = [topic.name for topic in described if positions.accept_recreated(cursor, sink, topic.name, topic.id)]
         if not accepted:
-            raise Failure(f"sink {sink}: no topic was created again", "start the sink", code="nothing-recreated")
+            raise Failure(f"sink {sink}: no topic was created again", "start the sink", code="nothing-to-replay")
         begin = {topic.name: positions.read(cursor, sink, topic.name, topic.id) for topic in described}
         for topic in described:
-            _require_partitions(sink, topic, begin[topic.name])
-        generations.start_next(cursor, sink, begin)
+            if topic.partitions < (needed := max(begin[topic.name], default=-1) + 1):
+                raise Failure(
+                    f"topic {topic.name} was created again with {topic.partitions} partitions; sink {sink} had read "
+                    f"{needed}",
+                    "delete it, and let `outbox connect apply` create it with as many as before",
+                    code="topic-partitions",
+                )
+        positions.start_generation(cursor, sink, begin)
     return accepted
 
 
@@ -147,7 +126,7 @@ def rewind(settings: Settings, sink: str, moves: Moves) -> int:
         for topic in described:
             positions.write(cursor, sink, topic.name, topic.id, begin[topic.name])  # past what is given up
         asked.decide(cursor, spec.asked)
-        return generations.start_next(cursor, sink, begin)
+        return positions.start_generation(cursor, sink, begin)
 
 
 @contextmanager
@@ -160,34 +139,12 @@ def _stopped(settings: Settings, sink: str) -> Iterator[extensions.cursor]:
             yield cursor
 
 
-def _require_partitions(sink: str, topic: topics.Topic, begin: Offsets) -> None:
-    needed = max(begin, default=-1) + 1
-    if topic.partitions < needed:
-        raise Failure(
-            f"topic {topic.name} was created again with {topic.partitions} partitions; sink {sink} had read {needed}",
-            "delete it, and let `outbox connect apply` create it with as many as before",
-            code="topic-partitions",
-        )
-
-
 def _of_topics(settings: Settings, sink: str, look_up: Callable[[Settings, str], Offsets]) -> dict[TopicPartition, int]:
     return {
         TopicPartition(topic, partition): offset
         for topic in chosen(settings, sink).topics
         for partition, offset in look_up(settings, topic).items()
     }
-
-
-def _moves(settings: Settings, sink: str, begin: Mapping[TopicPartition, int]) -> dict[TopicPartition, Move]:
-    """By partition that the sink has read: never beyond its position, which would lose events."""
-    described = [topics.describe(settings, topic) for topic in chosen(settings, sink).topics]
-    with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        stored = _positions(cursor, sink, described)
-    if not stored:
-        raise Failure(
-            f"sink {sink} has read none of its topics yet", f"`outbox sink {sink}` runs it", code="sink-never-ran"
-        )
-    return {place: Move(position, min(position, begin.get(place, position))) for place, position in stored.items()}
 
 
 def _positions(cursor: extensions.cursor, sink: str, read: Sequence[topics.Topic]) -> dict[TopicPartition, int]:

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from outbox.base.errors import Failure
-from outbox.sink.remembering.generations import TopicOffsets, checkpoint_folder
+from outbox.sink.remembering.positions import TopicOffsets, checkpoint_folder
 from outbox.sink.spark.session import reason
 
 Offsets = dict[str, dict[int, int]]  # by topic and partition

@@ -40,7 +40,7 @@ class Retries:
 
     @property
     def count(self) -> int:
-        """How many failures there were."""
+        """The number of failures."""
         return len(self._failed_at)
 
     def succeeded(self) -> None:

@@ -35,7 +35,7 @@ from outbox.sink.decoding.batch import Batch
 from outbox.sink.frames.transform import Transform
 from outbox.sink.reading.reader import Reader
 from outbox.sink.remembering import positions
-from outbox.sink.remembering.generations import Beginning, TopicOffsets, checkpoint_uri
+from outbox.sink.remembering.positions import Beginning, TopicOffsets, checkpoint_uri
 from outbox.sink.running.checkpoint import Checkpoint, Offsets
 from outbox.sink.running.metrics import Metrics
 from outbox.sink.running.watchdog import Guard
@@ -50,7 +50,7 @@ GONE = "its JVM is gone"
 
 
 class Unapplied(Exception):
-    """What Spark gets in place of the error of a batch, which we report ourselves."""
+    """Spark gets this in place of the error of a batch, which we report ourselves."""
 
 
 class Stopping(Exception):
@@ -90,7 +90,8 @@ class Stream:
         self._query: StreamingQuery | None = None
         self._applying = threading.Lock()
         self._stopping = False
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """The error that ended the query, if any. An error that came from stopping the query does not count."""
         self._is_reported = False
         self._is_stopped = False
         self._repeats = False  # whether Spark begins with a batch that was not committed
@@ -118,22 +119,17 @@ class Stream:
 
     def has_failed(self) -> bool:
         """Whether the query ended by an error, Spark's own included; it is reported once, and kept to be raised."""
-        if self._failure is None and self._guard.failure is not None:
-            self._failure = self._guard.failure  # also if what waits cannot be interrupted, as a task of Spark
-        if self._failure is None and not self.is_active():
+        if self.failure is None and self._guard.failure is not None:
+            self.failure = self._guard.failure  # also if what waits cannot be interrupted, as a task of Spark
+        if self.failure is None and not self.is_active():
             error = self._spark_error()
             if error is not None:
                 code = "spark-gone" if error == GONE else "spark-failed"
-                self._failure = Failure(
+                self.failure = Failure(
                     f"sink {self._spec.name}: Spark gave up: {error}", "start the sink again", code=code
                 )
         self._report()
-        return self._failure is not None
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error that ended the query, if any. An error that came from stopping the query does not count."""
-        return self._failure
+        return self.failure is not None
 
     def has_applied(self) -> bool:
         """Whether the query has applied a batch, even an empty one."""
@@ -146,14 +142,14 @@ class Stream:
     def require_topics(self, ids: Mapping[str, str]) -> None:
         """The sink fails if one of these topics, by name their ids, is not the one that it reads."""
         for topic, before in self._topic_ids.items():
-            if (now := ids.get(topic, before)) != before and self._failure is None:
+            if (now := ids.get(topic, before)) != before and self.failure is None:
                 unread = f"it had from {self._reached.get(topic, {})} on"
-                self._failure = positions.recreated(self._spec.name, topic, before, now, unread)
+                self.failure = positions.recreated(self._spec.name, topic, before, now, unread)
 
     def require_connection(self) -> None:
         """A sink that applies nothing at the moment fails if its connection has ended, and its fence with it."""
-        if self._failure is None and not self._applying.locked() and is_cut_off(self._connection):
-            self._failure = Failure(
+        if self.failure is None and not self._applying.locked() and is_cut_off(self._connection):
+            self.failure = Failure(
                 f"sink {self._spec.name}: lost its database connection",
                 "it connects again",
                 code="database-connection-lost",
@@ -173,12 +169,12 @@ class Stream:
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self._failure is not None:
+        if self.failure is not None:
             hang_up(self._connection)  # nothing that it still does is wanted
         elif self._applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
             self._applying.release()
         else:
-            self._failure = self._failure or Failure(
+            self.failure = self.failure or Failure(
                 f"sink {self._spec.name} has not applied its batch within {APPLY_TIMEOUT_S:.0f} s of the stop",
                 "start the sink again: nothing is lost",
                 code="stop-timeout",
@@ -216,12 +212,12 @@ class Stream:
 
     def _fail(self, error: Exception) -> None:
         """Keep why the sink fails: the first reason, and of a connection that was hung up the reason for that."""
-        self._failure = self._failure or self._guard.failure or error
+        self.failure = self.failure or self._guard.failure or error
 
     def _report(self) -> None:
-        if self._failure is not None and not self._is_reported:
+        if self.failure is not None and not self._is_reported:
             self._is_reported = True
-            self._log.error("sink failed", error=str(self._failure), code=code_of(self._failure))
+            self._log.error("sink failed", error=str(self.failure), code=code_of(self.failure))
             hang_up(self._connection)  # ends what is applied, and lets another driver take the sink over
 
     def _open(self) -> None:
@@ -294,7 +290,7 @@ class Stream:
         self._log.info("started", topics=self._spec.topics, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
 
     def _stop_query(self, query: StreamingQuery) -> None:
-        if self._last_batch is not None and self._failure is None:
+        if self._last_batch is not None and self.failure is None:
             batch_id = self._last_batch
             wait_for(
                 f"batch {batch_id} of sink {self._spec.name} to be committed",

@@ -34,7 +34,7 @@ from outbox.kafka import topics
 from outbox.kafka.topic_ids import TopicIds
 from outbox.sink.decoding.records import fetcher
 from outbox.sink.remembering import fence
-from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.running.metrics import Metrics, State, served
 from outbox.sink.running.retries import Retries
 from outbox.sink.running.stream import Stream, code_of
@@ -54,23 +54,20 @@ def run(
     unusable: Mapping[str, Failure] = MappingProxyType({}),
     *,
     until_caught_up: bool = False,
-    fail_fast: bool = False,
 ) -> None:
     """Run these sinks until SIGTERM or SIGINT, or until all that their topics have committed at the start is applied.
 
     A batch that is being applied when the signal arrives is finished and committed. A sink that fails, or cannot start,
-    does not stop the others, unless ``fail_fast``. It starts again after a failure that may pass, unless ``fail_fast``
-    or ``until_caught_up``: then who has called decides. Once all have ended, or one has failed again and again, raises
-    its failure, or that of the first of ``specs`` that failed.
+    does not stop the others. It starts again after a failure that may pass, unless ``until_caught_up``: then the caller
+    decides. Once all have ended, or one has failed again and again, raises its failure, or that of the first of
+    ``specs`` that failed.
 
     ``unusable``: by name, why other sinks of the process cannot run as they are declared. Its health names them, and
     the first of these failures is raised at the end if no other is.
     """
     with ExitStack() as resources:
         metrics, watchdog = Metrics(), resources.enter_context(Watchdog(settings))
-        supervisors = [
-            Supervisor(settings, spec, metrics, watchdog, restarts=not (until_caught_up or fail_fast)) for spec in specs
-        ]
+        supervisors = [Supervisor(settings, spec, metrics, watchdog, restarts=not until_caught_up) for spec in specs]
         for name, failure in unusable.items():
             metrics.now(name, State.FAILED, failure.code)
         # The fences first: a second driver is refused before it touches anything, Spark included.
@@ -89,9 +86,7 @@ def run(
         try:
             for supervisor in supervisors:
                 supervisor.start(spark, ids, until_caught_up=until_caught_up)
-                if fail_fast and supervisor.has_failed():
-                    break
-            _watch(supervisors, TopicIds(settings, names), wake, fail_fast)
+            _watch(supervisors, TopicIds(settings, names), wake)
         finally:
             for supervisor in supervisors:
                 supervisor.begin_nothing()  # while others are stopped
@@ -123,12 +118,8 @@ def _signals() -> Iterator[queue.SimpleQueue[None]]:
             signal.signal(number, handler)
 
 
-def _watch(
-    supervisors: Sequence[Supervisor], topic_ids: TopicIds, wake: queue.SimpleQueue[None], fail_fast: bool
-) -> None:
-    """Return when asked to stop, when all sinks have ended, when one has failed again and again, or with ``fail_fast``
-    when one has failed.
-    """
+def _watch(supervisors: Sequence[Supervisor], topic_ids: TopicIds, wake: queue.SimpleQueue[None]) -> None:
+    """Return when asked to stop, when all sinks have ended, or when one has failed again and again."""
     while True:
         try:
             wake.get(timeout=POLL_S)
@@ -136,9 +127,7 @@ def _watch(
             ids = topic_ids.look()
             for supervisor in supervisors:
                 supervisor.look(ids)
-            if all(supervisor.has_ended() for supervisor in supervisors):
-                return
-            if any(supervisor.is_exhausted or (fail_fast and supervisor.has_failed()) for supervisor in supervisors):
+            if all(one.has_ended() for one in supervisors) or any(one.is_exhausted for one in supervisors):
                 return
         else:
             return
@@ -204,16 +193,12 @@ class Supervisor:
         self._stream.start(until_caught_up)
         self.look()
 
-    def has_failed(self) -> bool:
-        """Whether the last attempt has failed."""
-        return self._failure is not None
-
     def has_ended(self) -> bool:
         """Whether the sink does not run, and will not start again."""
-        return self._restart is None and (self._is_over or not (self._is_active or self.has_failed()))
+        return self._restart is None and (self._is_over or not (self._is_active or self._failure))
 
     def look(self, topic_ids: Mapping[str, str] = MappingProxyType({})) -> None:
-        """See how the sink does: if it has failed in a way that may pass, let it start again after a while.
+        """Look after the sink: if it has failed in a way that may pass, let it start again after a while.
 
         ``topic_ids`` are what topics have now, as far as that is known.
         """

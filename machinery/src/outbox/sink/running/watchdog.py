@@ -34,7 +34,7 @@ _log = log.get(__name__)
 
 
 class Guard:
-    """What the watchdog sees of one sink. `failure` says that the database was given up during the last work."""
+    """The watchdog's view of one sink. `failure` says that the database was given up during the last work."""
 
     def __init__(self, sink: str) -> None:
         self.sink = sink
@@ -111,7 +111,7 @@ class Watchdog:
         where = f"{self._settings.sink_db_host}:{self._settings.sink_db_port}"
         return Failure(
             f"sink {guard.sink}: the database at {where} has not answered for {guard.silent_s():.0f} s",
-            "find out why it hangs; unless --fail-fast is given, the sink starts again by itself",
+            "find out why it hangs; the sink starts again by itself",
             code="database-silent",
         )
 

@@ -14,7 +14,7 @@ import psutil
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink.remembering.generations import checkpoint_folder, checkpoint_uri
+from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
 from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.stack.command import Command
@@ -99,7 +99,7 @@ def rewind(strike: Strike) -> str:
 def start_second_driver(strike: Strike) -> str:
     """The first driver must not notice."""
     _choose(strike)
-    second = Command("second-driver", strike.testbed.settings, ["sink", strike.sink, "--fail-fast"])
+    second = Command("second-driver", strike.testbed.settings, ["sink", strike.sink])
     size = second.log_size()  # of earlier ones
     second.spawn()
     try:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from outbox.base.settings import SinkRole
 from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
-from outbox.sink.decoding.batch import Batch, DeadRecord
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import Skipped
-from outbox.sink.decoding.records import Place, Record
+from outbox.sink.decoding.records import DeadRecord, Place, Record
 from outbox.sink.repair import rebuild, replay
-from outbox.sink.repair.selection import Selection
+from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Applier, SinkWriter
 from outbox_lab.testing.contract.database import NOW, Database
@@ -72,8 +72,7 @@ class Delivery:
         """Replay what was set aside, as `outbox dead-letters replay` does."""
         self.close()
         with self._database.connection(SinkRole.WRITER, self._now) as connection:
-            with connection, connection.cursor() as cursor:
-                chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(cursor, with_parked=True)
+            chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(connection, with_parked=True)
             replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)
 
     def rebuild(self, placed: Sequence[Placed]) -> None:

@@ -1,4 +1,4 @@
-"""What the Delta table of a sink holds, read without Spark by the optional package `deltalake`.
+"""The Delta table of a sink, read without Spark by the optional package `deltalake`.
 
 Each commit of the sink says how far its events go, so one version of the table is a consistent state. Dead letters are
 read after the table. A letter is written before the table passes its event, and closed after the table has it. So the

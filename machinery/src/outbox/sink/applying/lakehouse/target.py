@@ -45,8 +45,8 @@ class LakehouseTarget(Target):
         self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool
     ) -> Applier:
         """Raises Failure if the table is gone, or differs from what its SQL declares."""
-        from outbox.sink.applying.lakehouse.applier import LakehouseApplier
         from outbox.sink.applying.lakehouse.spark_table import Table
+        from outbox.sink.applying.lakehouse.writer import LakehouseApplier
         from outbox.sink.spark.session import session
 
         uri = table.location(settings, spec.name)

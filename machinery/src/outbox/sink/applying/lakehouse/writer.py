@@ -13,62 +13,153 @@ steps, the batch is delivered again: its letters exist and stay as they are, and
 them (they count as duplicates, although they are not). An interrupted MERGE may leave files that no commit names.
 
 One open transaction around all of it would not do: a MERGE may take longer than a transaction may idle. So the lock is
-the session's; it keeps repairs out as a transaction's lock would.
-
-Two drivers do no harm, even if the older one loses its fence in the middle of a MERGE: the table's log has one commit
-per version, so the second committer is refused, or merges on top of the first and finds the events. The log stores of
-HDFS, Azure and Google guarantee that. On a local disk a commit is renamed into place and would replace another one;
-Delta only separates threads of one JVM (io.delta.storage.HDFSLogStore of Delta 4.2.0, RawLocalFileSystem.rename). There
-a lock on a file beside the table separates processes.
+the session's; it keeps repairs out as a transaction's lock would. docs/strategies.md says why two drivers do no harm.
 
 The table refuses no event: what a projection would refuse is a row like any other. With a transform the first
 transaction also joins the events with the rows that came back of them (`outbox.sink.applying.postgres.transforming`):
 it stops for a row that breaks a rule, counts what is left out, and writes a dead letter of each event for which the
 transform fails. Only the other rows are merged. The table does not know what was left out, so that counts each time it
 is read.
-
-A large batch is read and decoded by executors too. The driver holds the events of up to two parts of it, one that is
-merged and one that is read; a part is bounded in bytes (`outbox.sink.reading.reader`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from psycopg2 import extensions
+from psycopg2 import extensions, sql
 from pyspark.sql import SparkSession
 
-from outbox.sink.applying import traces
-from outbox.sink.applying.lakehouse.applier import LakehouseApplier, prepare
 from outbox.sink.applying.lakehouse.spark_table import Table
-from outbox.sink.decoding.batch import Batch, Traced
-from outbox.sink.decoding.layout import PLACE
+from outbox.sink.applying.postgres.applier import BATCH, Known
+from outbox.sink.applying.postgres.transforming import TRANSFORM_FAILED, join
+from outbox.sink.decoding import binary
+from outbox.sink.decoding.batch import Batch, Returned
+from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, PLACE, VERSION
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters, fence, positions
-from outbox.sink.remembering.generations import TopicOffsets
+from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.spec import SinkSpec
-from outbox.sink.writer import Counts, SinkWriter, count
+from outbox.sink.writer import Applied, Applier, Counts, SinkWriter, count
 
-Events = Mapping[tuple[int, int], str]  # by partition and offset, the id
-Outcomes = Mapping[tuple[int, int], traces.Outcome]
+COLUMNS: dict[str, binary.Type] = {**binary.PLACE, VERSION: "bigint", IS_FILTERED: "boolean", FAILURE: "text"}
+TABLES = sql.SQL(
+    "CREATE TEMPORARY TABLE outbox_batch ({}) ON COMMIT DELETE ROWS; "
+    "CREATE TEMPORARY TABLE rejections (event_id uuid, reason text, detail text) ON COMMIT DELETE ROWS"
+).format(binary.definitions(COLUMNS))
+NAMES = "pg_temp.outbox_batch, pg_temp.rejections, pg_temp.outbox_dead"
+REJECT = f"""
+INSERT INTO pg_temp.rejections (event_id, reason, detail)
+SELECT batch.event_id, %(reason)s, batch."{FAILURE}"
+  FROM pg_temp.outbox_batch AS batch
+ WHERE batch."{FAILURE}" IS NOT NULL AND batch.event_id <> ALL(%(known)s::uuid[])
+"""  # noqa: S608
+DROP_REJECTED = """
+DELETE FROM pg_temp.outbox_batch AS batch USING pg_temp.rejections AS rejected WHERE batch.event_id = rejected.event_id
+"""
+DROP_FILTERED = f'DELETE FROM pg_temp.outbox_batch AS batch WHERE batch."{IS_FILTERED}"'  # noqa: S608
 
 
-class SetAside(NamedTuple):
-    """What a batch is before its MERGE: how far the sink is after it; the events that dead letters resolve, and those
-    whose letters are to be closed; the counts of what is not merged. ``outcomes`` are those of traced records that are
-    not merged.
-    """
+def prepare(cursor: extensions.cursor) -> None:
+    """Make the tables of a session."""
+    cursor.execute("SET temp_buffers = '64MB'")  # as for a sink of Postgres: a replay may come to one in this session
+    cursor.execute(TABLES)
+    cursor.execute(dead_letters.TABLE)
 
-    end: TopicOffsets
-    resolved: Collection[str]
-    to_close: Sequence[str]
+
+class LakehouseApplier(Applier):
+    """Does what the writer of a Delta table does in Postgres, and applies the events of dead letters to the table."""
+
+    def __init__(
+        self,
+        spec: SinkSpec,
+        table: Table,
+        transform: Callable[[str, pa.Table], Returned] | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> None:
+        """``transform`` is for a replay, of a sink that has one. A MERGE cannot be rolled back, so ``dry_run`` only
+        counts what it would insert.
+        """
+        self.name, self.strategy = spec.name, spec.strategy
+        self._table, self._transform, self._dry_run = table, transform, dry_run
+        self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
+
+    def prepare(self, cursor: extensions.cursor) -> None:
+        prepare(cursor)
+
+    def take(self, cursor: extensions.cursor, batch: Batch) -> None:
+        """Let the table ``batch`` have the events. It is truncated, because a table that never is holds vacuum back.
+
+        Raises Failure if the transform has broken a rule.
+        """
+        cursor.execute(f"TRUNCATE {NAMES}")
+        rows = batch.chunk.frame.select(PLACE)
+        if batch.returned is not None:
+            joined = join(self.name, batch.chunk.frame, batch.returned, (), self._known[batch.topic])
+            rows = joined.select([*COLUMNS])
+        binary.encode(rows, COLUMNS).copy(cursor, BATCH)
+
+    def set_aside(
+        self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, known: Collection[str] = ()
+    ) -> tuple[int, int]:
+        """Take out of the table ``batch`` what the Delta table must not get: the events for which the transform fails,
+        each with a dead letter, and those that it leaves out. Returns how many of both.
+
+        An event that the table has, which is ``known``, is not set aside.
+        """
+        if batch.returned is None:
+            return 0, 0
+        rejected = 0
+        if batch.returned.failed:
+            cursor.execute(REJECT, {"reason": TRANSFORM_FAILED, "known": list(known)})
+            rejected = dead_letters.insert_rejected(
+                cursor, self.name, batch.topic, batch.topic_id, version=f'batch."{VERSION}"', fetch=fetch
+            )
+            cursor.execute(DROP_REJECTED)
+        filtered = batch.chunk.count - batch.returned.rows.num_rows - len(batch.returned.failed)
+        if filtered:
+            dead_letters.mark_filtered(cursor, self.name, batch.chunk.count)
+            cursor.execute(DROP_FILTERED)
+            filtered = cursor.rowcount  # without those that letters resolve
+        return rejected, filtered
+
+    def lost(self, event_ids: Collection[str]) -> Collection[str]:
+        return self._table.missing(event_ids)
+
+    def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
+        """The MERGE runs between two transactions, as that of the writer. If the process ends behind it, the dead
+        letters stay open, and the next replay finds their events in the table.
+        """
+        del older_than_horizon  # the table forgets nothing, so it has no horizon
+        rows, rejected, filtered = batch.chunk.frame, 0, 0
+        if self._transform is not None:
+            with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
+                returned = self._transform(batch.topic, rows)
+            batch, rows = replace(batch, returned=returned), returned.rows
+            self.take(cursor, batch)
+            rejected, filtered = self.set_aside(cursor, batch, fetch)
+        if not rows.num_rows:
+            return Applied(0, rejected, filtered)
+        with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
+            event_ids = rows["event_id"].to_pylist()
+            applied = len(self._table.missing(event_ids)) if self._dry_run else self._table.merge(rows)
+        dead_letters.close(cursor, self.name, event_ids)
+        return Applied(applied, rejected, filtered)
+
+
+class Prepared(NamedTuple):
+    """A batch before its MERGE."""
+
+    end: TopicOffsets  # the sink's positions after it
+    resolved: Collection[str]  # events that dead letters resolve
+    to_close: Sequence[str]  # events whose letters are to be closed
     rejected: int
     filtered: int
-    outcomes: Outcomes
 
 
 class LakehouseWriter(SinkWriter):
@@ -82,17 +173,12 @@ class LakehouseWriter(SinkWriter):
         """
         super().__init__(connection, spec.asked)
         self._spec, self._fetch, self._schema, self._uri = spec, fetch, schema, uri
-        if spec.job.transform is None:
-            self._prepare()
-
-    def prepare(self, returned: pa.Schema) -> None:
-        del returned  # the columns are the table's
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Make the tables of the session. Spark may not have started: it does when all sinks have their fences."""
+        # Spark may not have started: it does when all sinks have their fences.
         with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
             prepare(cursor)
+
+    def prepare(self, returned: pa.Schema) -> None:
+        """Nothing to do: the columns are the table's."""
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. A sink without positions of any topic gets its table made.
@@ -114,17 +200,10 @@ class LakehouseWriter(SinkWriter):
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
         with self._errors(refused), fence.held(self._connection, self.name):
             failed = _failed(batch)
-            known = {*failed.values()} - self._table.missing({*failed.values()})
-            aside = self._set_aside(batch, failed, known)
-            missing = self._table.missing(_in_question(batch, aside))
-            without = {*aside.resolved, *failed.values()}
-            rows = batch.chunk.events if batch.returned is None else batch.returned.rows
-            assert rows is not None, "what Spark gets"  # noqa: S101
-            merged = self._table.merge(rows, {"positions": aside.end}, without)
-            counts = self._conclude(batch, merged, aside)
-        outcomes = _outcomes(batch.chunk.traced, missing, aside.outcomes)
-        traces.log_outcomes(self.name, outcomes, batch.chunk.traced_count)
-        return counts
+            prepared = self._set_aside(batch, failed - self._table.missing(failed))
+            rows = batch.chunk.frame if batch.returned is None else batch.returned.rows
+            merged = self._table.merge(rows, {"positions": prepared.end}, {*prepared.resolved, *failed})
+            return self._conclude(batch, merged, prepared)
 
     @cached_property
     def _applier(self) -> LakehouseApplier:
@@ -135,9 +214,9 @@ class LakehouseWriter(SinkWriter):
         merge = self._spec.strategy.select
         return Table(SparkSession.active(), self.name, merge, self._schema.read_text(), self._uri)
 
-    def _set_aside(self, batch: Batch, failed: Events, known: Collection[str]) -> SetAside:
-        """The first transaction. Of the events for which the transform has ``failed``, the table has those that are
-        ``known``: they are duplicates.
+    def _set_aside(self, batch: Batch, known: Collection[str]) -> Prepared:
+        """The first transaction. The transform fails for ``known`` events too, but the table has these: they are
+        duplicates.
         """
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
@@ -155,73 +234,37 @@ class LakehouseWriter(SinkWriter):
                 drop_replayed=False,
             )
             dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
-            outcomes = dict[tuple[int, int], traces.Outcome]()
-            if batch.returned is not None:
-                outcomes |= traces.filtered(cursor, batch.chunk.traced)
-                outcomes |= {place: "set aside" for place in failed if failed[place] not in {*known, *resolved}}
             rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
-            return SetAside(
+            return Prepared(
                 {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}},
                 resolved,
                 dead_letters.open_of_batch(cursor, self.name, batch.chunk.count),
                 rejected,
                 filtered,
-                outcomes,
             )
 
-    def _conclude(self, batch: Batch, merged: int, aside: SetAside) -> Counts:
+    def _conclude(self, batch: Batch, merged: int, prepared: Prepared) -> Counts:
         counts = Counts(
             batch.chunk.count,
             applied=merged,
-            duplicates=batch.chunk.count - merged - aside.rejected - aside.filtered,
-            rejected=aside.rejected,
+            duplicates=batch.chunk.count - merged - prepared.rejected - prepared.filtered,
+            rejected=prepared.rejected,
             dead=batch.chunk.dead_count,
             skipped=batch.chunk.skipped_count,
-            filtered=aside.filtered,
+            filtered=prepared.filtered,
         )
         with self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            dead_letters.close(cursor, self.name, aside.to_close)
+            dead_letters.close(cursor, self.name, prepared.to_close)
             count(cursor, self.name, counts)
             self._move_past(cursor, batch)
         return counts
 
 
-def _failed(batch: Batch) -> Events:
-    """The events for which the transform has failed."""
+def _failed(batch: Batch) -> set[str]:
+    """The ids of the events for which the transform has failed."""
     if batch.returned is None or not batch.returned.failed:
-        return {}
-    assert batch.chunk.events is not None, "what the transform was given"  # noqa: S101
-    rows = batch.chunk.events.select(PLACE).to_pylist()
-    places = {(row["partition"], row["offset"]): row["event_id"] for row in rows}
-    return {place: places[place] for place in batch.returned.failed}
-
-
-def _in_question(batch: Batch, aside: SetAside) -> set[str]:
-    """Traced events that the MERGE gets, so that the table says what becomes of them."""
-    found = {
-        one.event_id
-        for one in batch.chunk.traced
-        if one.event_id and not one.is_dead and (one.partition, one.offset) not in aside.outcomes
-    }
-    return found - {*aside.resolved}
-
-
-def _outcomes(traced: Sequence[Traced], missing: set[str], others: Outcomes) -> list[tuple[Traced, traces.Outcome]]:
-    """What became of a batch's traced records, given those of their events that the table did not have before, and the
-    outcomes of records that were not merged. MERGE takes the first of two records of one event.
-    """
-    missing = {*missing}
-    found: list[tuple[Traced, traces.Outcome]] = []
-    for one in sorted(traced, key=lambda one: (one.partition, one.offset)):
-        if one.is_dead:
-            found.append((one, "set aside"))
-        elif (one.partition, one.offset) in others:
-            found.append((one, others[one.partition, one.offset]))
-        elif one.event_id in missing:
-            missing.remove(one.event_id)
-            found.append((one, "applied"))
-        else:
-            found.append((one, "duplicate"))
-    return found
+        return set()
+    rows = batch.chunk.frame.select(PLACE).to_pylist()
+    return {row["event_id"] for row in rows if (row["partition"], row["offset"]) in batch.returned.failed}

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
 from outbox.base.errors import Failure
-from outbox.sink.applying.postgres.returned import Known
 from outbox.sink.applying.projection import Projection, load
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
+from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout, TransformedLayout, view_name
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters
@@ -138,6 +138,23 @@ BATCH = sql.Identifier("pg_temp", "outbox_batch")
 NAMED = re.compile(r"\{(key|version)\}")  # what SQL may name of an event
 
 
+class Known(NamedTuple):
+    """The columns of events, as the layout has them, by which a sink with a transform knows them. Of events of one type
+    ``type_`` is the name of that, and no column.
+    """
+
+    type_: str | None
+    key: str
+    version: str | None
+
+    @classmethod
+    def of_topic(cls, layout: Layout, decoder: RecordDecoder) -> Known:
+        """The columns that the events of one topic are known by."""
+        event = next(iter(decoder.types))
+        version = None if decoder.version is None else layout.place(event, decoder.version)
+        return cls(None if layout.has_types else event, layout.place(event, decoder.key), version)
+
+
 class PostgresApplier(Applier):
     """Applies batches, on the connection that ``prepare`` was called for."""
 
@@ -155,7 +172,7 @@ class PostgresApplier(Applier):
             raise Failure(
                 f"sink {self.name}: a projection in {spec.job.projections} is ordered, and its events have no version",
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
-                code="projection-needs-version",
+                code="projection-unusable",
             )
         self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
         self._names = {topic: names(known.key, known.version) for topic, known in self._known.items()}
@@ -173,12 +190,6 @@ class PostgresApplier(Applier):
             for event in decoder.types:
                 create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view_name(event)))
                 cursor.execute(create + self._shape.view(event, topic if len(self._decoders) > 1 else None))
-
-    def end(self, cursor: extensions.cursor) -> None:
-        # With the views.
-        cursor.execute(
-            "DROP TABLE pg_temp.outbox_batch, pg_temp.new_events, pg_temp.rejections, pg_temp.outbox_dead CASCADE"
-        )
 
     def renew(self, cursor: extensions.cursor) -> None:
         """Empty the temporary tables so that they begin anew for vacuum, in the caller's transaction.
@@ -270,7 +281,7 @@ class PostgresApplier(Applier):
             raise Failure(
                 f"sink {self.name}: a projection refuses events that are not new",
                 "correct it: what its section [refuse] inserts comes from `new_events`",
-                code="projection-refuses-unknown",
+                code="projection-unusable",
             )
         if not rejections:
             return 0
@@ -294,7 +305,7 @@ def _count(cursor: extensions.cursor, query: str) -> int:
 
 
 def names(key: str, version: str | None) -> dict[str, str]:
-    """What SQL may name without knowing the events of a topic: the columns of key and version."""
+    """The columns of key and version, which SQL may name without knowing the events of a topic."""
     found = {"key": sql_name(key)}
     if version is not None:
         found["version"] = sql_name(version)

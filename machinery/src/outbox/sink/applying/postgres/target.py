@@ -1,18 +1,96 @@
-"""The target in the sink database: the project's own tables, applied to in the sink's transaction."""
+"""The target in the sink database: the project's own tables. One batch is one transaction.
+
+In this order, and all or nothing: the sink's lock and epoch; the positions that the batch must continue from; dead
+letters of records that are no events; the rows, but for those that a dead letter has resolved; strategy, refusals and
+projections (`outbox.sink.applying.postgres.applier`); the new positions.
+
+If the process ends anywhere before the commit, nothing has happened. If it ends after, the reader does not know of the
+commit and delivers the same offsets again, maybe cut into other batches: that is the strategy's case.
+"""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import date
 
 import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.settings import Settings
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.returned import columns_of, storable
-from outbox.sink.applying.postgres.transforming import TransformingApplier
-from outbox.sink.applying.postgres.writer import PostgresWriter
+from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of, storable
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Fetch
+from outbox.sink.remembering import dead_letters, positions, strategy
 from outbox.sink.spec import SinkSpec, Target, Transformed
-from outbox.sink.writer import SinkWriter
+from outbox.sink.writer import Counts, SinkWriter, count
+
+RENEWAL_S = 3600.0  # of the temporary tables; Postgres begins to act on an age of 200 million transactions
+
+
+class PostgresWriter(SinkWriter):
+    """A sink whose result is in the database that it is fenced in."""
+
+    def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> None:
+        """Acquire the fence and prepare the session. ``fetch`` reads the records of dead letters from their topic.
+
+        Raises Failure if the sink has a driver already, or if its job has changed (`outbox.sink.remembering.asked`).
+        """
+        super().__init__(connection, spec.asked)
+        self._spec, self._fetch = spec, fetch
+        self._ensured = set[date]()
+        if spec.job.transform is None:
+            self._prepare(PostgresApplier(spec))
+
+    def prepare(self, returned: pa.Schema) -> None:
+        self._prepare(TransformingApplier(self._spec, columns_of(returned, self._spec.layout)))
+
+    def _prepare(self, applier: PostgresApplier) -> None:
+        """Make the tables of the session."""
+        self._applier = applier
+        with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
+            applier.prepare(cursor)
+        self._renewed_at = time.monotonic()
+
+    def apply(self, batch: Batch) -> Counts:
+        if batch.is_empty:
+            return Counts()
+        refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
+        with self._errors(refused):
+            self._ensure_partitions(batch)
+            rows = self._applier.rows(batch) if batch.chunk.count else ()
+            with self._connection, self._connection.cursor() as cursor:
+                return self._apply(cursor, batch, rows)
+
+    def _ensure_partitions(self, batch: Batch) -> None:
+        """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""
+        missing = {*batch.chunk.days} - self._ensured
+        strategy.ensure_partitions(self._connection, missing)
+        self._ensured |= missing  # a partition that is dropped later is below the horizon, where nothing is applied
+
+    def _apply(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
+        self._enter(cursor)
+        if time.monotonic() - self._renewed_at >= RENEWAL_S:
+            self._applier.renew(cursor)
+            self._renewed_at = time.monotonic()
+        stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
+        positions.require_no_gap(self.name, batch.topic, stored, batch.start)
+        # First, because an ordered projection looks here for what an event must wait for.
+        dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
+        rows, applied, rejected, filtered = batch.chunk.count, 0, 0, 0
+        if rows:
+            self._applier.take(cursor, encoded)
+            dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=rows, fetch=self._fetch)
+            applied, rejected, filtered = self._applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
+        duplicates = rows - applied - rejected - filtered
+        self._move_past(cursor, batch)
+        counts = Counts(
+            rows, applied, duplicates, rejected, batch.chunk.dead_count, batch.chunk.skipped_count, filtered
+        )
+        count(cursor, self.name, counts)
+        return counts
 
 
 class PostgresTarget(Target):

@@ -1,26 +1,64 @@
-"""Apply events that have passed a transform: the sink knows them as they were, and projections see what it returned."""
+"""The rows that a transform returns, as columns of Postgres, and joined with the events that it was given.
+
+The sink knows each event as it was decoded, and projections see what the transform returned of it. The two are joined
+by the place of the event. So the strategy, parking and dead letters go by the event as it was, whatever the transform
+made of it. A row that belongs to no event, and a second one of an event, are found there too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg2 import extensions
 
-from outbox.events.schema import Column
-from outbox.sink.applying.postgres.applier import PostgresApplier, names
-from outbox.sink.applying.postgres.returned import join
+from outbox.base.errors import Failure
+from outbox.events.schema import Column, SqlType
+from outbox.events.values import NOT_JSON, NUL, convert, decode
+from outbox.sink.applying.postgres.applier import Known, PostgresApplier, names
 from outbox.sink.decoding import binary
 from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.binary import Encoded
-from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, VERSION, TransformedLayout
+from outbox.sink.decoding.layout import (
+    EVENT_TYPE,
+    FAILURE,
+    IS_FILTERED,
+    KEY,
+    PLACE,
+    TYPE,
+    VERSION,
+    Layout,
+    TransformedLayout,
+)
 from outbox.sink.decoding.records import Fetch
+from outbox.sink.decoding.values import ARROW_TYPES, schema_of
 from outbox.sink.remembering import fence
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applied
 
+SQL_TYPES: Mapping[pa.DataType, SqlType] = {
+    pa.string(): "text",
+    pa.int8(): "bigint",
+    pa.int16(): "bigint",
+    pa.int32(): "bigint",
+    pa.int64(): "bigint",
+    pa.float32(): "double precision",
+    pa.float64(): "double precision",
+    pa.bool_(): "boolean",
+    pa.timestamp("us", tz="UTC"): "timestamptz",
+    pa.date32(): "date",
+}
+UUID = r"\A[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\z"
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?", re.ASCII)
+NUMBER_MAX_CHARACTERS = 4_000  # Python reads no number of more than 4,300 digits; Postgres has room for more
+# What Spark and Python know; Postgres knows more.
+CALENDAR = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+NUMBER_OF_EVENT, NUMBER_OF_ROW = "outbox_event", "outbox_row"
 TRANSFORM_FAILED = "transform failed"
 DROP_FILTERED = f'DELETE FROM pg_temp.new_events AS new WHERE new."{IS_FILTERED}"'  # noqa: S608
 REJECT_FAILED = f"""
@@ -56,10 +94,9 @@ class TransformingApplier(PostgresApplier):
 
         Raises Failure if the transform has broken a rule.
         """
-        assert batch.chunk.events is not None, "what the transform was given"  # noqa: S101
         assert batch.returned is not None, "what the transform returned"  # noqa: S101
         known = self._known[batch.topic]
-        rows = join(self.name, batch.chunk.events, batch.returned, self._columns, known)
+        rows = join(self.name, batch.chunk.frame, batch.returned, self._columns, known)
         self._has_filtered, self._has_failed = pc.any(rows[IS_FILTERED]).as_py(), bool(batch.returned.failed)
         known_of_all = [name for name in rows.column_names if rows[name].null_count < rows.num_rows]
         return [binary.encode(rows.select(known_of_all), binary.types_of(self._shape.columns))]
@@ -67,9 +104,8 @@ class TransformingApplier(PostgresApplier):
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """Let the events pass the transform, while no transaction is open, and apply what it returns."""
         assert self._transform is not None, "for a replay"  # noqa: S101
-        assert batch.chunk.events is not None, "what the transform is given"  # noqa: S101
         with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
-            returned = self._transform(batch.topic, batch.chunk.events)
+            returned = self._transform(batch.topic, batch.chunk.frame)
         transformed = replace(batch, returned=returned)
         return super().replay(cursor, transformed, fetch, older_than_horizon=older_than_horizon)
 
@@ -82,3 +118,143 @@ class TransformingApplier(PostgresApplier):
             cursor.execute(REJECT_FAILED, [TRANSFORM_FAILED])
             failed = cursor.rowcount
         return filtered, failed
+
+
+def columns_of(returned: pa.Schema, events: Layout) -> Sequence[Column]:
+    """The columns of Postgres, beside the place of each event. A column of the events keeps its type, if it is still
+    of the same in Spark.
+    """
+    given = {column.name: column for column in events.columns}
+    return [
+        given[field.name]
+        if field.name in given and ARROW_TYPES[given[field.name].type] == field.type
+        else Column(field.name, SQL_TYPES.get(field.type, "numeric"), is_nullable=True)
+        for field in returned
+        if field.name not in PLACE
+    ]
+
+
+def storable(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """Rows that Spark returns as columns of these types. Raises ValueError for a value that a column does not take."""
+    schema = schema_of(columns)
+    found = rows.select(schema.names).cast(schema)
+    types = {column.name: column.type for column in columns}
+    for name in schema.names:
+        values = found[name].drop_null()
+        try:
+            if values.type == pa.string():
+                values.cast(pa.binary()).cast(pa.string())  # a string of Spark may be no UTF-8
+            if name in types and not pa.types.is_decimal(rows[name].type):
+                CHECKS.get(types[name], _anything)(values)
+        except ValueError as error:
+            raise ValueError(f"column {name}: {error}") from None
+    return found
+
+
+def join(sink: str, events: pa.Table, returned: Returned, columns: Sequence[Column], known: Known) -> pa.Table:
+    """A row for each event, in the order of the events: its place, what is known of it (`outbox.sink.decoding.layout`),
+    and these columns of what was returned of it, which are NULL if that is nothing.
+
+    Raises Failure if a row belongs to no event, or if two belong to one.
+    """
+    failures = _failures(events, returned.failed)
+    kept = _in_order(sink, events, returned.rows)
+    is_missing = pc.is_null(kept["event_id"]).combine_chunks()
+    types = pa.repeat(known.type_, events.num_rows) if known.type_ is not None else events[EVENT_TYPE]
+    versions = pa.nulls(events.num_rows, pa.int64()) if known.version is None else events[known.version]
+    return pa.table(
+        {
+            **{name: events[name] for name in PLACE},
+            TYPE: types,
+            KEY: events[known.key].cast(pa.string()),
+            VERSION: versions,
+            IS_FILTERED: pc.and_(is_missing, pc.is_null(failures)),
+            FAILURE: failures,
+            **{column.name: kept[column.name] for column in columns},
+        }
+    )
+
+
+def _in_order(sink: str, events: pa.Table, kept: pa.Table) -> pa.Table:
+    """The returned rows in the order of the events, with NULLs for an event without one.
+
+    Raises Failure if a row belongs to no event, or if two belong to one.
+    """
+    if kept.select(PLACE).equals(events.select(PLACE)):
+        return kept  # as mostly: nothing is filtered, and Spark has kept the order
+    pairs = _numbered(events, NUMBER_OF_EVENT).join(_numbered(kept, NUMBER_OF_ROW), PLACE, join_type="left outer")
+    pairs = pairs.sort_by(NUMBER_OF_EVENT)
+    rows = pairs[NUMBER_OF_ROW]
+    if pairs.num_rows != events.num_rows or len(rows) - rows.null_count != kept.num_rows:
+        raise _broken(sink, events, kept)
+    return kept.take(rows)
+
+
+def _numbered(rows: pa.Table, name: str) -> pa.Table:
+    return rows.select(PLACE).append_column(name, pa.array(range(rows.num_rows), pa.int64()))
+
+
+def _failures(events: pa.Table, failed: Mapping[tuple[int, int], str]) -> pa.Array:
+    """By event how the transform failed for it; NULL for most."""
+    if not failed:
+        return pa.nulls(events.num_rows, pa.string())
+    places = zip(events["partition"].to_pylist(), events["offset"].to_pylist(), strict=True)
+    return pa.array([failed.get(place) for place in places], pa.string())
+
+
+def _broken(sink: str, events: pa.Table, kept: pa.Table) -> Failure:
+    """The failure of a transform that breaks a rule, with the first event of which it does."""
+    given, found = ([tuple(row.values()) for row in one.select(PLACE).to_pylist()] for one in (events, kept))
+    strangers, twice = {*found} - {*given}, {place for place, times in Counter(found).items() if times > 1}
+    event_id, partition, offset = min(strangers | twice, key=repr)
+    is_known = (event_id, partition, offset) not in strangers
+    problem = "several rows of one event" if is_known else "a row that belongs to no event of the batch"
+    return Failure(
+        f"sink {sink}: its transform returns {problem}: event {event_id}, offset {offset} of partition {partition}",
+        "return event_id, partition and offset unchanged, and at most one row per event",
+        code="transform-breaks-rule",
+    )
+
+
+def _anything(values: pa.ChunkedArray) -> None:
+    """There is no value that such a column does not take."""
+
+
+def _texts(values: pa.ChunkedArray) -> None:
+    if pc.any(pc.match_substring(values, NUL)).as_py():
+        raise ValueError("a text contains NUL, which Postgres has no text for")
+
+
+def _documents(values: pa.ChunkedArray) -> None:
+    for text in values.to_pylist():
+        try:
+            convert("jsonb", decode(text.encode()))
+        except NOT_JSON as error:
+            raise ValueError(f"no JSON: {error}") from None
+
+
+def _uuids(values: pa.ChunkedArray) -> None:
+    if not pc.all(pc.match_substring_regex(values, UUID), min_count=0).as_py():  # of no values it is null by default
+        raise ValueError("a value is no UUID")
+
+
+def _numbers(values: pa.ChunkedArray) -> None:
+    for text in values.to_pylist():
+        if len(text) > NUMBER_MAX_CHARACTERS or not NUMBER.fullmatch(text):
+            raise ValueError("a value is no number that Postgres has room for")
+
+
+def _times(values: pa.ChunkedArray) -> None:
+    first, last = (pa.scalar(moment, values.type) for moment in CALENDAR)
+    if pc.any(pc.or_(pc.less(values, first), pc.greater(values, last))).as_py():
+        raise ValueError("a time is before the year 1 or after the year 9999")
+
+
+CHECKS: Mapping[SqlType, Callable[[pa.ChunkedArray], None]] = {
+    "text": _texts,
+    "jsonb": _documents,
+    "uuid": _uuids,
+    "numeric": _numbers,
+    "timestamptz": _times,
+    "date": _times,
+}

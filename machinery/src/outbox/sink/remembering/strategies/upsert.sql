@@ -4,7 +4,6 @@
 -- choose: when events carry state: then this is the simplest, and nothing has to be remembered or dropped
 -- memory: key_versions by key version
 -- takes: states
--- needs: version
 --
 -- The guard is the version. The id of the last event would not do: of several older events that are repeated, all but
 -- the last differ from it, and the state would go back to theirs.

@@ -3,7 +3,6 @@
 -- costs: a row per key, and in it 16 bytes per gap between its versions; nothing has to be forgotten
 -- choose: when the events of a key are numbered without gaps, and keys have many events
 -- memory: applied_versions by key versions
--- needs: version
 --
 -- An event is known by its key and version. Its id serves only its dead letter.
 --
