@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import requests
 
-from outbox.jvm.properties import property_value
+from outbox.jvm.java import property_value
 from outbox_lab.stack.ports import LOOPBACK
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.spark import ui_header
