@@ -25,8 +25,8 @@ from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle, slot
+from outbox.relay.connectors import Config
 from outbox.relay.rest import Rest
-from outbox.relay.routing import Config
 from outbox_lab.stack import config
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox

@@ -111,7 +111,7 @@ def failed(code: str) -> Done:
 def test_a_prune_that_is_refused_for_a_while_is_run_until_it_succeeds(
     unstarted: testbed.Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = iter([failed("marker-not-passed"), failed("kafka-unavailable"), Done(0, "deleted 3 events\n", "")])
+    ends = iter([failed("events-not-on-topic"), failed("kafka-unavailable"), Done(0, "deleted 3 events\n", "")])
     monkeypatch.setattr(unstarted, "run", lambda *_, **__: next(ends))
     monkeypatch.setattr(commands, "AGAIN_S", 0.0)
     assert Prune("prune", "prune").fire(unstarted, Random(1)) == "outbox prune: deleted 3 events"  # noqa: S311

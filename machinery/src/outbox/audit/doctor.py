@@ -28,7 +28,7 @@ from outbox.kafka.topics import Topic, TopicSpec
 from outbox.migrations import declared
 from outbox.migrations.grants import Database
 from outbox.migrations.migrate import damages, is_current, owner_engine, require_encoding
-from outbox.relay import connectors, hanging, lifecycle, routing, slot
+from outbox.relay import connectors, lifecycle, offsets, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
 from outbox.sink import discovery
@@ -269,11 +269,11 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 
 def _hanging(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     """Whether a transaction hangs on the offsets of a connector: its state is RUNNING then, and it relays nothing."""
-    since = hanging.open_since(settings, connector)
+    since = offsets.open_since(settings, connector)
     if since is None:
         return
     age_s = (datetime.now(UTC) - since).total_seconds()
-    if age_s > hanging.END_TIMEOUT_S:
+    if age_s > offsets.END_TIMEOUT_S:
         message = f"a transaction on topic {connector.offsets_topic} is open for {age_s:.0f} s: the relay stands still"
         yield _problem("transaction-hanging", message, f"`{connector.command('apply')}`")
 
@@ -330,8 +330,8 @@ def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 
 def _routes(settings: Settings, connector: Connector) -> Diagnosis:
     """Whether the running connector transforms records as its file and the declared events say now."""
-    effective = routing.transforms(Rest(settings, connector).config() or {})
-    wanted = routing.transforms(connector.config)
+    effective = connectors.transforms(Rest(settings, connector).config() or {})
+    wanted = connectors.transforms(connector.config)
     differing = sorted(key for key in effective.keys() | wanted.keys() if effective.get(key) != wanted.get(key))
     if not differing:
         return _ok("routes", f"connector {connector.name} routes as it is declared")

@@ -2,12 +2,16 @@
 
 What a connector owns is named after it: its slot, its offsets topic and, except for the outbox, its publication. The
 file says so; other modules ask here.
+
+The EventRouter sends an event of the outbox to ``<topic-prefix>.<aggregate type>``. Behind it, a RegexRouter for each
+aggregate with a topic of its own renames exactly this topic. The routers are rendered from the catalog.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +19,24 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events import catalog
-from outbox.events.catalog import AGGREGATE_FILE
+from outbox.events.aggregate import Aggregate
+from outbox.events.catalog import AGGREGATE_FILE, Catalog
 from outbox.kafka.topics import TopicSpec
 from outbox.migrations import publication
-from outbox.relay import routing
-from outbox.relay.routing import Config
+
+Config = dict[str, str]
 
 OUTBOX = "outbox"
 REFERENCE = re.compile(r"\$\{settings:(\w+)\}")
 # What `outbox migrate` makes, and no setting.
 MADE = {"publication.name": publication.OUTBOX, "table.include.list": "public.outbox"}
 MARKERS_RETENTION_MS = 24 * 3_600_000
+
+TRANSFORMS = "transforms"
+REPLACEMENT = "transforms.outbox.route.topic.replacement"
+AGGREGATE_TYPE = "${routedByValue}"  # the EventRouter's word for it
+ROUTER = "org.apache.kafka.connect.transforms.RegexRouter"
+ALIAS = "topic-of-"  # begins the name of each RegexRouter
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,7 @@ def kinds() -> list[str]:
 def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     """The connector of a file, with each ``${settings:NAME}`` in it replaced.
 
-    The outbox's also gets a router for each aggregate that has a topic of its own (`outbox.relay.routing`). Raises
+    The outbox's also gets a router for each aggregate that has a topic of its own. Raises
     Failure if it reads another table or publication than `outbox migrate` makes.
 
     A line is left out if its setting has no value. Other references, such as ``${secrets:KEY}`` of a password, stay: a
@@ -130,9 +141,14 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
                 code="connector-wrong",
             )
     events = catalog.of_project(settings)
-    connector = Connector(kind, config["slot.name"], tuple(events.topics), routing.add_routers(config, events))
-    routing.require_own_topics(events.aggregates.values(), _taken(settings, connector))
+    connector = Connector(kind, config["slot.name"], tuple(events.topics), add_routers(config, events))
+    require_own_topics(events.aggregates.values(), _taken(settings, connector))
     return connector
+
+
+def every(settings: Settings) -> list[Connector]:
+    """All connectors, in use or not; that of the outbox first."""
+    return [load(settings, kind) for kind in kinds()]
 
 
 def others(settings: Settings) -> list[Connector]:
@@ -184,3 +200,50 @@ def _taken(settings: Settings, outbox: Connector) -> dict[str, str]:
     for other in others(settings):
         taken |= {other.offsets_topic: f"connector {other.name}'s offsets", other.topic: f"table {other.table[1]}'s"}
     return taken
+
+
+def add_routers(config: Config, events: Catalog) -> Config:
+    """The configuration with a RegexRouter for each aggregate whose topic the EventRouter does not name."""
+    routed = dict(config)
+    for aggregate in events.aggregates.values():
+        default = topic_of(config, aggregate.name)
+        if aggregate.topic == default:
+            continue
+        alias = f"{ALIAS}{aggregate.name}"
+        routed[TRANSFORMS] = ",".join(filter(None, [routed.get(TRANSFORMS), alias]))
+        routed |= {
+            f"{TRANSFORMS}.{alias}.type": ROUTER,
+            f"{TRANSFORMS}.{alias}.regex": re.escape(default),
+            f"{TRANSFORMS}.{alias}.replacement": aggregate.topic,
+        }
+    return routed
+
+
+def topic_of(config: Mapping[str, str], aggregate_type: str) -> str:
+    """The topic to which a connector of this configuration sends the events of an aggregate type."""
+    topic = config.get(REPLACEMENT, "").replace(AGGREGATE_TYPE, aggregate_type)
+    for alias in config.get(TRANSFORMS, "").split(","):
+        if alias.startswith(ALIAS) and config.get(f"{TRANSFORMS}.{alias}.regex") == re.escape(topic):
+            topic = config[f"{TRANSFORMS}.{alias}.replacement"]
+    return topic
+
+
+def default_topics(settings: Settings) -> set[str]:
+    """The topics that the aggregates would have without names of their own. Some may have had them before."""
+    return {f"{settings.topic_prefix}.{name}" for name in catalog.of_project(settings).aggregates}
+
+
+def transforms(config: Mapping[str, str]) -> Config:
+    """The part of a configuration that routes: every transform with its options."""
+    return {key: value for key, value in config.items() if key.partition(".")[0] == TRANSFORMS}
+
+
+def require_own_topics(aggregates: Iterable[Aggregate], taken: Mapping[str, str]) -> None:
+    """Raise Failure `topic-taken` if an aggregate has a topic that something else writes. ``taken`` says what."""
+    for aggregate in aggregates:
+        if aggregate.topic in taken:
+            raise Failure(
+                f"topic {aggregate.topic} of aggregate {aggregate.name} is {taken[aggregate.topic]}",
+                f"give it another name: `topic` in connect/events/{aggregate.name}/aggregate.toml",
+                code="topic-taken",
+            )
