@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events import catalog
-from outbox.events.aggregate import Aggregate
 from outbox.events.catalog import AGGREGATE_FILE, Catalog
 from outbox.kafka.topics import TopicSpec
 from outbox.migrations import publication
@@ -105,8 +104,8 @@ def kinds() -> list[str]:
 def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     """The connector of a file, with each ``${settings:NAME}`` in it replaced.
 
-    The outbox's also gets a router for each aggregate that has a topic of its own. Raises
-    Failure if it reads another table or publication than `outbox migrate` makes.
+    The outbox's also gets a router for each aggregate that has a topic of its own. Raises Failure if it reads another
+    table or publication than `outbox migrate` makes, or if something else writes an aggregate's topic.
 
     A line is left out if its setting has no value. Other references, such as ``${secrets:KEY}`` of a password, stay: a
     config provider of the worker resolves them, so no configuration has a secret, nor the config topic.
@@ -142,7 +141,7 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
             )
     events = catalog.of_project(settings)
     connector = Connector(kind, config["slot.name"], tuple(events.topics), add_routers(config, events))
-    require_own_topics(events.aggregates.values(), _taken(settings, connector))
+    _require_own_topics(settings, connector, events)
     return connector
 
 
@@ -159,21 +158,19 @@ def others(settings: Settings) -> list[Connector]:
 def topic_specs(settings: Settings, connector: Connector | None = None) -> list[TopicSpec]:
     """The topics that a connector writes; those of its records first."""
     connector = connector or load(settings)
-    specs = _event_specs(settings) if connector.is_outbox else [_records(settings, connector.topic)]
+    specs = []
+    if connector.is_outbox:
+        events = catalog.of_project(settings)
+        for topic, aggregates in events.topics.items():
+            files = tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in aggregates)
+            specs.append(_records(settings, topic, aggregates[0].partitions, files))
+    else:
+        specs.append(_records(settings, connector.topic))
     # The others have one partition: an exactly-once transaction writes a marker to each partition that it touches.
     specs.append(TopicSpec(connector.offsets_topic, 1, {"cleanup.policy": "compact"}))
     if connector.is_outbox:
         markers = {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)}
         specs.append(TopicSpec(settings.markers_topic, 1, markers))
-    return specs
-
-
-def _event_specs(settings: Settings) -> list[TopicSpec]:
-    events = catalog.of_project(settings)
-    specs = []
-    for topic, aggregates in events.topics.items():
-        files = tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in aggregates)
-        specs.append(_records(settings, topic, aggregates[0].partitions, files))
     return specs
 
 
@@ -188,18 +185,6 @@ def _records(
         "message.timestamp.type": "LogAppendTime",
     }
     return TopicSpec(topic, partitions or settings.topic_partitions, config, declared_in)
-
-
-def _taken(settings: Settings, outbox: Connector) -> dict[str, str]:
-    """Topics that are not for events: an aggregate type may be called `offsets`, and get the topic of that name."""
-    taken = {
-        settings.connect_offsets_topic: "the worker's offsets",
-        outbox.offsets_topic: "the connector's offsets",
-        settings.markers_topic: "the markers of `outbox prune`",
-    }
-    for other in others(settings):
-        taken |= {other.offsets_topic: f"connector {other.name}'s offsets", other.topic: f"table {other.table[1]}'s"}
-    return taken
 
 
 def add_routers(config: Config, events: Catalog) -> Config:
@@ -238,9 +223,16 @@ def transforms(config: Mapping[str, str]) -> Config:
     return {key: value for key, value in config.items() if key.partition(".")[0] == TRANSFORMS}
 
 
-def require_own_topics(aggregates: Iterable[Aggregate], taken: Mapping[str, str]) -> None:
-    """Raise Failure `topic-taken` if an aggregate has a topic that something else writes. ``taken`` says what."""
-    for aggregate in aggregates:
+def _require_own_topics(settings: Settings, outbox: Connector, events: Catalog) -> None:
+    """An aggregate type may be called `offsets`, and would get the topic of that name."""
+    taken = {
+        settings.connect_offsets_topic: "the worker's offsets",
+        outbox.offsets_topic: "the connector's offsets",
+        settings.markers_topic: "the markers of `outbox prune`",
+    }
+    for other in others(settings):
+        taken |= {other.offsets_topic: f"connector {other.name}'s offsets", other.topic: f"table {other.table[1]}'s"}
+    for aggregate in events.aggregates.values():
         if aggregate.topic in taken:
             raise Failure(
                 f"topic {aggregate.topic} of aggregate {aggregate.name} is {taken[aggregate.topic]}",
