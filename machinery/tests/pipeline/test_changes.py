@@ -157,6 +157,18 @@ def _unread(settings: Settings, connector: Connector) -> bool:
     return any(f"nobody reads slot {connector.name}" in finding.message for finding in examine(settings))
 
 
+def test_messages_of_other_applications_stop_no_relay(chain: Settings, changes: Connector, service: Client) -> None:
+    """Debezium would send them to a topic that does not exist, and wait for that topic for good."""
+    lifecycle.apply(chain, changes)
+    movements = Movements(service, chosen_seed())
+    topic_reader.captured(chain, changes, "items")
+    for is_transactional in ("true", "false"):
+        query(chain, f"SELECT pg_logical_emit_message({is_transactional}, 'another', 'text')", SourceRole.APP)
+    movements.make(1)
+    topic_reader.captured(chain, changes, "items")
+    topic_reader.relayed(chain)
+
+
 def test_what_comes_twice_and_what_is_forgotten(
     chain: Settings, changes: Connector, service: Client, postgres: Postgres
 ) -> None:
