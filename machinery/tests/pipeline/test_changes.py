@@ -32,7 +32,7 @@ from outbox_lab.testing.queries import query
 from outbox_lab.testing.seeds import chosen_seed
 from stock.service import create_app
 from tests.stock import Client
-from tests.support import topic_reader
+from tests.support import slots, topic_reader
 from tests.support.made_events import nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, logged, reported_failure
@@ -181,9 +181,8 @@ def test_what_comes_twice_and_what_is_forgotten(
 
     lifecycle.remove(chain, changes)
     movements.make(10)
-    wait_for("the slot to be let go of", lambda: not _active(chain, changes), timeout_s=30)
-    move = f"SELECT pg_replication_slot_advance('{changes.name}', pg_current_wal_insert_lsn())"
-    postgres.psql(move, chain.source_db_name)
+    slots.wait_released(chain, changes)
+    slots.advance(chain, changes)
     refused = outbox(
         "connect",
         "apply",
@@ -271,8 +270,3 @@ def test_soak_compares_a_captured_table_with_topic_and_sink(
     ]
     query(chain, f"UPDATE stock SET unit = 'GRM' WHERE sink = 'changes' AND item_id = '{first.key}'", SinkRole.OWNER)
     assert broken() == ["changes has the rows of its table"]
-
-
-def _active(settings: Settings, connector: Connector) -> bool:
-    found = slot.read(settings, connector)
-    return found is not None and found.active_pid is not None

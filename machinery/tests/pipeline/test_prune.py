@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tracemalloc
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ from outbox.relay import arrivals, connectors, lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import environment, outbox
-from tests.support import kept_rows, suite
+from tests.support import kept_rows, slots, suite
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of
 
@@ -57,22 +57,6 @@ def markers(settings: Settings) -> int:
     return sum(1 for _ in records.read(settings, name, topics.watermarks(settings, name)))
 
 
-@contextmanager
-def stopped(settings: Settings) -> Iterator[Rest]:
-    """A connector that does not run meanwhile, its slot let go of."""
-    rest = Rest(settings)
-    rest.stop()
-    wait_for("the slot to be let go of", lambda: _slot(settings).active_pid is None, timeout_s=30)
-    yield rest
-    rest.resume()
-
-
-def _slot(settings: Settings) -> slot.Slot:
-    found = slot.read(settings)
-    assert found is not None
-    return found
-
-
 def test_what_was_relayed_goes_and_what_is_young_stays(shared_chain: Settings) -> None:
     insert(shared_chain, row(), row(), row())
     relayed(shared_chain)
@@ -96,7 +80,7 @@ def test_what_was_relayed_goes_and_what_is_young_stays(shared_chain: Settings) -
 def test_behind_a_stopped_connector_only_relayed_events_are_deleted(shared_chain: Settings) -> None:
     insert(shared_chain, row())
     relayed(shared_chain)
-    with stopped(shared_chain):
+    with slots.stopped(shared_chain):
         insert(shared_chain, row())
         assert prune.prune(shared_chain, keep_hours=0) == PruneResult(deleted=1, on_their_way=1)
         assert len(ids(shared_chain)) == 1
@@ -195,14 +179,14 @@ def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: S
     def lag_after_prune() -> int:
         prune.prune(shared_chain, keep_hours=24)
         postgres.psql("SELECT pg_log_standby_snapshot()")  # as the server does by itself every 15 s
-        return _slot(shared_chain).lag_bytes
+        return slots.existing(shared_chain).lag_bytes
 
     lag_after_prune()
     with closing(connect(shared_chain, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE neighbour AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
         connection.commit()
     postgres.psql("SELECT pg_log_standby_snapshot()")
-    assert _slot(shared_chain).lag_bytes > 20 * MIB
+    assert slots.existing(shared_chain).lag_bytes > 20 * MIB
     wait_for("the log to be let go of", lambda: lag_after_prune() < MIB, timeout_s=60)
 
 
@@ -210,7 +194,7 @@ def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: S
 def test_a_record_that_is_not_committed_proves_nothing(
     shared_chain: Settings, end: Callable[[Producer, float], object]
 ) -> None:
-    with stopped(shared_chain):
+    with slots.stopped(shared_chain):
         insert(shared_chain, row())
         producer = Producer({**client_config(shared_chain), "transactional.id": f"other-{uuid.uuid4()}"})
         producer.init_transactions(30)
@@ -277,17 +261,16 @@ def drop_until(settings: Settings, record: Record) -> None:
         future.result(10)
 
 
-def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings, postgres: Postgres) -> None:
+def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
     """The slot has skipped two events and the topic has dropped one, and stored offset and slot are past all three."""
     item = str(uuid.uuid4())  # all in one partition
     with unfinished_transaction(chain):
         insert(chain, row(item, 1), row(item, 2))
         records = relayed(chain)
-        with stopped(chain) as rest:
+        with slots.stopped(chain) as rest:
             insert(chain, row(item, 3), row(item, 4))
             skipped = ids(chain)[2:]
-            advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
-            assert postgres.psql(advance, chain.source_db_name).returncode == 0
+            slots.advance(chain)
             rest.resume()  # by somebody who does not `apply`, which would refuse
     insert(chain, row(item, 5))
     relayed(chain, ids(chain)[-1:])
@@ -303,7 +286,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings, postgres: Po
     assert prune.prune(chain, keep_hours=0) == PruneResult(missing=3, first_missing=dropped)
 
     def passed() -> bool:
-        return min(Rest(chain).offset_lsn() or 0, _slot(chain).confirmed_lsn) >= end
+        return min(Rest(chain).offset_lsn() or 0, slots.existing(chain).confirmed_lsn) >= end
 
     wait_for("stored offset and slot to pass all events", passed, timeout_s=90)
     command = ("prune", "--json", "--keep-hours", "0")

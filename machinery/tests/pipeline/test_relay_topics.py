@@ -29,7 +29,7 @@ from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.chain import topic_of
-from tests.support import kept_rows
+from tests.support import kept_rows, slots
 from tests.support.declared_events import declare, work_for
 from tests.support.outbox_rows import INSERT, Row, ids, insert, remove_guard, unfinished_transaction
 from tests.support.topic_reader import Log, duplicates, out_of_order, read, relayed
@@ -244,10 +244,8 @@ def test_a_slot_ahead_by_events_on_a_former_topic_is_no_loss(
         insert(unapplied, event("Order", "a"))
         relayed(unapplied)
         Rest(unapplied).stop()
-        slot = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{unapplied.connector}'"
-        wait_for("the slot to be released", lambda: postgres.psql(slot).stdout.strip() == "f", timeout_s=30)
-        move = f"SELECT pg_replication_slot_advance('{unapplied.connector}', pg_current_wal_insert_lsn())"
-        assert postgres.psql(move, unapplied.source_db_name).returncode == 0
+        slots.wait_released(unapplied)
+        slots.advance(unapplied)
         redeclare(project, monkeypatch, "Order", "placed", topic=f"{unapplied.connector}-moved", partitions=3)
         assert lifecycle.apply(unapplied) == "updated"
     insert(unapplied, event("Order", "a", 2))
