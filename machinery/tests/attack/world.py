@@ -35,7 +35,7 @@ from outbox.events import catalog
 from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic
-from outbox.maintenance import event_topics, expiry, retention
+from outbox.maintenance import evidence, expiry, retention
 from outbox.relay import connectors
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.target import PostgresTarget
@@ -227,7 +227,7 @@ class World:
         patch.setattr(fence, "GRACE_S", 0.01)
         patch.setattr(catalog, "of_project", lambda _: self.catalog)
         patch.setattr(discovery, "jobs", lambda _: [self.spec.job])
-        patch.setattr(event_topics, "all_names", lambda _: [TOPIC])
+        patch.setattr(evidence, "event_topics", lambda _: [TOPIC])
         patch.setattr(connectors, "others", lambda _: [])
         patch.setattr(decoder, "_now_ms", lambda: self._now_ms)
         patch.setattr(topics, "describe", lambda *_: self.described)

@@ -19,7 +19,7 @@ from outbox.audit.doctor import examine
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.relay import hanging, lifecycle
+from outbox.relay import lifecycle, offsets
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 from tests.support.outbox_rows import Writer, ids, insert, row, unfinished_transaction, writing
@@ -124,7 +124,7 @@ def test_a_transaction_left_hanging_by_a_killed_broker_is_released(
         [folder] = settings.home.rglob("outbox.offsets-0")
         assert cut_last_marker(folder)
         Stack(settings).up()
-        monkeypatch.setattr(hanging, "END_TIMEOUT_S", 5)
+        monkeypatch.setattr(offsets, "END_TIMEOUT_S", 5)
         wait_for("doctor to find it", lambda: "transaction-hanging" in problems(settings), timeout_s=60, poll_s=0.5)
         released = list[str]()
         assert lifecycle.apply(settings, on_release=lambda: released.append("once")) == "restarted"

@@ -15,7 +15,7 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.maintenance import evidence, expiry, retention, turn
+from outbox.maintenance import evidence, expiry, retention
 from outbox.maintenance.evidence import Evidence
 from outbox.sink.decoding.ids import day_of
 from outbox.sink.remembering import fence, strategy
@@ -198,7 +198,7 @@ class TestBesideASink:
         self, databases: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Else a batch of it could take an event as neither older nor newer than the horizon."""
-        monkeypatch.setattr(turn, "LOCK_TIMEOUT_S", 60)
+        monkeypatch.setattr(expiry, "LOCK_TIMEOUT_S", 60)
         retention_waits = f"{WAITING} AND mode = 'ExclusiveLock'"
         creation_waits = f"{WAITING} AND mode = 'ShareLock'"
         kept_rows.start(databases, "merge")
@@ -229,8 +229,8 @@ class TestBesideASink:
         does: Callable[[psycopg2.extensions.cursor], None],
         holder: str,
     ) -> None:
-        monkeypatch.setattr(turn, "LOCK_TIMEOUT_S", 0.2)
-        monkeypatch.setattr(turn, "TURN_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(expiry, "LOCK_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(expiry, "TURN_TIMEOUT_S", 0.3)
         remember(databases, aged(6))
         with kept_rows.cursor_of(databases) as cursor:
             does(cursor)
@@ -386,8 +386,8 @@ class TestLandedEvents:
     def test_a_sink_in_the_middle_of_a_batch_is_waited_for(
         self, databases: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(turn, "LOCK_TIMEOUT_S", 0.2)
-        monkeypatch.setattr(turn, "TURN_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(expiry, "LOCK_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(expiry, "TURN_TIMEOUT_S", 0.3)
         kept_rows.land(databases, aged(120))
         retention.drop(databases, ago(100))
         with kept_rows.cursor_of(databases) as cursor:

@@ -32,7 +32,7 @@ from outbox_lab.testing.queries import query
 from outbox_lab.testing.seeds import chosen_seed
 from stock.service import create_app
 from tests.stock import Client
-from tests.support import soak_run, topic_reader
+from tests.support import slots, soak_run, topic_reader
 from tests.support.made_events import nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, logged, reported_failure
@@ -157,6 +157,18 @@ def _unread(settings: Settings, connector: Connector) -> bool:
     return any(f"nobody reads slot {connector.name}" in finding.message for finding in examine(settings))
 
 
+def test_messages_of_other_applications_stop_no_relay(chain: Settings, changes: Connector, service: Client) -> None:
+    """Debezium would send them to a topic that does not exist, and wait for that topic for good."""
+    lifecycle.apply(chain, changes)
+    movements = Movements(service, chosen_seed())
+    topic_reader.captured(chain, changes, "items")
+    for is_transactional in ("true", "false"):
+        query(chain, f"SELECT pg_logical_emit_message({is_transactional}, 'another', 'text')", SourceRole.APP)
+    movements.make(1)
+    topic_reader.captured(chain, changes, "items")
+    topic_reader.relayed(chain)
+
+
 def test_what_comes_twice_and_what_is_forgotten(
     chain: Settings, changes: Connector, service: Client, postgres: Postgres
 ) -> None:
@@ -169,9 +181,8 @@ def test_what_comes_twice_and_what_is_forgotten(
 
     lifecycle.remove(chain, changes)
     movements.make(10)
-    wait_for("the slot to be let go of", lambda: not _active(chain, changes), timeout_s=30)
-    move = f"SELECT pg_replication_slot_advance('{changes.name}', pg_current_wal_insert_lsn())"
-    postgres.psql(move, chain.source_db_name)
+    slots.wait_released(chain, changes)
+    slots.advance(chain, changes)
     refused = outbox(
         "connect",
         "apply",
@@ -259,8 +270,3 @@ def test_soak_compares_a_captured_table_with_topic_and_sink(
     ]
     query(chain, f"UPDATE stock SET unit = 'GRM' WHERE sink = 'changes' AND item_id = '{first.key}'", SinkRole.OWNER)
     assert broken() == ["changes has the rows of its table"]
-
-
-def _active(settings: Settings, connector: Connector) -> bool:
-    found = slot.read(settings, connector)
-    return found is not None and found.active_pid is not None

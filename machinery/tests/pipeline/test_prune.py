@@ -1,5 +1,5 @@
-"""Only what is surely relayed leaves the outbox: beside writers, cut off, behind a connector that stands still, and
-with a slot that somebody has moved.
+"""Only events that are on a topic leave the outbox: beside writers, interrupted, behind a stopped connector, and with a
+slot that somebody has moved.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ import subprocess
 import sys
 import tracemalloc
 import uuid
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -33,7 +31,7 @@ from outbox.relay import arrivals, connectors, lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import environment, outbox
-from tests.support import kept_rows, suite
+from tests.support import kept_rows, slots, suite
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of
 
@@ -59,22 +57,6 @@ def markers(settings: Settings) -> int:
     return sum(1 for _ in records.read(settings, name, topics.watermarks(settings, name)))
 
 
-@contextmanager
-def stopped(settings: Settings) -> Iterator[Rest]:
-    """A connector that does not run meanwhile, its slot let go of."""
-    rest = Rest(settings)
-    rest.stop()
-    wait_for("the slot to be let go of", lambda: _slot(settings).active_pid is None, timeout_s=30)
-    yield rest
-    rest.resume()
-
-
-def _slot(settings: Settings) -> slot.Slot:
-    found = slot.read(settings)
-    assert found is not None
-    return found
-
-
 def test_what_was_relayed_goes_and_what_is_young_stays(shared_chain: Settings) -> None:
     insert(shared_chain, row(), row(), row())
     relayed(shared_chain)
@@ -87,64 +69,26 @@ def test_what_was_relayed_goes_and_what_is_young_stays(shared_chain: Settings) -
     assert prune.prune(shared_chain, keep_hours=1) == PruneResult()
     assert len(ids(shared_chain)) == 3
 
-    done = prune.prune(shared_chain, keep_hours=0)
-    assert (done.found, done.deleted, done.lost.count, done.too_old.count) == (3, 3, 0, 0)
-    assert done.passed is not None
-    assert done.passed.marker_lsn <= min(done.passed.offset_lsn, done.passed.slot_lsn)
+    assert prune.prune(shared_chain, keep_hours=0) == PruneResult(deleted=3)
     assert ids(shared_chain) == []
-    assert len(read(shared_chain)) == before, "no marker comes to the events"
-    assert markers(shared_chain) == sent + 4
+    wait_for("the markers", lambda: markers(shared_chain) == sent + 4, timeout_s=30)
+    assert len(read(shared_chain)) == before, "no marker is on the topics of events"
     report = check(shared_chain)
     assert (report.findings, report.settled) == ([], True)
 
 
-def test_behind_a_connector_that_stands_still_nothing_is_deleted(shared_chain: Settings) -> None:
+def test_behind_a_stopped_connector_only_relayed_events_are_deleted(shared_chain: Settings) -> None:
     insert(shared_chain, row())
     relayed(shared_chain)
-    with stopped(shared_chain):
+    with slots.stopped(shared_chain):
         insert(shared_chain, row())
-        with pytest.raises(Failure, match="nothing was deleted") as failure:
-            prune.prune(shared_chain, keep_hours=0, timeout_s=1)
-        assert failure.value.code == "marker-not-passed"
-        assert len(ids(shared_chain)) == 2
+        assert prune.prune(shared_chain, keep_hours=0) == PruneResult(deleted=1, on_their_way=1)
+        assert len(ids(shared_chain)) == 1
     relayed(shared_chain)
-    assert prune.prune(shared_chain, keep_hours=0).deleted == 2
+    assert prune.prune(shared_chain, keep_hours=0) == PruneResult(deleted=1)
 
 
-def test_with_nothing_old_it_sends_markers_and_waits_for_nothing(shared_chain: Settings) -> None:
-    insert(shared_chain, row())
-    relayed(shared_chain)
-    with stopped(shared_chain):
-        assert prune.prune(shared_chain, keep_hours=1, timeout_s=1) == PruneResult()
-    assert len(ids(shared_chain)) == 1
-    assert prune.prune(shared_chain, keep_hours=0).deleted == 1
-
-
-def test_a_slot_that_was_advanced_past_the_marker_proves_nothing(
-    chain: Settings, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without exactly-once Debezium, too, confirms to the slot before Connect has stored the offset."""
-    insert(chain, row(), row())
-    relayed(chain)
-    mark = prune._mark
-    advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
-
-    def mark_and_advance(*arguments: Any) -> None:
-        mark(*arguments)
-        assert postgres.psql(advance, chain.source_db_name).returncode == 0
-
-    with stopped(chain) as rest:
-        monkeypatch.setattr(prune, "_mark", mark_and_advance)
-        with pytest.raises(Failure) as failure:
-            prune.prune(chain, keep_hours=0, timeout_s=1)
-        assert failure.value.code == "marker-not-passed"
-        stored = rest.offset_lsn()
-        assert stored is not None
-        assert _slot(chain).confirmed_lsn > stored, "the slot alone would have let the events go"
-        assert len(ids(chain)) == 2
-
-
-def test_no_snapshot_is_open_while_it_waits_and_reads(shared_chain: Settings) -> None:
+def test_no_snapshot_is_open_while_topics_are_read(shared_chain: Settings) -> None:
     """A snapshot would keep vacuum from removing rows in the whole database."""
     insert(shared_chain, row(), row())
     relayed(shared_chain)
@@ -157,28 +101,7 @@ def test_no_snapshot_is_open_while_it_waits_and_reads(shared_chain: Settings) ->
         seen.append((line.partition(" ")[0], found))
 
     assert prune.prune(shared_chain, keep_hours=0, report=report).deleted == 2
-    assert seen == [("marker", [(None,)]), ("looking", [(None,)])]
-
-
-def test_what_is_committed_after_the_snapshot_is_not_touched(
-    shared_chain: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = prune._mark
-    with closing(connect(shared_chain, SourceRole.APP)) as late, late.cursor() as cursor:
-        execute_values(cursor, INSERT, [row()])
-        insert(shared_chain, row())
-
-        def mark_later(*arguments: Any) -> None:
-            late.commit()
-            relayed(shared_chain)  # so that nothing but the snapshot protects it
-            mark(*arguments)
-
-        monkeypatch.setattr(prune, "_mark", mark_later)
-        done = prune.prune(shared_chain, keep_hours=0)
-    assert (done.found, done.deleted) == (1, 1)
-    assert len(ids(shared_chain)) == 1
-    monkeypatch.undo()
-    assert prune.prune(shared_chain, keep_hours=0).deleted == 1
+    assert seen == [("looking", [(None,)])]
 
 
 @pytest.mark.parametrize("work", ["prune", "continuity"])
@@ -256,32 +179,34 @@ def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: S
     def lag_after_prune() -> int:
         prune.prune(shared_chain, keep_hours=24)
         postgres.psql("SELECT pg_log_standby_snapshot()")  # as the server does by itself every 15 s
-        return _slot(shared_chain).lag_bytes
+        return slots.existing(shared_chain).lag_bytes
 
     lag_after_prune()
     with closing(connect(shared_chain, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE neighbour AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
         connection.commit()
     postgres.psql("SELECT pg_log_standby_snapshot()")
-    assert _slot(shared_chain).lag_bytes > 20 * MIB
+    assert slots.existing(shared_chain).lag_bytes > 20 * MIB
     wait_for("the log to be let go of", lambda: lag_after_prune() < MIB, timeout_s=60)
 
 
-def test_what_is_in_an_open_transaction_of_the_topic_is_waited_for(shared_chain: Settings) -> None:
-    insert(shared_chain, row())
+@pytest.mark.parametrize("end", [Producer.flush, Producer.abort_transaction], ids=["open", "aborted"])
+def test_a_record_that_is_not_committed_proves_nothing(
+    shared_chain: Settings, end: Callable[[Producer, float], object]
+) -> None:
+    with slots.stopped(shared_chain):
+        insert(shared_chain, row())
+        producer = Producer({**client_config(shared_chain), "transactional.id": f"other-{uuid.uuid4()}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(topic_of(shared_chain), b"{}", partition=0, headers=[("id", ids(shared_chain)[0])])
+        producer.flush(30)
+        end(producer, 30)
+        assert prune.prune(shared_chain, keep_hours=0) == PruneResult(on_their_way=1)
+    if end is Producer.flush:
+        producer.abort_transaction(30)
     relayed(shared_chain)
-    before = ids(shared_chain)
-    other = Producer({**client_config(shared_chain), "transactional.id": f"other-{uuid.uuid4()}"})
-    other.init_transactions(30)
-    other.begin_transaction()
-    other.produce(topic_of(shared_chain), b"{}", partition=0)
-    other.flush(30)
-    with pytest.raises(Failure) as failure:
-        prune.prune(shared_chain, keep_hours=0, timeout_s=1)
-    assert failure.value.code == "topic-transaction-open"
-    assert ids(shared_chain) == before
-    other.abort_transaction(30)
-    assert prune.prune(shared_chain, keep_hours=0).deleted == 1
+    assert prune.prune(shared_chain, keep_hours=0) == PruneResult(deleted=1)
 
 
 def test_without_a_route_for_markers_none_is_sent(
@@ -314,7 +239,7 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
     assert len(kept_rows.names(shared_chain)) == 1
     told = outbox("prune", home=shared_chain.home, **variables(shared_chain))
     assert told.returncode == 0, told.stderr
-    assert "outbox       no event is old enough; markers sent" in told.stdout
+    assert "outbox       0 events deleted" in told.stdout
     assert f"dropped {would['dropped'][0]}" in told.stdout
     assert "deleted 1 rows of landed_events" in told.stdout
     assert f"ids from {would['horizon']} on are kept" in told.stdout
@@ -336,86 +261,45 @@ def drop_until(settings: Settings, record: Record) -> None:
         future.result(10)
 
 
-def test_a_young_event_that_its_topic_has_dropped_is_not_lost(chain: Settings) -> None:
-    """Whatever the settings say: a broker drops by size too."""
-    item = str(uuid.uuid4())  # all in one partition
-    insert(chain, row(item, 1), row(item, 2), row(item, 3))
-    first, second, third = ids(chain)
-    relayed(chain)
-    assert records.dropped_until(chain, topic_of(chain)) is None
-    of_second, of_third = (record for record in read(chain) if record.id in (second, third))
-    drop_until(chain, of_second)
-    until = records.dropped_until(chain, topic_of(chain))
-    assert until is not None
-    assert until > datetime.now(UTC)
-    report = check(chain)
-    assert (report.lost, report.in_flight) == ([], 0)
-    done = prune.prune(chain, keep_hours=0)
-    assert (done.lost.count, done.too_old.count, done.too_old.first) == (0, 2, first)
-    assert (done.found, done.deleted, ids(chain)) == (1, 1, [first, second])
-
-    # Of a partition without a record only the broker's own retention is known.
-    drop_until(chain, of_third)
-    until = records.dropped_until(chain, topic_of(chain))
-    assert until is not None
-    assert until < datetime.now(UTC) - timedelta(days=6)
-
-
-def test_what_is_not_on_the_topic_is_never_deleted(
-    chain: Settings, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
+    """The slot has skipped two events and the topic has dropped one, and stored offset and slot are past all three."""
     item = str(uuid.uuid4())  # all in one partition
     with unfinished_transaction(chain):
         insert(chain, row(item, 1), row(item, 2))
-        made_old = "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => %s) WHERE id = %s"
-        with closing(connect(chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
-            cursor.execute(made_old, [chain.topic_retention_hours + 1, ids(chain)[0]])
-            connection.commit()
         records = relayed(chain)
-        with stopped(chain) as rest:
+        with slots.stopped(chain) as rest:
             insert(chain, row(item, 3), row(item, 4))
-            lost = ids(chain)[2:]
-            advance = f"SELECT pg_replication_slot_advance('{chain.connector}', pg_current_wal_insert_lsn())"
-            assert postgres.psql(advance, chain.source_db_name).returncode == 0
-            monkeypatch.setattr(slot, "ARRIVE_TIMEOUT_S", 0.5)
-            with pytest.raises(Failure, match="ahead of the stored offset"):
-                prune.prune(chain, keep_hours=0)
-            # Resumed by somebody who does not `apply`, which would refuse.
-            rest.resume()
+            skipped = ids(chain)[2:]
+            slots.advance(chain)
+            rest.resume()  # by somebody who does not `apply`, which would refuse
     insert(chain, row(item, 5))
-    last = ids(chain)[-1]
-    relayed(chain, [last])
-    assert not {record.id for record in read(chain)} & set(lost), "the slot gave them after all"
-
-    # The topic drops the first event, which from then on cannot be told from one that never came.
+    relayed(chain, ids(chain)[-1:])
+    assert not {record.id for record in read(chain)} & set(skipped), "the slot delivered them after all"
+    end = slot.end_of_log(chain)  # behind every event
     drop_until(chain, records[0])
-    dropped, second = ids(chain)[:2]
-    done = prune.prune(chain, keep_hours=0)
-    assert (done.found, done.deleted) == (2, 2)
-    assert (done.too_old.count, done.too_old.first) == (1, dropped)
-    assert (done.lost.count, done.lost.first) == (2, lost[0])
-    assert ids(chain) == [dropped, *lost]
-    assert second not in ids(chain)
+    dropped = ids(chain)[0]
+    assert prune.prune(chain, keep_hours=0) == PruneResult(deleted=2, on_their_way=3)
 
-    done = prune.prune(chain, keep_hours=0, trust_marker=True)
-    assert (done.found, done.deleted, done.too_old.count, done.lost.count) == (0, 1, 0, 2)
-    assert ids(chain) == lost
+    made_old = "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => 1)"
+    with closing(connect(chain, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(made_old)
+    assert prune.prune(chain, keep_hours=0) == PruneResult(missing=3, first_missing=dropped)
 
-    monkeypatch.undo()
+    def passed() -> bool:
+        return min(Rest(chain).offset_lsn() or 0, slots.existing(chain).confirmed_lsn) >= end
+
+    wait_for("stored offset and slot to pass all events", passed, timeout_s=90)
     command = ("prune", "--json", "--keep-hours", "0")
     told = outbox(*command, home=chain.home, **variables(chain))
     assert (told.returncode, json.loads(told.stdout)["outbox"]["deleted"]) == (1, 0)
-    assert f"2 events are lost: relayed past, and on no topic ({lost[0]} …)" in told.stderr
+    assert f"3 old events on no topic ({dropped} …)" in told.stderr
     assert connectors.load(chain).start_again in told.stderr
+    assert ids(chain) == [dropped, *skipped]
 
     # What it says is the way out.
     lifecycle.remove(chain, drop_slot=True)
     lifecycle.apply(chain)
-    relayed(chain, lost)
-    rest = Rest(chain)
-    assert rest.offset_lsn() is not None
-    assert rest.streamed_lsn() is None, "the offset of a snapshot is no evidence; the markers' will be"
+    relayed(chain)
     told = outbox(*command, home=chain.home, **variables(chain))
     assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["outbox"]["lost"] == {"count": 0, "first": None}
     assert ids(chain) == []

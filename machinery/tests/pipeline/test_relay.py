@@ -25,8 +25,8 @@ from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle, slot
+from outbox.relay.connectors import Config
 from outbox.relay.rest import Rest
-from outbox.relay.routing import Config
 from outbox_lab.stack import config
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
@@ -49,29 +49,6 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> N
     file = tmp_path / "outbox.json"
     file.write_text(json.dumps({**config, **{name.replace("__", "."): value for name, value in changes.items()}}))
     monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
-
-
-def walsender(settings: Settings, postgres: Postgres) -> str:
-    """The process that reads the slot, empty if none does."""
-    query = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{settings.connector}'"
-    return postgres.psql(query).stdout.strip()
-
-
-def wait_released(settings: Settings, postgres: Postgres) -> None:
-    """Wait until nobody reads the slot."""
-    wait_for("the slot to be let go of", lambda: not walsender(settings, postgres), timeout_s=30)
-
-
-def drop_slot(settings: Settings, postgres: Postgres) -> None:
-    """Drop the slot of a connector that does not run."""
-    wait_released(settings, postgres)
-    postgres.psql(f"SELECT pg_drop_replication_slot('{settings.connector}')", settings.source_db_name)
-
-
-def advance(settings: Settings, postgres: Postgres) -> None:
-    """Move the slot of a connector that does not run to the end of the log."""
-    move = f"SELECT pg_replication_slot_advance('{settings.connector}', pg_current_wal_insert_lsn())"
-    assert postgres.psql(move, settings.source_db_name).returncode == 0
 
 
 # First start ------------------------------------------------------------------------------------------------------
@@ -186,9 +163,9 @@ def test_a_connector_has_what_is_rendered_whatever_is_applied(
     assert chain.source_db_cdc_password.get_secret_value() not in answers + json.dumps(rendered)
     assert not [value for value in rendered.values() if "${settings:" in value]
 
-    reader = wait_for("Debezium to read the slot", lambda: walsender(chain, postgres), timeout_s=30)
+    reader = wait_for("Debezium to read the slot", lambda: slots.reader(chain), timeout_s=30)
     assert lifecycle.apply(chain) == "unchanged"
-    assert walsender(chain, postgres) == reader
+    assert slots.reader(chain) == reader
     insert(chain, row())
     relayed(chain)
 
@@ -267,15 +244,15 @@ def test_a_slot_that_has_lost_events_is_refused_until_told_to_forget(
     insert(chain, row())
     relayed(chain)
     lifecycle.remove(chain)
-    wait_released(chain, postgres)
+    slots.wait_released(chain)
     if how == "made again":
-        drop_slot(chain, postgres)
+        slots.drop(chain)
     insert(chain, row())  # in no slot, or in the slot until it moves on
     if how == "made again":
         create = f"SELECT pg_create_logical_replication_slot('{chain.connector}', 'pgoutput')"
         postgres.psql(create, chain.source_db_name)
     else:
-        advance(chain, postgres)
+        slots.advance(chain)
     with raises("slot-ahead", "outbox connect remove --drop-slot"):
         lifecycle.apply(chain)
     lifecycle.remove(chain, drop_slot=True)
@@ -309,8 +286,8 @@ def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings
         insert(chain, row())
         relayed(chain, ids(chain))
         lifecycle.remove(chain)
-        wait_released(chain, postgres)
-        advance(chain, postgres)
+        slots.wait_released(chain)
+        slots.advance(chain)
         assert lifecycle.apply(chain) == "created"
         connection.commit()
     insert(chain, row())
@@ -321,13 +298,13 @@ def test_a_slot_ahead_whose_log_is_released_is_refused(chain: Settings, postgres
     insert(chain, row())
     relayed(chain)
     lifecycle.remove(chain)
-    wait_released(chain, postgres)
+    slots.wait_released(chain)
     stored = slot.read(chain)
     assert stored is not None
 
     def released() -> bool:
         postgres.psql("SELECT pg_log_standby_snapshot()")
-        advance(chain, postgres)
+        slots.advance(chain)
         now = slot.read(chain)
         return now is not None and now.restart_lsn > stored.confirmed_lsn
 
@@ -343,7 +320,7 @@ def test_an_invalidated_slot_is_refused_until_told_to_forget(chain: Settings, po
     insert(chain, row())
     relayed(chain)
     lifecycle.remove(chain)
-    wait_released(chain, postgres)
+    slots.wait_released(chain)
     slots.invalidate(chain, postgres)
     with raises("slot-invalidated", "outbox connect remove --drop-slot"):
         lifecycle.apply(chain)

@@ -333,21 +333,17 @@ def test_with_nothing_to_forget_kafka_and_the_source_are_not_asked(settled: Sett
     assert retention.expire(nowhere, nudge=unwanted) == RetentionResult(ago(1))
 
 
-def test_a_first_record_that_holds_everything_is_all_that_is_read(settled: Settings, reads: list[Message]) -> None:
-    produce(settled, aged(9), *(aged(6) for _ in range(200)))
-    result = retention.expire(settled, nudge=unwanted)
-    assert (names(result), places(result)) == ([], [f"topic {topic_of(settled)}"])
-    assert len(reads) == 1
-
-
-def test_the_topic_is_read_until_one_record_holds_everything(settled: Settings, reads: list[Message]) -> None:
-    produce(settled, aged(5), aged(9), *(aged(5) for _ in range(200)))
+@pytest.mark.parametrize(("days", "expected"), [((9,), 1), ((5, 9), 1 + 2)], ids=["first record", "second record"])
+def test_topics_are_read_until_a_record_holds_everything(
+    settled: Settings, reads: list[Message], days: tuple[int, ...], expected: int
+) -> None:
+    produce(settled, *map(aged, days), *(aged(5) for _ in range(200)))
     result = expire(settled)
     assert (names(result), places(result)) == ([], [f"topic {topic_of(settled)}"])
-    assert len(reads) == 1 + 2
+    assert len(reads) == expected
 
 
-@pytest.mark.parametrize("hold", [in_outbox, in_a_dead_letter])
+@pytest.mark.parametrize("hold", [in_outbox, in_a_dead_letter, on_topic])
 def test_what_a_glance_shows_is_not_waited_for(
     settled: Settings, hold: Callable[[Settings, str], AbstractContextManager[None]]
 ) -> None:

@@ -13,7 +13,7 @@ from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.relay import connectors, hanging
+from outbox.relay import connectors, offsets
 from tests.support.made_events import nth_key
 from tests.support.rehearsal import SINK, Rehearsal, failure_codes
 from tests.support.sink_driver import Database
@@ -78,9 +78,9 @@ def test_topic_that_was_deleted_and_created_again(rehearsal: Rehearse) -> None:
     first, later = one.entry.codes
     one.diagnosed(first)
     connector = connectors.load(one.settings)
-    wait_for("a transaction that stays open", lambda: hanging.open_since(one.settings, connector), timeout_s=30)
+    wait_for("a transaction that stays open", lambda: offsets.open_since(one.settings, connector), timeout_s=30)
     one.follow(slice(1))
-    left_open = hanging.open_since(one.settings, connector)
+    left_open = offsets.open_since(one.settings, connector)
     one.follow(slice(1, 2))
     assert left_open is None, "it was aborted, and the second command did not wait for its end"
     assert topics.describe(one.settings, topic_of(one.settings)).id != before

@@ -1,11 +1,57 @@
-"""What tests do to the replication slot."""
+"""What tests do to a replication slot; to that of the outbox's connector by default."""
 
 from __future__ import annotations
 
-from outbox.base.settings import Settings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.relay import slot
+from outbox.relay.connectors import Connector
+from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.queries import query
+
+
+def existing(settings: Settings, connector: Connector | None = None) -> slot.Slot:
+    """The slot, which must exist."""
+    found = slot.read(settings, connector)
+    assert found is not None
+    return found
+
+
+def reader(settings: Settings, connector: Connector | None = None) -> int | None:
+    """The server process that reads the slot; None if none does, or if there is no slot."""
+    found = slot.read(settings, connector)
+    return None if found is None else found.active_pid
+
+
+def wait_released(settings: Settings, connector: Connector | None = None) -> None:
+    """Wait until nobody reads the slot."""
+    wait_for("the slot to be released", lambda: reader(settings, connector) is None, timeout_s=30)
+
+
+def advance(settings: Settings, connector: Connector | None = None) -> None:
+    """Move the slot, which nobody reads, to the end of the log."""
+    name = settings.connector if connector is None else connector.name
+    query(settings, f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_insert_lsn())", SourceRole.CDC)
+
+
+def drop(settings: Settings) -> None:
+    """Drop the slot of a connector that does not run."""
+    wait_released(settings)
+    query(settings, f"SELECT pg_drop_replication_slot('{settings.connector}')", SourceRole.CDC)
+
+
+@contextmanager
+def stopped(settings: Settings) -> Iterator[Rest]:
+    """The connector does not run meanwhile, and its slot is released."""
+    rest = Rest(settings)
+    rest.stop()
+    wait_released(settings)
+    yield rest
+    rest.resume()
 
 
 def invalidate(settings: Settings, postgres: Postgres) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from outbox.base.settings import Settings, load
 from outbox.events import catalog
-from outbox.relay import connectors, routing
-from outbox.relay.routing import Config
+from outbox.relay import connectors
+from outbox.relay.connectors import Config
 from outbox_lab.testing.failures import raises
 from tests.support import suite
 from tests.support.declared_events import declare, work_for
@@ -98,7 +98,7 @@ def test_the_topic_of_a_captured_table_is_no_topic_of_the_outbox(settings: Setti
 def routers(config: Config) -> dict[str, tuple[str, ...]]:
     """Regex and replacement of each router, by its alias."""
     aliases = [alias for alias in config["transforms"].split(",") if alias != "outbox"]
-    assert all(config[f"transforms.{alias}.type"] == routing.ROUTER for alias in aliases)
+    assert all(config[f"transforms.{alias}.type"] == connectors.ROUTER for alias in aliases)
     options = ("regex", "replacement")
     return {alias: tuple(config[f"transforms.{alias}.{option}"] for option in options) for alias in aliases}
 
@@ -129,18 +129,22 @@ def test_topic_of_follows_a_configuration(settings: Settings, events: Path) -> N
     declare(events, "order", topic="Sales")
     config = connectors.load(settings).config
     names = ("item", "order", "Order", "unknown")
-    assert [routing.topic_of(config, name) for name in names] == ["shop.item", "Sales", "shop.Order", "shop.unknown"]
-    earlier = {**config, routing.REPLACEMENT: "all.events"}
-    assert routing.topic_of(earlier, "item") == "all.events"
+    assert [connectors.topic_of(config, name) for name in names] == ["shop.item", "Sales", "shop.Order", "shop.unknown"]
+    earlier = {**config, connectors.REPLACEMENT: "all.events"}
+    assert connectors.topic_of(earlier, "item") == "all.events"
 
 
 def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
     declare(events, "order", topic="Sales")
-    config = {"transforms": "outbox,mask", routing.REPLACEMENT: "shop.${routedByValue}", "transforms.mask.type": "Mask"}
-    added = routing.add_routers(config, catalog.of_project(settings))
+    config = {
+        "transforms": "outbox,mask",
+        connectors.REPLACEMENT: "shop.${routedByValue}",
+        "transforms.mask.type": "Mask",
+    }
+    added = connectors.add_routers(config, catalog.of_project(settings))
     assert added["transforms"] == "outbox,mask,topic-of-order"
     assert added["transforms.mask.type"] == "Mask"
-    assert routing.transforms({**added, "tasks.max": "1"}) == added
+    assert connectors.transforms({**added, "tasks.max": "1"}) == added
 
 
 def test_all_aggregates_of_a_topic_declare_its_partitions(settings: Settings, events: Path) -> None:

@@ -17,11 +17,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox.audit import monitor
-from outbox.audit.monitor import Monitor
+from outbox.audit.monitor import WITHIN_S, Monitor, Restarts
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.relay.restarts import WITHIN_S, Restarts
 from outbox_lab.stack import ports
 from outbox_lab.testing.failures import raises
 

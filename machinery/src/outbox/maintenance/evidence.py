@@ -12,7 +12,7 @@ one: an event that left a place just before it was read is found in a later plac
 2. The outbox table: its oldest event.
 3. The log, until the slot has confirmed that position. Then everything read from it again is younger than the first
    look. If the slot has confirmed less, the log may hold anything, even after the rows were pruned.
-4. Each topic that may hold events (`outbox.maintenance.event_topics`), as readers of committed records see it, once
+4. Each topic that may hold events (`event_topics`), as readers of committed records see it, once
    the transactions have ended that were open there. One that stays open hides records of any age.
 5. The open dead letters of all sinks.
 
@@ -39,9 +39,9 @@ from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
+from outbox.events import catalog
 from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
-from outbox.maintenance import event_topics
 from outbox.relay import connectors, slot
 from outbox.sink.decoding.decoder import UUID_V7
 from outbox.sink.decoding.ids import EPOCH, day_of
@@ -63,6 +63,7 @@ DEAD_LETTERS = """
 SELECT event_id FROM public.dead_letters
  WHERE status = 'open' AND uuid_extract_version(event_id) = 7 AND event_id >= %s ORDER BY event_id LIMIT 1
 """
+READ_TOPICS = "SELECT DISTINCT topic FROM public.positions"
 HORIZON = "SELECT horizon, (now() AT TIME ZONE 'UTC')::date - 1 FROM public.dedup_horizon"
 
 Nudge = Callable[[], object]
@@ -124,6 +125,22 @@ def gather(settings: Settings, wanted: date, nudge: Nudge = lambda: None) -> Ite
     yield Evidence("clock", first_uuid(yesterday), "today and yesterday are kept")
 
 
+def event_topics(settings: Settings, *, sinks: bool = True) -> list[str]:
+    """The topics that may hold events of the outbox, whether they exist or not: those of the catalog, then others.
+
+    An aggregate can be moved to another topic. Its older events stay on the former one: a topic that sinks have read,
+    or the aggregate's default topic. ``sinks=False`` does not ask the sink database, which a chain may not have.
+    """
+    declared = sorted(catalog.of_project(settings).topics)
+    former = connectors.default_topics(settings)
+    if sinks:
+        with connected(settings, SinkRole.PRUNER) as connection, connection.cursor() as cursor:
+            cursor.execute(READ_TOPICS)
+            former |= {topic for (topic,) in cursor}
+    captured = {topic for connector in connectors.others(settings) for topic in connector.topics}  # hold no events
+    return [*declared, *sorted(former - captured - {*declared})]
+
+
 @contextmanager
 def connected(settings: Settings, role: Role) -> Iterator[extensions.connection]:
     """A connection as a role, for retention. Raises Failure if the database refuses a statement of the block."""
@@ -160,7 +177,10 @@ def _in_order(settings: Settings, floor: UUID, wanted: date, nudge: Nudge) -> It
 
 def _topics(settings: Settings) -> list[str]:
     """Declared topics must exist; one that has never had an event would hide that `connect apply` was forgotten."""
-    return [*event_topics.declared(settings), *topics.existing(settings, event_topics.former(settings))]
+    declared = catalog.of_project(settings).topics
+    names = event_topics(settings)
+    existing = topics.existing(settings, names)
+    return [name for name in names if name in declared or name in existing]
 
 
 def _writers(settings: Settings, floor: UUID) -> Evidence:

@@ -25,26 +25,34 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+import psycopg2
 from confluent_kafka import Message
 from psycopg2 import extensions
 
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.records import CLOCK_MARGIN
-from outbox.maintenance import event_topics
+from outbox.maintenance import evidence
 from outbox.maintenance.evidence import connected
-from outbox.maintenance.turn import between_batches
 from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
+from outbox.sink.remembering import fence
 from outbox.sink.remembering.strategy import Memory
 
+T = TypeVar("T")
+
 DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
+# Longer than the server's deadlock_timeout of 1 s, after which an autovacuum gives way.
+LOCK_TIMEOUT_S = 2
+TURN_TIMEOUT_S = 60.0
 
 IDS = "event_id < least(%(horizon)s::uuid, public.first_uuid_of((now() AT TIME ZONE 'UTC')::date - %(days)s))"
 RESOLVED = "status <> 'open' AND NOT (status = 'discarded' AND is_event)"
@@ -127,8 +135,41 @@ def expire(
     return {table: rows for table, rows in deleted.items() if rows}
 
 
+def between_batches(
+    connection: extensions.connection, sinks: Callable[[extensions.cursor], Collection[str]], action: Callable[..., T]
+) -> T:
+    """Call ``action(cursor)`` in one transaction that holds the apply lock of every sink that ``sinks(cursor)`` names.
+
+    So it meets no sink in the middle of a batch, and cannot deadlock with one. Nor does a sink wait for long: the
+    transaction gives up after `LOCK_TIMEOUT_S` without a lock, and is tried again. Raises Failure, with nothing
+    changed, if it got no turn within `TURN_TIMEOUT_S`.
+    """
+    holder = "a sink is starting"
+
+    def attempt() -> list[T]:
+        nonlocal holder
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{LOCK_TIMEOUT_S}s"])
+                for sink in sorted(sinks(cursor)):
+                    holder = f"sink {sink} is in a transaction"
+                    fence.lock(cursor, sink)
+                holder = "another session uses the tables"
+                return [action(cursor)]
+        except psycopg2.errors.LockNotAvailable:
+            return []
+
+    try:
+        (result,) = wait_for("the sinks to be between two batches", attempt, timeout_s=TURN_TIMEOUT_S, poll_s=0.2)
+    except WaitTimeoutError:
+        raise Failure(
+            f"retention stopped: {holder} and does not end it", "end that session, and prune again", code="sinks-busy"
+        ) from None
+    return result
+
+
 def _rules(settings: Settings, connection: extensions.connection, horizon: UUID, oldest: Oldest) -> Iterator[Rule]:
-    ours, memories = event_topics.all_names(settings), discovery.memories(settings)
+    ours, memories = evidence.event_topics(settings), discovery.memories(settings)
     of_letters: dict[str, object] = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topics": ours}
     names = [topic for (topic,) in _rows(connection, WITHOUT_AGE, of_letters)]
     of_letters["oldest"] = json.dumps({name: _before(oldest(settings, name)) for name in names})
@@ -151,7 +192,7 @@ def _before(oldest: datetime | None) -> str:
 
 
 def _logged(settings: Settings, connection: extensions.connection, memory: Memory) -> Iterator[Rule]:
-    names = {*event_topics.all_names(settings), *(connector.topic for connector in connectors.others(settings))}
+    names = {*evidence.event_topics(settings), *(connector.topic for connector in connectors.others(settings))}
     for (sink,) in _rows(connection, LOGGING.format(table=memory.table)):
         read = _rows(connection, READ, [sink])
         if not read:

@@ -20,9 +20,9 @@ from psycopg2 import extensions
 
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.terminal import Progress
-from outbox.maintenance import event_topics, evidence, expiry
+from outbox.maintenance import evidence, expiry
 from outbox.maintenance.evidence import Evidence, Nudge, connected, first_uuid
-from outbox.maintenance.turn import between_batches
+from outbox.maintenance.expiry import between_batches
 from outbox.sink import discovery
 from outbox.sink.decoding.ids import day_of
 from outbox.sink.remembering import fence
@@ -153,7 +153,7 @@ def _collect(settings: Settings, due: date, report: Progress, nudge: Nudge) -> I
 
 def _due(settings: Settings) -> date | None:
     parameters = {
-        "topics": event_topics.all_names(settings),
+        "topics": evidence.event_topics(settings),
         "landed_events_days": settings.prune_landed_events_days,
         "dead_letters_days": settings.prune_dead_letters_days,
     }

@@ -13,9 +13,8 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import IO, NamedTuple
 from uuid import UUID
 
@@ -28,7 +27,7 @@ from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.events.catalog import TOPIC
 from outbox.kafka import records, topics
 from outbox.kafka.headers import headers_of
-from outbox.relay import connectors, routing
+from outbox.relay import connectors
 
 LOOK_UP_EVENTS = 250_000  # at once; this bounds the memory: about 100 MiB
 POLL_S = 0.5
@@ -44,14 +43,8 @@ class Written(NamedTuple):
     topic: str
     at_s: float
 
-    @property
-    def occurred_at(self) -> datetime:
-        """When the event occurred."""
-        return datetime.fromtimestamp(self.at_s, UTC)
-
 
 Events = Mapping[str, Written]  # by id
-Ends = Mapping[str, Mapping[int, int]]  # by topic and partition, the offset up to which it is read
 
 
 def id_of(message: Message) -> UUID:
@@ -76,21 +69,21 @@ def chunks(settings: Settings, file: IO[bytes]) -> Iterator[Events]:
         events: dict[str, Written] = {}
         for line in lines:
             event_id, seconds, aggregate_type = line.decode().rstrip("\n").split("\t", 2)
-            topic = routes.get(aggregate_type) or routing.topic_of(config, aggregate_type)
+            topic = routes.get(aggregate_type) or connectors.topic_of(config, aggregate_type)
             events[event_id] = Written(routes.setdefault(aggregate_type, topic), float(seconds))
         yield events
 
 
-def missing(settings: Settings, events: Events, ends: Ends = MappingProxyType({})) -> dict[str, Written]:
+def missing(settings: Settings, events: Events) -> dict[str, Written]:
     """The events that are not on the topics to which they are routed. Each topic is read from where the oldest of its
-    events may have arrived until all are found; up to ``ends``, else up to its last stable offsets.
+    events may have arrived until all are found, at most up to its last stable offsets.
     """
     by_topic: dict[str, dict[str, Written]] = {}
     for event_id, event in events.items():
         by_topic.setdefault(event.topic, {})[event_id] = event
     left: dict[str, Written] = {}
     for topic, sought in by_topic.items():
-        left |= _missing_on(settings, topic, sought, ends.get(topic))
+        left |= _missing_on(settings, topic, sought)
     return left
 
 
@@ -102,19 +95,6 @@ def missing_elsewhere(settings: Settings, events: Events, names: Collection[str]
         for event_id in sought.keys() - _missing_on(settings, topic, sought).keys():
             del left[event_id]
     return left
-
-
-def skipped(settings: Settings, events: Events, keys: Mapping[str, str]) -> set[str]:
-    """The missing events that no topic has dropped, because their topic has an earlier event of the same key.
-
-    A partition drops its earliest records first, and ids of a key ascend as its events do. ``keys`` are by event.
-    """
-    found = set[str]()
-    for topic in topics.existing(settings, {event.topic for event in events.values() if TOPIC.fullmatch(event.topic)}):
-        sought = {event_id: key for event_id, key in keys.items() if events[event_id].topic == topic}
-        firsts = _firsts(settings, topic, set(sought.values()))
-        found |= {event_id for event_id, key in sought.items() if key in firsts and firsts[key] < event_id}
-    return found
 
 
 def all_arrive(settings: Settings, names: Sequence[str], timeout_s: float) -> bool:
@@ -146,31 +126,16 @@ def _arrive(settings: Settings, events: Events, names: Sequence[str], timeout_s:
         return False
 
 
-def _firsts(settings: Settings, topic: str, keys: set[str]) -> dict[str, str]:
-    """The id of the first event that a topic has of each of these keys."""
-    firsts: dict[str, str] = {}
-    for message in records.read(settings, topic, topics.watermarks(settings, topic)):
-        key = (message.key() or b"").decode(errors="replace")
-        if key in keys and key not in firsts:
-            with suppress(KeyError, ValueError):  # no event
-                firsts[key] = str(id_of(message))
-            if len(firsts) == len(keys):
-                break
-    return firsts
-
-
-def _missing_on(
-    settings: Settings, topic: str, events: Events, end: Mapping[int, int] | None = None
-) -> dict[str, Written]:
+def _missing_on(settings: Settings, topic: str, events: Events) -> dict[str, Written]:
     """The events that a topic does not have."""
     left = dict(events)
     # An undeclared aggregate type may be any text, which the brokers would refuse as a topic.
     if not left or not TOPIC.fullmatch(topic) or not topics.exists(settings, topic):
         return left
-    end = end or topics.last_stable_offsets(settings, topic)
     # The topic's timestamps are those of arrival, so no event is before its own time.
     oldest = datetime.fromtimestamp(min(event.at_s for event in events.values()), UTC)
     begin = topics.offsets_since(settings, topic, oldest - records.CLOCK_MARGIN)
+    end = topics.last_stable_offsets(settings, topic)
     within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
     for message in records.read(settings, topic, within):
         try:

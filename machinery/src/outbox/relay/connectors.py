@@ -2,12 +2,16 @@
 
 What a connector owns is named after it: its slot, its offsets topic and, except for the outbox, its publication. The
 file says so; other modules ask here.
+
+The EventRouter sends an event of the outbox to ``<topic-prefix>.<aggregate type>``. Behind it, a RegexRouter for each
+aggregate with a topic of its own renames exactly this topic. The routers are rendered from the catalog.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +19,23 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events import catalog
-from outbox.events.catalog import AGGREGATE_FILE
+from outbox.events.catalog import AGGREGATE_FILE, Catalog
 from outbox.kafka.topics import TopicSpec
 from outbox.migrations import publication
-from outbox.relay import routing
-from outbox.relay.routing import Config
+
+Config = dict[str, str]
 
 OUTBOX = "outbox"
 REFERENCE = re.compile(r"\$\{settings:(\w+)\}")
 # What `outbox migrate` makes, and no setting.
 MADE = {"publication.name": publication.OUTBOX, "table.include.list": "public.outbox"}
 MARKERS_RETENTION_MS = 24 * 3_600_000
+
+TRANSFORMS = "transforms"
+REPLACEMENT = "transforms.outbox.route.topic.replacement"
+AGGREGATE_TYPE = "${routedByValue}"  # the EventRouter's word for it
+ROUTER = "org.apache.kafka.connect.transforms.RegexRouter"
+ALIAS = "topic-of-"  # begins the name of each RegexRouter
 
 
 @dataclass(frozen=True)
@@ -94,8 +104,8 @@ def kinds() -> list[str]:
 def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     """The connector of a file, with each ``${settings:NAME}`` in it replaced.
 
-    The outbox's also gets a router for each aggregate that has a topic of its own (`outbox.relay.routing`). Raises
-    Failure if it reads another table or publication than `outbox migrate` makes.
+    The outbox's also gets a router for each aggregate that has a topic of its own. Raises Failure if it reads another
+    table or publication than `outbox migrate` makes, or if something else writes an aggregate's topic.
 
     A line is left out if its setting has no value. Other references, such as ``${secrets:KEY}`` of a password, stay: a
     config provider of the worker resolves them, so no configuration has a secret, nor the config topic.
@@ -130,9 +140,14 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
                 code="connector-wrong",
             )
     events = catalog.of_project(settings)
-    connector = Connector(kind, config["slot.name"], tuple(events.topics), routing.add_routers(config, events))
-    routing.require_own_topics(events.aggregates.values(), _taken(settings, connector))
+    connector = Connector(kind, config["slot.name"], tuple(events.topics), add_routers(config, events))
+    _require_own_topics(settings, connector, events)
     return connector
+
+
+def every(settings: Settings) -> list[Connector]:
+    """All connectors, in use or not; that of the outbox first."""
+    return [load(settings, kind) for kind in kinds()]
 
 
 def others(settings: Settings) -> list[Connector]:
@@ -143,21 +158,19 @@ def others(settings: Settings) -> list[Connector]:
 def topic_specs(settings: Settings, connector: Connector | None = None) -> list[TopicSpec]:
     """The topics that a connector writes; those of its records first."""
     connector = connector or load(settings)
-    specs = _event_specs(settings) if connector.is_outbox else [_records(settings, connector.topic)]
+    specs = []
+    if connector.is_outbox:
+        events = catalog.of_project(settings)
+        for topic, aggregates in events.topics.items():
+            files = tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in aggregates)
+            specs.append(_records(settings, topic, aggregates[0].partitions, files))
+    else:
+        specs.append(_records(settings, connector.topic))
     # The others have one partition: an exactly-once transaction writes a marker to each partition that it touches.
     specs.append(TopicSpec(connector.offsets_topic, 1, {"cleanup.policy": "compact"}))
     if connector.is_outbox:
         markers = {"cleanup.policy": "delete", "retention.ms": str(MARKERS_RETENTION_MS)}
         specs.append(TopicSpec(settings.markers_topic, 1, markers))
-    return specs
-
-
-def _event_specs(settings: Settings) -> list[TopicSpec]:
-    events = catalog.of_project(settings)
-    specs = []
-    for topic, aggregates in events.topics.items():
-        files = tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in aggregates)
-        specs.append(_records(settings, topic, aggregates[0].partitions, files))
     return specs
 
 
@@ -174,8 +187,44 @@ def _records(
     return TopicSpec(topic, partitions or settings.topic_partitions, config, declared_in)
 
 
-def _taken(settings: Settings, outbox: Connector) -> dict[str, str]:
-    """Topics that are not for events: an aggregate type may be called `offsets`, and get the topic of that name."""
+def add_routers(config: Config, events: Catalog) -> Config:
+    """The configuration with a RegexRouter for each aggregate whose topic the EventRouter does not name."""
+    routed = dict(config)
+    for aggregate in events.aggregates.values():
+        default = topic_of(config, aggregate.name)
+        if aggregate.topic == default:
+            continue
+        alias = f"{ALIAS}{aggregate.name}"
+        routed[TRANSFORMS] = ",".join(filter(None, [routed.get(TRANSFORMS), alias]))
+        routed |= {
+            f"{TRANSFORMS}.{alias}.type": ROUTER,
+            f"{TRANSFORMS}.{alias}.regex": re.escape(default),
+            f"{TRANSFORMS}.{alias}.replacement": aggregate.topic,
+        }
+    return routed
+
+
+def topic_of(config: Mapping[str, str], aggregate_type: str) -> str:
+    """The topic to which a connector of this configuration sends the events of an aggregate type."""
+    topic = config.get(REPLACEMENT, "").replace(AGGREGATE_TYPE, aggregate_type)
+    for alias in config.get(TRANSFORMS, "").split(","):
+        if alias.startswith(ALIAS) and config.get(f"{TRANSFORMS}.{alias}.regex") == re.escape(topic):
+            topic = config[f"{TRANSFORMS}.{alias}.replacement"]
+    return topic
+
+
+def default_topics(settings: Settings) -> set[str]:
+    """The topics that the aggregates would have without names of their own. Some may have had them before."""
+    return {f"{settings.topic_prefix}.{name}" for name in catalog.of_project(settings).aggregates}
+
+
+def transforms(config: Mapping[str, str]) -> Config:
+    """The part of a configuration that routes: every transform with its options."""
+    return {key: value for key, value in config.items() if key.partition(".")[0] == TRANSFORMS}
+
+
+def _require_own_topics(settings: Settings, outbox: Connector, events: Catalog) -> None:
+    """An aggregate type may be called `offsets`, and would get the topic of that name."""
     taken = {
         settings.connect_offsets_topic: "the worker's offsets",
         outbox.offsets_topic: "the connector's offsets",
@@ -183,4 +232,10 @@ def _taken(settings: Settings, outbox: Connector) -> dict[str, str]:
     }
     for other in others(settings):
         taken |= {other.offsets_topic: f"connector {other.name}'s offsets", other.topic: f"table {other.table[1]}'s"}
-    return taken
+    for aggregate in events.aggregates.values():
+        if aggregate.topic in taken:
+            raise Failure(
+                f"topic {aggregate.topic} of aggregate {aggregate.name} is {taken[aggregate.topic]}",
+                f"give it another name: `topic` in connect/events/{aggregate.name}/aggregate.toml",
+                code="topic-taken",
+            )

@@ -14,7 +14,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import topics
-from outbox.relay import connectors, hanging, offsets, slot
+from outbox.relay import connectors, offsets, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import START_TIMEOUT_S, Rest, State
 
@@ -47,7 +47,7 @@ class Status(State):
 def apply(settings: Settings, connector: Connector | None = None, on_release: Callable[[], None] = lambda: None) -> str:
     """Make the connector run as its file says. Return what was done: created, updated, restarted or unchanged.
 
-    ``on_release`` is called if a hanging transaction was ended: its events are sent again (`outbox.relay.hanging`).
+    ``on_release`` is called if a hanging transaction was ended: its events are sent again (`outbox.relay.offsets`).
     It is called at once, because what follows may fail.
 
     Creates the topics first, because a record without its topic stops the task: it waits for the topic for good, and
@@ -63,7 +63,7 @@ def apply(settings: Settings, connector: Connector | None = None, on_release: Ca
     topics.create(settings, connectors.topic_specs(settings, connector))
     requested, effective = connector.config, rest.config()
     # Connect returns no offsets while a transaction hangs on them.
-    is_released = hanging.release(settings, connector, on_release)
+    is_released = offsets.end_hanging(settings, connector, on_release)
     if effective is None:
         # Connect keeps the offsets of a removed connector, and returns them only for an existing one.
         effective = rest.create_stopped(requested)
@@ -129,7 +129,7 @@ def remove(settings: Settings, connector: Connector | None = None, *, drop_slot:
     existed = rest.config() is not None
     if existed:
         rest.delete()
-    hanging.end_left_open(settings, connector)  # else the next `apply` waits a minute for it
+    offsets.end_left_open(settings, connector)  # else the next `apply` waits a minute for it
     if drop_slot:
         slot.drop(settings, connector)  # first, because it waits until the connector's task has released the slot
         offsets.delete(settings, connector)

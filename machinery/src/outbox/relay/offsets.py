@@ -1,28 +1,121 @@
-"""The offsets that Connect stores for a connector, as records of its topics.
+"""The offsets that Connect stores for a connector, as records of its offsets topic, and transactions that hang there.
 
-Connect's own request (DELETE /connectors/NAME/offsets) fails for a connector with its own offsets topic on a worker
-with exactly-once: it commits its transaction before it has written to both topics (seen with Connect 4.3.1: "Cannot
-add partition … while in state READY").
+Connect cancels a task that does not stop in time, for example because a topic was deleted while it writes. Its
+transaction stays open until the broker ends it, a minute later. `end_left_open` does so at once.
+
+A broker that is killed while it commits a transaction, and started again, may mark the transaction as complete without
+writing the markers that end it in its partitions (KAFKA-20734, seen with Kafka 4.3.1). Readers of committed records
+then stop in front of it. Connect is one of them: it reads its offsets to their end, so the relay stands still, and the
+connector's state is RUNNING. Nothing is lost. `end_hanging` ends the transaction.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from datetime import UTC, datetime
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.base.wait import WaitTimeoutError
 from outbox.kafka import records, topics
-from outbox.kafka.clients import client_config, request_timeout_s
+from outbox.kafka.clients import client_config, consumer, request_timeout_s, unavailable
 from outbox.relay.connectors import Connector
+
+# Connect's transactions time out after a minute, and a broker ends expired ones every ten seconds.
+END_TIMEOUT_S = 75.0
+RELEASE_TIMEOUT_S = 15.0
+
+
+def open_since(settings: Settings, connector: Connector) -> datetime | None:
+    """When the oldest open transaction on the connector's offsets topic wrote its first record; None if none is open.
+
+    One that is open for longer than ``END_TIMEOUT_S`` hangs.
+    """
+    topic = connector.offsets_topic
+    (stable,) = topics.last_stable_offsets(settings, topic).values()
+    (end,) = topics.high_watermarks(settings, topic).values()
+    if stable >= end:
+        return None
+    with consumer(settings, "read_uncommitted") as client:
+        client.assign([TopicPartition(topic, 0, stable)])
+        message = client.poll(request_timeout_s())
+    if message is None or message.error() is not None:
+        return None  # it has ended meanwhile
+    return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+
+
+def end_hanging(settings: Settings, connector: Connector, on_release: Callable[[], None] = lambda: None) -> bool:
+    """End a hanging transaction on the connector's offsets topic; False if no transaction hangs.
+
+    An open transaction may still end by itself: that is waited for, for longer than a transaction may take. Then it is
+    aborted under the task's transactional id, which fences the task: restart the connector. The task resends the events
+    of that transaction. They go to the same partitions, where the end of the task's next transaction ends the hanging
+    one too. So these events are on the topic twice, and sinks skip them. ``on_release`` is called then, and also if
+    Kafka does not answer after the abort.
+
+    Raises Failure if Kafka is unavailable, or if the transaction belongs to another producer.
+    """
+    topic = connector.offsets_topic
+    try:
+        topics.wait_decided(settings, topic, END_TIMEOUT_S)
+    except WaitTimeoutError:
+        _abort(settings, connector)
+    else:
+        return False
+    try:
+        topics.wait_decided(settings, topic, RELEASE_TIMEOUT_S)
+    except WaitTimeoutError:
+        raise Failure(
+            f"a transaction on topic {topic} hangs, and it is not one of connector {connector.name}",
+            "set OUTBOX_CONNECT_GROUP_ID to the worker's group.id, or abort it: `kafka-transactions.sh find-hanging`",
+            code="transaction-hanging",
+        ) from None
+    except Failure:
+        on_release()
+        raise
+    on_release()
+    return True
+
+
+def end_left_open(settings: Settings, connector: Connector) -> None:
+    """Abort what the task of a removed connector has left open there, and fence the task if it still runs.
+
+    A transaction that has not reached the offsets topic stays open until the broker ends it.
+
+    Raises Failure if Kafka is unavailable.
+    """
+    if topics.exists(settings, connector.offsets_topic) and open_since(settings, connector):
+        _abort(settings, connector)
+
+
+def _abort(settings: Settings, connector: Connector) -> None:
+    """Abort a transaction of the task's producer that has a record in the offsets topic.
+
+    The marker ends whatever this producer has left open in the partition. The id is Connect's
+    (`Worker.taskTransactionalId`); a Debezium connector for Postgres has one task.
+    """
+    transactional_id = f"{settings.connect_group_id}-{connector.name}-0"
+    try:
+        producer = Producer({**client_config(settings), "transactional.id": transactional_id})
+        producer.init_transactions(request_timeout_s())
+        producer.begin_transaction()
+        producer.produce(connector.offsets_topic, b"", key=b"aborted", partition=0)
+        producer.flush(request_timeout_s())
+        producer.abort_transaction(request_timeout_s())
+    except KafkaException as error:
+        raise unavailable(settings, error.args[0]) from error
 
 
 def delete(settings: Settings, connector: Connector) -> None:
     """Delete the stored offsets of a connector, which must not run.
 
     Connect keeps a copy in the worker's topic beside the connector's own. Each entry in both is deleted by a tombstone.
-    An interrupted deletion can be repeated.
+    An interrupted deletion can be repeated. Connect's own request (DELETE /connectors/NAME/offsets) fails for a
+    connector with its own offsets topic on a worker with exactly-once: it commits its transaction before it has written
+    to both topics (seen with Connect 4.3.1: "Cannot add partition … while in state READY").
     """
     producer = Producer({**client_config(settings), "acks": "all"})
     for topic in topics.existing(settings, [connector.offsets_topic, settings.connect_offsets_topic]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +11,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.relay import connectors
-from outbox.relay.connectors import Connector
-from outbox.relay.routing import Config
+from outbox.relay.connectors import Config, Connector
 
 REQUEST_TIMEOUT_S = 30.0
 REPEAT_TIMEOUT_S = 60.0
@@ -124,12 +122,8 @@ class Rest:
         This is the position of the last commit it has read, because a slot counts in commits too. When transactions
         overlap, an event (``lsn``) of the later one may precede the commit (``lsn_commit``) of the earlier one.
         """
-        return _position(self._offset())
-
-    def streamed_lsn(self) -> int | None:
-        """The position that was stored last; None while it belongs to a snapshot, whose rows share one position."""
         offset = self._offset()
-        return None if offset.get("snapshot") else _position(offset)
+        return max(int(offset.get("lsn_commit") or 0), int(offset.get("lsn") or 0)) or None
 
     def worker_exactly_once(self, config: Config) -> bool:
         """Whether the worker has exactly-once enabled. It has no question for that, but validates a config for it."""
@@ -203,10 +197,6 @@ def is_repeatable(response: requests.Response) -> bool:
 def already_exists(response: requests.Response) -> bool:
     """Whether Connect refuses to create a connector because it exists."""
     return response.status_code == requests.codes.conflict and EXISTS in _message(response)
-
-
-def _position(offset: Mapping[str, Any]) -> int | None:
-    return max(int(offset.get("lsn_commit") or 0), int(offset.get("lsn") or 0)) or None
 
 
 def _unavailable(settings: Settings, error: requests.RequestException) -> Failure:

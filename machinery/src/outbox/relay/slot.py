@@ -15,9 +15,8 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.migrations import publication
-from outbox.relay import arrivals, connectors, routing
-from outbox.relay.connectors import Connector
-from outbox.relay.routing import Config
+from outbox.relay import arrivals, connectors
+from outbox.relay.connectors import Config, Connector
 
 ARRIVE_TIMEOUT_S = 10.0
 RELEASE_TIMEOUT_S = 60.0
@@ -176,8 +175,8 @@ def require_continuity(
 
 def _all_arrive(settings: Settings, connector: Connector, effective: Config | None) -> bool:
     aggregates = catalog.of_project(settings).aggregates
-    before = {routing.topic_of(effective, aggregate) for aggregate in aggregates} if effective else set()
-    names = {*connector.topics, *routing.default_topics(settings), *before}
+    before = {connectors.topic_of(effective, aggregate) for aggregate in aggregates} if effective else set()
+    names = {*connector.topics, *connectors.default_topics(settings), *before}
     return arrivals.all_arrive(settings, sorted(names), ARRIVE_TIMEOUT_S)
 
 

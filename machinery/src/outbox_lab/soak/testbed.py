@@ -246,7 +246,7 @@ class Testbed:
         self.options = options
         self.foreign: list[ForeignEvent] = []  # those that a fault has sent, or is about to send
         self.dropped: list[TopicEvent | RowChange] = []  # by topics that a fault has shortened, foreign events too
-        self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.hanging`)
+        self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.offsets`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.checks: list[Checked] = []  # what `check` has found
         self.disks: dict[str, Disk] = {}  # by part, that of its data, if it has one of its own

@@ -24,8 +24,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
-from outbox.jvm.java import java_home
-from outbox.jvm.properties import property_value
+from outbox.jvm.java import java_home, property_value
 from outbox.kafka.clients import spark_options
 from outbox.sink.spec import Target
 

@@ -20,7 +20,7 @@ import requests
 
 from outbox.base.database import connect
 from outbox.base.settings import SinkRole
-from outbox.jvm.properties import property_value
+from outbox.jvm.java import property_value
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.remembering import fence, positions
 from outbox_lab.soak.fault import NotFired, Strike, wait_or_not_fired

@@ -52,7 +52,7 @@ def prune(strike: Strike) -> str:
 
 def _prune(testbed: Testbed) -> Done:
     # The relay may be down, and a transaction may be open.
-    refusals = {"marker-not-passed", "topic-transaction-open", "prune-running", "sinks-busy"}
+    refusals = {"events-not-on-topic", "prune-running", "sinks-busy"}
     return run(testbed, "prune", "--keep-hours", "0", temporary=refusals)
 
 
