@@ -18,12 +18,15 @@ from click.testing import CliRunner
 from outbox.base.settings import Settings, load
 from outbox.events import catalog
 from outbox_lab.commands import dev
-from outbox_lab.stack import development, ports
+from outbox_lab.stack import deployment, development, ports
 from outbox_lab.stack.command import Command, ServiceCommand
+from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.development import SCHEMA, SERVICE, SINKS, Development, _states
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import PARTS
 from tests.support.declared_events import declare, work_for
+
+APPLIED = ["databases migrated", "connector created: exactly-once"]
 
 
 class Part(Process):
@@ -68,11 +71,12 @@ class Developed:
         self.service, self.sinks = Service(SERVICE, settings, []), Sinks(SINKS, settings, [])
         self._shown: list[str] = []
         stack: Any = SimpleNamespace(settings=settings, part=self.parts.get, up=lambda report: report("ready"))
-        monkeypatch.setattr(development, "service", lambda _: self.service)
-        monkeypatch.setattr(development, "sink", lambda *_: self.sinks)
-        monkeypatch.setattr(development, "migrate", lambda _: None)
-        monkeypatch.setattr(development, "lifecycle", SimpleNamespace(apply=lambda _: "created"))
-        self.development = Development(stack, (), self._show)
+        monkeypatch.setattr(deployment, "service", lambda _: self.service)
+        monkeypatch.setattr(deployment, "sink", lambda *_: self.sinks)
+        monkeypatch.setattr(deployment, "migrate", lambda _: None)
+        relay = SimpleNamespace(apply=lambda _: "created", status=lambda _: SimpleNamespace(mode="exactly-once"))
+        monkeypatch.setattr(deployment, "lifecycle", relay)
+        self.development = Development(Deployment(stack), self._show)
 
     def start(self) -> list[str]:
         """Start everything, and return what was shown."""
@@ -191,27 +195,27 @@ def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
     monkeypatch.setattr(ports, "RELEASE_TIMEOUT_S", 0)
     developed.service.answers = True  # as the program does that has the port
     with socket.create_server((ports.LOOPBACK, settings.service_port)):
-        connector, failed, started = developed.start()
-        assert connector == "connector created"
+        *applied, failed, started = developed.start()
+        assert applied == APPLIED
         assert f"port {settings.service_port} of service is taken" in failed
         assert "end that program" in failed, "its remedy"
         assert started == "sinks: starting"
         assert developed.look() == [], "it has not ended, and is not ready"
-    developed.development._apply(settings, SERVICE)
+    developed.development._apply(SERVICE)
     assert developed.look() == ["service: starting", f"the service is on {developed.service.url()}"]
 
 
 def test_the_address_is_shown_once_the_service_is_ready_after_each_start(
     developed: Developed, settings: Settings
 ) -> None:
-    assert developed.start() == ["connector created", "service: starting", "sinks: starting"]
+    assert developed.start() == [*APPLIED, "service: starting", "sinks: starting"]
     assert developed.look() == []
     developed.service.answers = True
     there = f"the service is on http://{settings.service_host}:{settings.service_port}"
     assert developed.look() == [there]
     assert developed.look() == []
-    developed.development._apply(settings, SCHEMA)
-    assert developed.look() == ["connector created", "service: starting", "sinks: starting", there]
+    developed.development._apply(SCHEMA)
+    assert developed.look() == [*APPLIED, "service: starting", "sinks: starting", there]
 
 
 def test_events_that_are_declared_meanwhile_are_applied(
@@ -223,13 +227,13 @@ def test_events_that_are_declared_meanwhile_are_applied(
         known = catalog.of_project(of)
         applied.append(({schema.name for schema in known.schemas}, set(known.topics)))
 
-    monkeypatch.setattr(development, "migrate", noted)
+    monkeypatch.setattr(deployment, "migrate", noted)
     folder = work_for(tmp_path / "project", monkeypatch)
     declare(folder, "order")
     before = set(catalog.of_project(settings).topics)
     developed.start()
     declare(folder, "basket")
-    developed.development._apply(settings, SCHEMA)
+    developed.development._apply(SCHEMA)
     [(_, topics), (names, topics_now)] = applied
     assert topics == before
     assert names == {"basket.changed.v1", "order.changed.v1"}
@@ -252,7 +256,7 @@ def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     class Shown:
         """Shows a line of each part, twice, and is ended by Ctrl-C."""
 
-        def __init__(self, _: object, __: object, show: development.Show) -> None:
+        def __init__(self, _: object, show: development.Show) -> None:
             self._show = show
 
         def start(self) -> None:

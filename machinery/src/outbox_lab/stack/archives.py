@@ -17,10 +17,9 @@ from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
-from outbox.migrations.migrate import migrate
-from outbox.relay import lifecycle
 from outbox.sink import discovery
 from outbox_lab.stack.command import Command
+from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import FREE_PORTS, Stack
 
@@ -65,10 +64,8 @@ def record(report: Progress) -> list[str]:
 
 
 def _run(stack: Stack, report: Progress) -> None:
-    stack.up(report=report)
+    Deployment(stack).start_relay(report)
     settings = stack.settings
-    migrate(settings)
-    lifecycle.apply(settings)
     name = next(name for name, sink in discovery.sinks(settings).items() if sink.job.events)
     report(f"sink {name}: runs until it has caught up")
     sink = Command("sink", settings, ["sink", name, "--until-caught-up"])

@@ -43,7 +43,7 @@ class Command(Process):
         return not name.startswith(PREFIX) or name in KEPT
 
 
-class SinkCommand(Command):
+class SinkProcess(Command):
     """Sinks in one process, ready when its ``/healthz`` says so. Without a port for it they get a free one."""
 
     def env(self) -> Mapping[str, str]:
@@ -58,6 +58,13 @@ class SinkCommand(Command):
         self.require_running()
         port = environment(psutil.Process(self.pid())).get(PORT)
         return f"http://{self._settings.sink_metrics_host}:{port}"
+
+    def pause_spark(self) -> None:
+        """Freeze Spark. The driver goes on: it commits to its database, and Spark cannot record it."""
+        driver = self.pid()
+        for process in self.processes():
+            if process.pid != driver:
+                process.suspend()
 
 
 class ServiceCommand(Command):
@@ -80,6 +87,6 @@ def service(settings: Settings) -> ServiceCommand:
     return ServiceCommand("service", settings, ["serve"])
 
 
-def sink(settings: Settings, *names: str) -> Command:
+def sink(settings: Settings, *names: str) -> SinkProcess:
     """Sinks in one process, ready when each of them runs."""
-    return SinkCommand("-".join(["sink", *names]), settings, ["sink", *names])
+    return SinkProcess("-".join(["sink", *names]), settings, ["sink", *names])
