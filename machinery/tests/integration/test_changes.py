@@ -33,7 +33,7 @@ from outbox.sink.repair.replay import Replayed
 from outbox.sink.repair.selection import Chosen, Selection
 from outbox.sink.writer import Counts
 from outbox_lab.stack.postgres import Postgres
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from tests.change_log import (
     NAME,
     PROJECTION,

@@ -16,7 +16,7 @@ from outbox_lab.testing.failures import raises
 from outbox_lab.walkthrough import crash, story
 from outbox_lab.walkthrough.chain import Chain
 from outbox_lab.walkthrough.crash import Crash
-from outbox_lab.walkthrough.player import Screen
+from outbox_lab.walkthrough.screen import Screen
 from outbox_lab.walkthrough.story import Story
 from outbox_lab.walkthrough.workload import Request
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from outbox_lab.walkthrough.chain import Chain, Part
     from outbox_lab.walkthrough.crash import Checkpoint, crash_sinks
     from outbox_lab.walkthrough.faults import rewind_sink, terminate_replication
-    from outbox_lab.walkthrough.player import Player, Screen
+    from outbox_lab.walkthrough.player import Player
+    from outbox_lab.walkthrough.screen import Screen
     from outbox_lab.walkthrough.story import Phase, Step, Story
 else:  # when they are used: a workload needs none of them
     __getattr__ = exports(
@@ -32,7 +33,7 @@ else:  # when they are used: a workload needs none of them
             "Part": "outbox_lab.walkthrough.chain:Part",
             "Phase": "outbox_lab.walkthrough.story:Phase",
             "Player": "outbox_lab.walkthrough.player:Player",
-            "Screen": "outbox_lab.walkthrough.player:Screen",
+            "Screen": "outbox_lab.walkthrough.screen:Screen",
             "SinkRole": "outbox.base.settings:SinkRole",
             "SourceRole": "outbox.base.settings:SourceRole",
             "Step": "outbox_lab.walkthrough.story:Step",

@@ -21,7 +21,7 @@ from outbox.relay import lifecycle
 from outbox.sink import discovery
 from outbox_lab.walkthrough.chain import Chain
 from outbox_lab.walkthrough.crash import crash_sinks
-from outbox_lab.walkthrough.player import Screen
+from outbox_lab.walkthrough.screen import Screen
 from outbox_lab.walkthrough.traffic import Traffic
 from outbox_lab.walkthrough.workload import Workload
 
