@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,25 +120,6 @@ def watched(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def at_first_stat_of(name: str, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
-    """Let something happen just before or just after a file is looked at for the first time."""
-    stat, done = Path.stat, list[Path]()
-
-    def with_act(path: Path, **options: bool) -> os.stat_result:
-        is_first = path.name == name and not done
-        if is_first:
-            done.append(path)
-            if before:
-                act()
-        try:
-            return stat(path, **options)
-        finally:
-            if is_first and not before:
-                act()
-
-    monkeypatch.setattr(Path, "stat", with_act)
-
-
 def test_source_files_are_watched_in_every_folder(watched: Path) -> None:
     assert {file.relative_to(watched).as_posix() for file in _states([watched])} == {"a.py", "b.sql", "within/c.py"}
     before = _states([watched])
@@ -147,44 +128,49 @@ def test_source_files_are_watched_in_every_folder(watched: Path) -> None:
     assert changed == {"a.py"}
 
 
+@pytest.mark.parametrize("gone", ["a.py", "within"])
 @pytest.mark.parametrize("before", [True, False])
-def test_a_file_may_be_removed_meanwhile(watched: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
-    at_first_stat_of("a.py", (watched / "a.py").unlink, monkeypatch, before=before)
+def test_files_may_be_removed_while_they_are_looked_at(
+    watched: Path, monkeypatch: pytest.MonkeyPatch, before: bool, gone: str
+) -> None:
+    stat, seen = Path.stat, list[Path]()
+
+    def remove() -> None:
+        path = watched / gone
+        shutil.rmtree(path) if gone == "within" else path.unlink()
+
+    def with_removal(path: Path, **options: bool) -> os.stat_result:
+        is_first = path.name == "a.py" and not seen
+        if is_first:
+            seen.append(path)
+        if is_first and before:
+            remove()
+        try:
+            return stat(path, **options)
+        finally:
+            if is_first and not before:
+                remove()
+
+    monkeypatch.setattr(Path, "stat", with_removal)
     assert watched / "b.sql" in _states([watched])
-    assert watched / "a.py" not in _states([watched])
-
-
-def test_a_folder_may_be_removed_meanwhile(watched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_first_stat_of("a.py", lambda: shutil.rmtree(watched / "within"), monkeypatch, before=False)
-    assert {file.name for file in _states([watched])} <= {"a.py", "b.sql", "c.py"}
-    assert {file.name for file in _states([watched])} == {"a.py", "b.sql"}
+    left = {file.relative_to(watched).parts[0] for file in _states([watched])}
+    assert left == {"a.py", "b.sql", "within"} - {gone}
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_of_the_stack_that_ends_is_shown_once_with_its_remedy(name: str, developed: Developed) -> None:
+def test_a_part_that_ends_is_shown_once_with_its_remedy(name: str, developed: Developed) -> None:
     developed.start()
     assert developed.look() == []
     developed.parts[name].runs = False
-    [shown] = developed.look()
-    assert shown.startswith(f"{name}: ended")
-    assert "`outbox up`" in shown
-    assert f"`outbox logs {name}`" in shown
+    [ended] = developed.look()
+    assert ended.startswith(f"{name}: ended")
+    assert "`outbox up`" in ended
+    assert f"`outbox logs {name}`" in ended
     assert developed.look() == []
-
-
-def test_a_part_of_the_stack_that_runs_again_may_end_again(developed: Developed) -> None:
-    developed.start()
-    kafka = developed.parts["kafka"]
-    shown = []
-    for runs in (False, True, False):
-        kafka.runs = runs
-        shown += developed.look()
-    ended = shown[0]
-    assert shown == [ended, "kafka: running again", ended]
-
-
-def test_sinks_that_end_say_that_they_start_again(developed: Developed) -> None:
-    developed.start()
+    developed.parts[name].runs = True
+    assert developed.look() == [f"{name}: running again"]
+    developed.parts[name].runs = False
+    assert developed.look() == [ended]
     developed.sinks.runs = False
     assert developed.look() == ["sinks: ended — it starts again when one of its files changes"]
 

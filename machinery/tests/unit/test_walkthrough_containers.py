@@ -148,27 +148,23 @@ def test_a_kill_leaves_no_process_and_docker_starts_it_again(chain: Containers, 
     chain.sinks.require_running()
 
 
-def test_a_stop_is_gentle_and_docker_starts_it_again(chain: Containers, tmp_path: Path) -> None:
+def test_a_stop_is_gentle_even_for_a_frozen_part(chain: Containers, tmp_path: Path) -> None:
     before = chain.worker.pid()
+    chain.worker.pause()
     chain.worker.stop()
-    chain.worker.start()
     assert (tmp_path / "ended-gently").exists()
+    chain.worker.start()
     assert chain.worker.pid() not in (None, before)
     assert chain.worker.is_running()
 
 
-def test_spark_is_frozen_and_the_drivers_go_on(chain: Containers) -> None:
+def test_spark_is_frozen_while_the_drivers_go_on_and_nothing_stays_frozen(chain: Containers) -> None:
     chain.sinks.pause_spark()
     wait_until(chain, mains=psutil.STATUS_SLEEPING, children=psutil.STATUS_STOPPED)
-    chain.sinks.resume()
-    wait_until(chain, mains=psutil.STATUS_SLEEPING, children=psutil.STATUS_SLEEPING)
-
-
-def test_a_frozen_part_can_be_ended_gently(chain: Containers, tmp_path: Path) -> None:
     chain.sinks.pause()
     wait_until(chain, mains=psutil.STATUS_STOPPED, children=psutil.STATUS_STOPPED)
-    chain.sinks.stop()
-    assert (tmp_path / "ended-gently").exists()
+    chain.restore(quiet)
+    wait_until(chain, mains=psutil.STATUS_SLEEPING, children=psutil.STATUS_SLEEPING)
 
 
 def test_what_ended_unasked_failed_even_if_docker_restarted_it(chain: Containers) -> None:
@@ -231,30 +227,12 @@ def quiet(_: str) -> None:
     """Show nothing."""
 
 
-def test_the_worker_reads_its_mode_when_it_starts(chain: Containers, asked: Relay) -> None:
+def test_the_worker_reads_its_mode_when_it_starts_and_is_left_as_it_was_configured(
+    chain: Containers, asked: Relay, shared: Path
+) -> None:
     chain.switch(exactly_once=False, report=quiet)
     assert asked.calls == [("disable", "false"), ("stop connect", "false"), ("apply False", "false")]
     assert chain.settings.exactly_once is False
-    asked.calls.clear()
-    chain.switch(exactly_once=True, report=quiet)
-    assert asked.calls == [("stop connect", "true"), ("apply True", "true")]
-    assert chain.settings.exactly_once is True
-
-
-def test_a_killed_worker_starts_in_the_requested_mode(chain: Containers, asked: Relay) -> None:
-    chain.switch(exactly_once=False, report=quiet)
-    asked.calls.clear()
-    chain.request(exactly_once=True)
-    chain.worker.kill()
-    chain.start_worker(quiet)
-    assert asked.calls == [("apply True", "true")]
-    asked.calls.clear()
-    chain.restore(quiet)
-    assert asked.calls == []
-
-
-def test_the_worker_is_left_as_it_was_configured(chain: Containers, asked: Relay, shared: Path) -> None:
-    chain.switch(exactly_once=False, report=quiet)
     asked.calls.clear()
     chain.restore(quiet)
     assert asked.calls == [("stop connect", "configured"), ("apply True", "configured")]
@@ -263,18 +241,22 @@ def test_the_worker_is_left_as_it_was_configured(chain: Containers, asked: Relay
     assert len(asked.calls) == 2
 
 
-def test_a_worker_in_its_configured_mode_is_not_restarted(chain: Containers, asked: Relay, shared: Path) -> None:
-    chain.restore(quiet)
-    assert asked.calls == []
-    chain.switch(exactly_once=True, report=quiet)
+def test_a_killed_worker_starts_in_the_requested_mode(chain: Containers, asked: Relay, shared: Path) -> None:
+    chain.switch(exactly_once=False, report=quiet)
     asked.calls.clear()
+    chain.request(exactly_once=True)
+    chain.worker.kill()
+    chain.start_worker(quiet)
+    assert asked.calls == [("apply True", "true")]
+    assert chain.settings.exactly_once is True
     chain.restore(quiet)
-    assert asked.calls == []
+    assert asked.calls == [("apply True", "true")], "it runs as it was configured"
     assert [*shared.iterdir()] == []
 
 
-def test_what_an_interrupted_walkthrough_has_frozen_goes_on(chain: Containers, asked: Relay) -> None:
-    chain.worker.pause()
-    chain.sinks.pause_spark()
+def test_a_request_that_was_interrupted_is_undone(chain: Containers, asked: Relay) -> None:
+    chain.switch(exactly_once=False, report=quiet)
+    chain.request(exactly_once=True)
+    asked.calls.clear()
     chain.restore(quiet)
-    assert {one.status() for one in (*chain.worker.processes(), *chain.sinks.processes())} == {psutil.STATUS_SLEEPING}
+    assert asked.calls == [("stop connect", "configured"), ("apply True", "configured")]
