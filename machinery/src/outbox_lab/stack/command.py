@@ -46,6 +46,8 @@ class Command(Process):
 class SinkProcess(Command):
     """Sinks in one process, ready when its ``/healthz`` says so. Without a port for it they get a free one."""
 
+    poll_s = 0.3
+
     def env(self) -> Mapping[str, str]:
         given = super().env()
         return given if self._settings.sink_metrics_port else {**given, PORT: str(ports.choose(0)[0])}
