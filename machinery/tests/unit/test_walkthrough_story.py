@@ -242,6 +242,7 @@ def tell(
     published = iter(range(0, 10**9, story.PUBLISHED_EVENTS))
     monkeypatch.setattr(story, "check", SimpleNamespace(check=model.report, check_settled=model.report))
     monkeypatch.setattr(story, "lifecycle", SimpleNamespace(status=mode))
+    monkeypatch.setattr(story, "Rest", lambda _: SimpleNamespace(restart_task=lambda: None))
     monkeypatch.setattr(story, "Traffic", lambda *_, **__: traffic)
     monkeypatch.setattr(crash, "Window", lambda *_: Window(model))
     monkeypatch.setattr(Story, "_published", lambda _: next(published))
