@@ -18,7 +18,6 @@ class Processes(Chain):
     """A stack in a home folder of its own. Its data stays after ``restore``, so that it can be inspected."""
 
     def __init__(self, settings: Settings, sinks: Sequence[str]) -> None:
-        self._names = sinks
         self._deployment = Deployment(Stack(settings), sinks)
 
     @property
