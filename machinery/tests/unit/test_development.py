@@ -21,7 +21,7 @@ from outbox_lab.commands import dev
 from outbox_lab.stack import deployment, development, ports
 from outbox_lab.stack.command import Command, ServiceCommand
 from outbox_lab.stack.deployment import Deployment
-from outbox_lab.stack.development import SCHEMA, SERVICE, SINKS, Development, _states
+from outbox_lab.stack.development import SCHEMA, SERVICE, SINKS, Development, file_states
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import PARTS
 from tests.support.declared_events import declare, work_for
@@ -121,10 +121,10 @@ def watched(tmp_path: Path) -> Path:
 
 
 def test_source_files_are_watched_in_every_folder(watched: Path) -> None:
-    assert {file.relative_to(watched).as_posix() for file in _states([watched])} == {"a.py", "b.sql", "within/c.py"}
-    before = _states([watched])
+    assert {file.relative_to(watched).as_posix() for file in file_states([watched])} == {"a.py", "b.sql", "within/c.py"}
+    before = file_states([watched])
     os.utime(watched / "a.py", ns=(1, 1))
-    changed = {file.name for file, time in _states([watched]).items() if before[file] != time}
+    changed = {file.name for file, time in file_states([watched]).items() if before[file] != time}
     assert changed == {"a.py"}
 
 
@@ -152,8 +152,8 @@ def test_files_may_be_removed_while_they_are_looked_at(
                 remove()
 
     monkeypatch.setattr(Path, "stat", with_removal)
-    assert watched / "b.sql" in _states([watched])
-    left = {file.relative_to(watched).parts[0] for file in _states([watched])}
+    assert watched / "b.sql" in file_states([watched])
+    left = {file.relative_to(watched).parts[0] for file in file_states([watched])}
     assert left == {"a.py", "b.sql", "within"} - {gone}
 
 
@@ -187,7 +187,7 @@ def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
         assert "end that program" in failed, "its remedy"
         assert started == "sinks: starting"
         assert developed.look() == [], "it has not ended, and is not ready"
-    developed.development._apply(SERVICE)
+    developed.development.apply(SERVICE)
     assert developed.look() == ["service: starting", f"the service is on {developed.service.url()}"]
 
 
@@ -200,7 +200,7 @@ def test_the_address_is_shown_once_the_service_is_ready_after_each_start(
     there = f"the service is on http://{settings.service_host}:{settings.service_port}"
     assert developed.look() == [there]
     assert developed.look() == []
-    developed.development._apply(SCHEMA)
+    developed.development.apply(SCHEMA)
     assert developed.look() == [*APPLIED, "service: starting", "sinks: starting", there]
 
 
@@ -219,7 +219,7 @@ def test_events_that_are_declared_meanwhile_are_applied(
     before = set(catalog.of_project(settings).topics)
     developed.start()
     declare(folder, "basket")
-    developed.development._apply(SCHEMA)
+    developed.development.apply(SCHEMA)
     [(_, topics), (names, topics_now)] = applied
     assert topics == before
     assert names == {"basket.changed.v1", "order.changed.v1"}

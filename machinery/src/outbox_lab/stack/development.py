@@ -75,7 +75,7 @@ class Development:
         servers = {name: stack.part(name) for name in PARTS}
         self._servers = itertools.cycle(servers.items())
         self._logs = {name: GrowingFile(part.log_file) for name, part in {**servers, **self._parts}.items()}
-        self._apply(SCHEMA)
+        self.apply(SCHEMA)
 
     def step(self) -> None:
         """Show what the logs have got, restart what has changed, and say what is ready and what has ended.
@@ -85,7 +85,7 @@ class Development:
         self._follow()
         for what in self._changed():
             self._show("dev", f"{what}: changed")
-            self._apply(what)
+            self.apply(what)
         for name, part in self._parts.items():
             if name not in self._down and not part.is_running():
                 self._show_end(name, AGAIN)
@@ -99,14 +99,8 @@ class Development:
             self._show("dev", f"the service is on {self._starting.url()}")
             self._starting = None
 
-    def stop(self) -> None:
-        """Stop everything."""
-        for part in self._parts.values():
-            part.stop()
-        self._follow()
-        self._deployment.stack.down(report=lambda line: self._show("stack", line))
-
-    def _apply(self, what: str) -> None:
+    def apply(self, what: str) -> None:
+        """Apply a change of the schema, of the service or of the sinks. A failure is shown."""
         try:
             if what == SCHEMA:
                 catalog.load.cache_clear()  # migrations and connector are applied as by a command that begins now
@@ -117,6 +111,13 @@ class Development:
         for name, part in self._parts.items():
             if what in (name, SCHEMA):
                 self._restart(name, part)
+
+    def stop(self) -> None:
+        """Stop everything."""
+        for part in self._parts.values():
+            part.stop()
+        self._follow()
+        self._deployment.stack.down(report=lambda line: self._show("stack", line))
 
     def _restart(self, name: str, part: Command) -> None:
         """Restart service or sinks. A failure is shown: the other may start."""
@@ -153,7 +154,7 @@ class Development:
         return [SCHEMA] if SCHEMA in changed else changed
 
     def _look(self) -> Mapping[str, Mapping[Path, int]]:
-        return {what: _states(folders) for what, folders in self._folders.items()}
+        return {what: file_states(folders) for what, folders in self._folders.items()}
 
 
 def _folders() -> Mapping[str, list[Path]]:
@@ -166,7 +167,7 @@ def _folders() -> Mapping[str, list[Path]]:
     }
 
 
-def _states(folders: list[Path]) -> dict[Path, int]:
+def file_states(folders: list[Path]) -> dict[Path, int]:
     """When each file was changed last. Files and folders may be removed meanwhile: an editor, or git, does so."""
     states = {}
     for folder in folders:

@@ -138,9 +138,7 @@ class Story:
             f"{written} in the outbox, {self._traffic.events} expected",
         )
         self._screen.expect(self._added(report) == 0, "no duplicate on the topic", self._found(report))
-        self._expect_right(report)
-        self._expect_naive(report, {}, "sink B agrees with the source")
-        self._remember("1 no faults", report)
+        self._end_phase("1 no faults", report, {}, "sink B agrees with the source")
 
     def _at_least_once(self) -> None:
         if self._mode().startswith("at-least-once"):
@@ -161,9 +159,7 @@ class Story:
         self._screen.expect(
             resent == skipped, "sink A skips every one that it reads", f"{skipped} of {resent} on its topics"
         )
-        self._expect_right(report)
-        self._expect_naive(report, self._repeated(report), RESENT)
-        self._remember("2 worker killed, exactly-once off", report)
+        self._end_phase("2 worker killed, exactly-once off", report, self._repeated(report), RESENT)
 
     def _exactly_once(self) -> None:
         self._expect_mode("exactly-once")
@@ -171,9 +167,7 @@ class Story:
         report = self._settle()
         self._screen.expect(self._added(report) == 0, "no new duplicate on the topic", self._found(report))
         self._expect_nothing_lost(report)
-        self._expect_right(report)
-        self._expect_naive(report, self._repeated(report), RESENT)
-        self._remember("3 worker killed, exactly-once on", report)
+        self._end_phase("3 worker killed, exactly-once on", report, self._repeated(report), RESENT)
 
     def _beyond_kafka(self) -> None:
         self._screen.say("consume → write → CRASH → restart → process the same batch again")
@@ -187,13 +181,12 @@ class Story:
             "sink A skips every event of the batch that it had applied",
             f"{skipped} skipped",
         )
-        self._expect_right(report)
         change = self._replayed.change
         if self._has_naive:
             self._screen.expect(bool(change), "that batch changes totals", f"of {len(change)} keys")
         drift = _plus(self._repeated(report), change)
-        self._expect_naive(report, drift, "sink B drifts further, key by key, by exactly that batch")
-        self._remember("4 sinks killed after their commit", report)
+        claim = "sink B drifts further, key by key, by exactly that batch"
+        self._end_phase("4 sinks killed after their commit", report, drift, claim)
 
     def _verdict(self) -> None:
         rows = [
@@ -370,30 +363,19 @@ class Story:
         drifts = [_minus(one.drift, first.comparison(one.name).drift) for one in now.comparisons]
         return sum_of_sizes(difference for drift in drifts for difference in drift.values())
 
-    def _expect_right(self, report: Report) -> None:
-        drift = self._drift_total(report, self.workload.right)
-        self._screen.expect(drift == 0, "sink A agrees with the source", f"drift {text_of(drift)}")
-
-    def _expect_naive(self, report: Report, drift: Mapping[str, Decimal], what: str) -> None:
-        """Sink B is off by this signed drift, in every key."""
-        if self._has_naive:
-            found = self._drift(report, self._names[1])
-            detail = f"{text_of(self._drift_total(report, self._names[1]))} in {len(found)} keys"
-            self._screen.expect(found == _plus(drift, {}), what, detail)
-
-    def _remember(self, name: str, report: Report) -> None:
-        right = self.workload.right
-        naive = self._names[1] if self._has_naive else None
-        self.phases.append(
-            Phase(
-                name=name,
-                topic_duplicates=self._resent(report),
-                skipped=self._skipped(report),
-                drift_right=self._drift_total(report, right),
-                drift_naive=self._drift_total(report, naive) if naive else None,
-                drifting_keys=len(self._drift(report, naive)) if naive else 0,
-            )
-        )
+    def _end_phase(self, name: str, report: Report, drift: Mapping[str, Decimal], claim: str) -> None:
+        """Compare both sinks with the source, and add a line to the verdict. Sink B is off by this signed drift, in
+        every key.
+        """
+        right, naive = self.workload.right, self._names[1] if self._has_naive else None
+        drift_right = self._drift_total(report, right)
+        self._screen.expect(drift_right == 0, "sink A agrees with the source", f"drift {text_of(drift_right)}")
+        drift_naive, found = None, dict[str, Decimal]()
+        if naive:
+            drift_naive, found = self._drift_total(report, naive), self._drift(report, naive)
+            self._screen.expect(found == _plus(drift, {}), claim, f"{text_of(drift_naive)} in {len(found)} keys")
+        resent, skipped = self._resent(report), self._skipped(report)
+        self.phases.append(Phase(name, resent, skipped, drift_right, drift_naive, drifting_keys=len(found)))
         self._last = report
 
     def _answers(self) -> str:
