@@ -46,6 +46,7 @@ class Command(Process):
 class SinkProcess(Command):
     """Sinks in one process, ready when its ``/healthz`` says so. Without a port for it they get a free one."""
 
+    start_timeout_s = 180.0  # on a busy machine Spark takes minutes; one that has ended is noticed at once
     poll_s = 0.3
 
     def env(self) -> Mapping[str, str]:
