@@ -13,12 +13,14 @@ PYTEST := "$(CURDIR)/$(BIN)/python" -m pytest
 
 .PHONY: demo test check soak dev format install archives lock update clean
 
+# JVMs that have just started do most of the work of the demo and the tests: only the first-tier compiler is worth its
+# time. That option shrinks the JVM's room for compiled code to a fifth; once it is full, the JVM stops compiling. So it
+# is set too.
+YOUNG_JVM := -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m
+
+demo: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
 demo: .venv/demo
 	@$(BIN)/outbox demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
-
-# Most of the work of tests is done by JVMs that have just started: only the first-tier compiler is worth its time. That
-# option shrinks the JVM's room for compiled code to a fifth; once it is full, the JVM stops compiling. So it is set too.
-YOUNG_JVM := -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m
 
 # In several processes, each with a stack of its own; ARGS="-n 0 …" for one.
 test: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)

@@ -8,8 +8,7 @@ from typing import Any
 from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings
-from outbox_lab.testing.client import ServiceClient
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import ServiceClient, query
 
 
 class Client(ServiceClient):

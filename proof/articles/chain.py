@@ -21,8 +21,8 @@ from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.fixtures.stack import private_stack
+from outbox_lab.testing.helpers import query
 from outbox_lab.testing.homes import Homes
-from outbox_lab.testing.queries import query
 
 from proof.articles.experiment import NotFired, Report
 from proof.articles.history import Delivery, compare

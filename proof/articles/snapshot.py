@@ -10,7 +10,7 @@ from confluent_kafka import Message
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox_lab.testing.command import run
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 
 from proof.articles.chain import OUTBOX, PROGRESS_TIMEOUT_S, Chain, Source, own_chain
 from proof.articles.experiment import Experiment, NotFired, Report, Seen

@@ -24,7 +24,7 @@ from outbox.events.values import parse_json
 from outbox.writing import dbapi, rows
 from outbox.writing.append import Event, append
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from tests.transactions import WAYS, Way, django_connection, url
 
 KEY = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"

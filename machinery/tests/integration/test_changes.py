@@ -30,7 +30,7 @@ from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.writer import Counts
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from tests.change_log import (
     NAME,
     PROJECTION,

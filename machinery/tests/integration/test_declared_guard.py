@@ -22,7 +22,7 @@ from outbox.migrations.migrate import is_current, migrate, owner_engine
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing import command
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from tests.support import suite
 from tests.support.outbox_rows import remove_guard
 

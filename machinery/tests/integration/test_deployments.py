@@ -88,6 +88,15 @@ def placed(number: int = 1, **changes: Any) -> Record:
     return record("placed", PLACED | {"number": number} | changes)
 
 
+def refused(seen: Seen, **changes: Any) -> Record:
+    """An event that the projection has refused, and would apply now."""
+    event = placed(**changes)
+    seen.refuse(id_of(event))
+    assert seen.apply(TOPIC, event) == Counts(rows=1, rejected=1)
+    seen.refuse()
+    return event
+
+
 def id_of(one: Record) -> str:
     return (dict(one.headers)["id"] or b"").decode()
 
@@ -156,35 +165,32 @@ class TestOlderVersions:
     """The letter is of a valid event, in an older version."""
 
     @pytest.fixture(params=["one type", "several types"])
-    def refused(self, seen: Seen, request: pytest.FixtureRequest) -> Record:
+    def event(self, seen: Seen, request: pytest.FixtureRequest) -> Record:
         """An event that the projection has refused under version 1."""
         if request.param == "several types":
             seen.deploy("order")
-        event = placed()
-        seen.refuse(id_of(event))
-        assert seen.apply(TOPIC, event) == Counts(rows=1, rejected=1)
+        event = refused(seen)
         assert seen.letters("is_event", "version") == [(True, 1)]
-        seen.refuse()
         return event
 
-    def test_it_is_upcast(self, seen: Seen, shop: Shop, refused: Record) -> None:
+    def test_it_is_upcast(self, seen: Seen, shop: Shop, event: Record) -> None:
         seen.deploy(known=shop.declare_placed_v2())
         assert seen.replay() == Replayed(applied=1)
         (applied,) = seen.events("unit", *AFTER)
         assert applied == ("PCE", *AFTER.values())
-        assert seen.apply_again(TOPIC, refused) == Counts(rows=1, duplicates=1)
+        assert seen.apply_again(TOPIC, event) == Counts(rows=1, duplicates=1)
 
-    def test_refused_again_its_record_stays_as_it_came(self, seen: Seen, shop: Shop, refused: Record) -> None:
+    def test_refused_again_its_record_stays_as_it_came(self, seen: Seen, shop: Shop, event: Record) -> None:
         seen.deploy(known=shop.declare_placed_v2())
-        seen.refuse(id_of(refused))
+        seen.refuse(id_of(event))
         assert seen.replay() == Replayed(rejected=1)
-        value = (refused.value or b"").decode()
+        value = (event.value or b"").decode()
         assert seen.letters("is_event", "reason", "convert_from(value, 'UTF8')") == [(True, "unwelcome", value)]
         seen.refuse()
         assert seen.replay() == Replayed(applied=1)
 
-    def test_an_upcaster_that_fails_leaves_it_open(self, seen: Seen, shop: Shop, refused: Record) -> None:
-        del refused
+    @pytest.mark.usefixtures("event")
+    def test_an_upcaster_that_fails_leaves_it_open(self, seen: Seen, shop: Shop) -> None:
         known = shop.declare_placed_v2()
         (known.folder / "order" / "upcast.py").write_text("def placed_v1(payload):\n    raise KeyError('x')\n")
         seen.deploy(known=shop.known)
@@ -194,8 +200,8 @@ class TestOlderVersions:
         seen.deploy(known=shop.known)
         assert seen.replay() == Replayed(applied=1)
 
-    def test_a_version_that_is_declared_no_more_leaves_it_open(self, seen: Seen, shop: Shop, refused: Record) -> None:
-        del refused
+    @pytest.mark.usefixtures("event")
+    def test_a_version_that_is_declared_no_more_leaves_it_open(self, seen: Seen, shop: Shop) -> None:
         known = shop.declare_placed_v2()
         (known.folder / "order" / "placed.v1.schema.json").unlink()
         seen.deploy(known=shop.known)
@@ -215,20 +221,18 @@ class TestUnwanted:
     def event(self, seen: Seen, by: str, request: pytest.FixtureRequest) -> Record:
         """The event of an open letter of a sink that asks for another event since."""
         seen.by = by
-        event = placed()
         if request.param == "refused":
-            seen.refuse(id_of(event))
-            seen.apply(TOPIC, event)
-            seen.refuse()
+            event = refused(seen)
         else:
+            event = placed()
             seen.apply(TOPIC, event._replace(value=b"{"))
             seen.execute("UPDATE dead_letters SET value = %s", event.value)
         seen.deploy("order.cancelled")
         return event
 
     @pytest.mark.parametrize("by", ["dedup"])
-    def test_a_replay_leaves_it_open(self, seen: Seen, event: Record) -> None:
-        del event
+    @pytest.mark.usefixtures("event")
+    def test_a_replay_leaves_it_open(self, seen: Seen) -> None:
         assert seen.replay() == Replayed(rejected=1)
         assert seen.letters("status", "reason") == [("open", "not asked for")]
         assert seen.events("id") == []
@@ -246,10 +250,7 @@ class TestUnwanted:
     def test_a_letter_of_one_version_is_replayed_for_a_job_that_asks_for_all(self, seen: Seen, by: str) -> None:
         seen.deploy("order.placed.v1")
         seen.by = by
-        event = placed()
-        seen.refuse(id_of(event))
-        seen.apply(TOPIC, event)
-        seen.refuse()
+        refused(seen)
         seen.deploy("order.placed")
         assert seen.replay() == Replayed(applied=1)
         with seen.running():
@@ -258,10 +259,7 @@ class TestUnwanted:
     def test_values_come_back_as_they_were(self, seen: Seen) -> None:
         """A replay decodes the record: no value takes a way of its own."""
         extreme: dict[str, Any] = {"at": "9999-12-31T23:59:59Z", "price": 1e30, "hint": "x" * 2000}
-        event = placed(**extreme)
-        seen.refuse(id_of(event))
-        seen.apply(TOPIC, event)
-        seen.refuse()
+        refused(seen, **extreme)
         assert seen.replay() == Replayed(applied=1)
         other = record(
             "placed", PLACED | {"at": "9999-12-31T23:59:59Z", "price": float(f"{10**30}"), "hint": "x" * 2000}
@@ -274,40 +272,26 @@ class TestUnwanted:
 class TestOtherColumns:
     """The sink asks for more or fewer events, so its tables have other columns than the letter."""
 
-    @pytest.fixture
-    def refused(self, seen: Seen) -> Record:
-        event = placed()
-        seen.refuse(id_of(event))
-        seen.apply(TOPIC, event)
-        seen.refuse()
-        return event
-
-    def test_from_one_type_to_several(self, seen: Seen, refused: Record) -> None:
-        seen.deploy("order")
+    @pytest.mark.parametrize(
+        ("before", "after", "event_type"), [("order.placed", "order", "order.placed"), ("order", "order.placed", None)]
+    )
+    def test_from_one_type_to_several_and_back(
+        self, seen: Seen, before: str, after: str, event_type: str | None
+    ) -> None:
+        seen.deploy(before)
+        event = refused(seen)
+        seen.deploy(after)
         assert seen.replay() == Replayed(applied=1)
-        assert seen.events("event_type", *AFTER) == [("order.placed", *AFTER.values())]
-        assert seen.apply_again(TOPIC, refused) == Counts(rows=1, duplicates=1)
+        assert seen.events("event_type", *AFTER) == [(event_type, *AFTER.values())]
+        assert seen.apply_again(TOPIC, event) == Counts(rows=1, duplicates=1)
 
-    def test_from_several_types_to_one(self, seen: Seen) -> None:
-        seen.deploy("order")
-        event = placed()
-        seen.refuse(id_of(event))
-        seen.apply(TOPIC, event)
-        seen.refuse()
-        seen.deploy("order.placed")
-        assert seen.replay() == Replayed(applied=1)
-        assert seen.events("event_type", *AFTER) == [(None, *AFTER.values())]
-
-    def test_columns_that_are_apart_since(self, seen: Seen, shop: Shop, refused: Record) -> None:
-        del refused
+    def test_columns_that_are_apart_since(self, seen: Seen, shop: Shop) -> None:
+        refused(seen)
         known = shop.declare(returned_v1=payload({"quantity": {"type": "number"}}))
         seen.deploy("order", known=known)
         assert seen.replay() == Replayed(applied=1)
         assert seen.events("quantity:bigint", "quantity:numeric", "quantity") == [(2, None, None)]
-        event = placed(2)
-        seen.refuse(id_of(event))
-        seen.apply(TOPIC, event)
-        seen.refuse()
+        refused(seen, number=2)
         seen.deploy("order.placed")
         assert seen.replay() == Replayed(applied=1)
         assert seen.events("quantity")[1:] == [(2,)]

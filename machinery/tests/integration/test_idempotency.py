@@ -14,9 +14,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.http.idempotency import Answer, Key, first_answer
-from outbox_lab.testing.events import outbox_records
-from outbox_lab.testing.queries import query
-from outbox_lab.testing.threads import all_at_once
+from outbox_lab.testing.helpers import all_at_once, outbox_records, query
 from tests.shape import SHAPE
 from tests.stock import Client, audit
 from tests.support.made_events import nth_key

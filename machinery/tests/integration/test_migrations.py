@@ -30,7 +30,7 @@ from outbox.writing.append import OUTBOX
 from outbox_lab.stack import ports
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 
 APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', 'b', 'placed', '{}')"
 

@@ -19,7 +19,7 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, slot
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 
 HOPS = ("source-db", "slot", "sink-db")
 FITS = "columns_fit_a_record"

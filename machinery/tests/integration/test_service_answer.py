@@ -16,7 +16,7 @@ from outbox.http.idempotency import Answer, KeyReused
 from outbox.http.problems import Kind
 from outbox.http.service import Change, Service, WriteHeaders
 from outbox.writing.event import Event
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from tests.support.made_events import nth_key
 
 INSERT = text("INSERT INTO items (id, unit, stock, version) VALUES (:id, 'KGM', 0, 0)")

@@ -29,9 +29,8 @@ from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.stack import private_stack
+from outbox_lab.testing.helpers import chosen_seed, query, seeded
 from outbox_lab.testing.homes import Homes
-from outbox_lab.testing.queries import query
-from outbox_lab.testing.seeds import chosen_seed, seeded
 from tests.stock import audit
 
 CLIENTS = 4

@@ -28,8 +28,7 @@ from outbox_lab.soak.observe import Captured
 from outbox_lab.soak.seen import Seen
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
-from outbox_lab.testing.queries import query
-from outbox_lab.testing.seeds import chosen_seed
+from outbox_lab.testing.helpers import chosen_seed, query
 from stock.service import create_app
 from tests.stock import Client
 from tests.support import slots, soak_run, topic_reader

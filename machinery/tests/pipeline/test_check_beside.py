@@ -17,7 +17,7 @@ from outbox.audit import check
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.clients import client_config
-from outbox_lab.testing.seeds import chosen_seed
+from outbox_lab.testing.helpers import chosen_seed
 from tests.support.topic_reader import topic_of
 
 CHECKS = 12

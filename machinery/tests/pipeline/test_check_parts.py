@@ -27,7 +27,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox_lab.testing.command import environment
-from outbox_lab.testing.seeds import chosen_seed
+from outbox_lab.testing.helpers import chosen_seed
 from tests.support.made_events import uuid7
 from tests.support.topic_reader import topic_of
 

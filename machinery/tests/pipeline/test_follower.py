@@ -18,7 +18,7 @@ from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import AHEAD_MAX_RECORDS, Closed, Follower
-from outbox_lab.testing.seeds import chosen_seed
+from outbox_lab.testing.helpers import chosen_seed
 from tests.support.topic_reader import topic_of
 
 TIMEOUT_S = 30

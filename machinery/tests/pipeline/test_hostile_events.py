@@ -19,8 +19,7 @@ from outbox.kafka.clients import client_config
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering.asked import NAMES_MAX
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.queries import query
-from outbox_lab.testing.seeds import chosen_seed
+from outbox_lab.testing.helpers import chosen_seed, query
 from tests.support.declared_sinks import record
 from tests.support.made_events import nth_key
 from tests.support.releases import (

@@ -18,7 +18,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox_lab.stack.command import Command
 from outbox_lab.testing.command import outbox
-from outbox_lab.testing.seeds import chosen_seed
+from outbox_lab.testing.helpers import chosen_seed
 from tests.stock import Client
 from tests.support.made_events import nth_key
 from tests.support.sink_driver import Database

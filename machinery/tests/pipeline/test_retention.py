@@ -26,7 +26,7 @@ from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors
 from outbox.sink import discovery
 from outbox_lab.stack.postgres import Postgres
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.made_events import JOB

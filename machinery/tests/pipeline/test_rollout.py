@@ -10,8 +10,7 @@ import pytest
 
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
-from outbox_lab.testing.queries import query
-from outbox_lab.testing.seeds import chosen_seed
+from outbox_lab.testing.helpers import chosen_seed, query
 from tests.support.releases import (
     KEYS,
     LABELLED,

@@ -16,7 +16,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors
 from outbox.sink.remembering import fence
-from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.postgres import Postgres
 from tests.support import faulty_sink
 from tests.support.made_events import sums
@@ -36,7 +36,7 @@ from tests.support.sink_process import (
 from tests.support.topic_reader import topic_of
 
 
-def health(sinks: SinkCommand) -> dict[str, Any]:
+def health(sinks: SinkProcess) -> dict[str, Any]:
     """The states of the sinks of a process."""
     answer = requests.get(f"{sinks.url()}/healthz", timeout=30)
     states: dict[str, Any] = answer.json()["sinks"]
@@ -44,7 +44,7 @@ def health(sinks: SinkCommand) -> dict[str, Any]:
     return states
 
 
-def wait_state(sinks: SinkCommand, sink: str, state: str, failure: str | None = None) -> None:
+def wait_state(sinks: SinkProcess, sink: str, state: str, failure: str | None = None) -> None:
     """Wait until a sink is in this state."""
     wanted = {"state": state, "failure": failure}
     wait_for(f"sink {sink} to be {state}", lambda: health(sinks)[sink] == wanted, timeout_s=TIMEOUT_S)

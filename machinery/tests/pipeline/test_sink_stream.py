@@ -25,7 +25,7 @@ from outbox.sink.reading.reader import DRIVER_MAX_RECORDS
 from outbox.sink.repair import rewind
 from outbox.sink.running.metrics import LagLookup
 from outbox_lab.stack import ports
-from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.spark import UI_FILTER, UI_SECRET, ui_header
 from tests.support.made_events import nth_key, sums, uuid7
 from tests.support.sink_driver import Database
@@ -82,7 +82,7 @@ def test_everything_committed_is_applied_and_nothing_else(
     assert logged(again, "applied") == []
 
 
-def stop_by(sink: SinkCommand, number: signal.Signals) -> None:
+def stop_by(sink: SinkProcess, number: signal.Signals) -> None:
     """Stop it by a signal to its Python process alone: all of it ends, in good order."""
     processes = sink.processes()
     assert len(processes) > 1, "Python and its JVM"

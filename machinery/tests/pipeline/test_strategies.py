@@ -18,7 +18,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import lifecycle
 from outbox_lab.stack.command import sink
-from outbox_lab.testing.seeds import chosen_seed, seeded
+from outbox_lab.testing.helpers import chosen_seed, seeded
 from tests.stock import Client
 from tests.support.deliveries import SURVIVES_RE_SENDS
 from tests.support.made_events import STRATEGIES, nth_key, sums

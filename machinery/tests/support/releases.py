@@ -28,7 +28,7 @@ from outbox.kafka.clients import client_config, request_timeout_s
 from outbox.writing.dbapi import append
 from outbox.writing.event import Event
 from outbox_lab.testing.command import outbox
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from tests.support.outbox_rows import Writer, ids
 from tests.support.sink_driver import Database
 from tests.support.sink_process import TIMEOUT_S, sink_arguments

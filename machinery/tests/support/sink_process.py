@@ -22,7 +22,7 @@ from outbox.kafka.clients import client_config
 from outbox.sink import discovery
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import fence
-from outbox_lab.stack.command import Command, SinkCommand
+from outbox_lab.stack.command import Command, SinkProcess
 from outbox_lab.testing.command import environment, outbox
 from tests.shape import SHAPE
 from tests.support import faulty_sink
@@ -185,9 +185,9 @@ def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
 
 
 @contextmanager
-def running(settings: Settings, *names: str) -> Iterator[SinkCommand]:
+def running(settings: Settings, *names: str) -> Iterator[SinkProcess]:
     """Sinks that run until told otherwise, with a JVM that belongs to the process; killed at the end of the block."""
-    sink = SinkCommand(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
+    sink = SinkProcess(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
     with _spawned(sink):
         try:
             yield sink

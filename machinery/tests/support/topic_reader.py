@@ -18,7 +18,7 @@ from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay.connectors import Connector
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from tests.shape import SHAPE
 from tests.support.outbox_rows import ids
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from outbox.base import log, project
 from outbox.base.settings import DOTENV, Settings, load
 from outbox.sink import discovery
-from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.process import Process
 from outbox_lab.testing.command import outbox
 from tests.support.paths import ROOT
@@ -80,7 +80,7 @@ class WarmJvm(Process):
         return done
 
 
-class WarmSink(SinkCommand):
+class WarmSink(SinkProcess):
     """A sink that runs in the background, its Spark in a warm JVM."""
 
     def __init__(self, name: str, settings: Settings, arguments: Sequence[str]) -> None:

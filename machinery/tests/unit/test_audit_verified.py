@@ -22,7 +22,7 @@ from outbox.audit.topic_part import TopicOffset
 from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import Settings, load
 from outbox.sink.decoding.decoder import DecodedEvent
-from outbox_lab.testing.seeds import chosen_seed, seeded
+from outbox_lab.testing.helpers import chosen_seed, seeded
 from tests.support import audit_chain
 from tests.support.audit_chain import (
     MINUTE_MS,

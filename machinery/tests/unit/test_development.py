@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +18,15 @@ from click.testing import CliRunner
 from outbox.base.settings import Settings, load
 from outbox.events import catalog
 from outbox_lab.commands import dev
-from outbox_lab.stack import development, ports
+from outbox_lab.stack import deployment, development, ports
 from outbox_lab.stack.command import Command, ServiceCommand
-from outbox_lab.stack.development import SCHEMA, SERVICE, SINKS, Development, _states
+from outbox_lab.stack.deployment import Deployment
+from outbox_lab.stack.development import SCHEMA, SERVICE, SINKS, Development, file_states
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import PARTS
 from tests.support.declared_events import declare, work_for
+
+APPLIED = ["databases migrated", "connector created: exactly-once"]
 
 
 class Part(Process):
@@ -68,11 +71,12 @@ class Developed:
         self.service, self.sinks = Service(SERVICE, settings, []), Sinks(SINKS, settings, [])
         self._shown: list[str] = []
         stack: Any = SimpleNamespace(settings=settings, part=self.parts.get, up=lambda report: report("ready"))
-        monkeypatch.setattr(development, "service", lambda _: self.service)
-        monkeypatch.setattr(development, "sink", lambda *_: self.sinks)
-        monkeypatch.setattr(development, "migrate", lambda _: None)
-        monkeypatch.setattr(development, "lifecycle", SimpleNamespace(apply=lambda _: "created"))
-        self.development = Development(stack, (), self._show)
+        monkeypatch.setattr(deployment, "service", lambda _: self.service)
+        monkeypatch.setattr(deployment, "sink", lambda *_: self.sinks)
+        monkeypatch.setattr(deployment, "migrate", lambda _: None)
+        relay = SimpleNamespace(apply=lambda _: "created", status=lambda _: SimpleNamespace(mode="exactly-once"))
+        monkeypatch.setattr(deployment, "lifecycle", relay)
+        self.development = Development(Deployment(stack), self._show)
 
     def start(self) -> list[str]:
         """Start everything, and return what was shown."""
@@ -116,71 +120,57 @@ def watched(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def at_first_stat_of(name: str, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
-    """Let something happen just before or just after a file is looked at for the first time."""
-    stat, done = Path.stat, list[Path]()
+def test_source_files_are_watched_in_every_folder(watched: Path) -> None:
+    assert {file.relative_to(watched).as_posix() for file in file_states([watched])} == {"a.py", "b.sql", "within/c.py"}
+    before = file_states([watched])
+    os.utime(watched / "a.py", ns=(1, 1))
+    changed = {file.name for file, time in file_states([watched]).items() if before[file] != time}
+    assert changed == {"a.py"}
 
-    def with_act(path: Path, **options: bool) -> os.stat_result:
-        is_first = path.name == name and not done
+
+@pytest.mark.parametrize("gone", ["a.py", "within"])
+@pytest.mark.parametrize("before", [True, False])
+def test_files_may_be_removed_while_they_are_looked_at(
+    watched: Path, monkeypatch: pytest.MonkeyPatch, before: bool, gone: str
+) -> None:
+    stat, seen = Path.stat, list[Path]()
+
+    def remove() -> None:
+        path = watched / gone
+        shutil.rmtree(path) if gone == "within" else path.unlink()
+
+    def with_removal(path: Path, **options: bool) -> os.stat_result:
+        is_first = path.name == "a.py" and not seen
         if is_first:
-            done.append(path)
-            if before:
-                act()
+            seen.append(path)
+        if is_first and before:
+            remove()
         try:
             return stat(path, **options)
         finally:
             if is_first and not before:
-                act()
+                remove()
 
-    monkeypatch.setattr(Path, "stat", with_act)
-
-
-def test_source_files_are_watched_in_every_folder(watched: Path) -> None:
-    assert {file.relative_to(watched).as_posix() for file in _states([watched])} == {"a.py", "b.sql", "within/c.py"}
-    before = _states([watched])
-    os.utime(watched / "a.py", ns=(1, 1))
-    changed = {file.name for file, time in _states([watched]).items() if before[file] != time}
-    assert changed == {"a.py"}
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_a_file_may_be_removed_meanwhile(watched: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
-    at_first_stat_of("a.py", (watched / "a.py").unlink, monkeypatch, before=before)
-    assert watched / "b.sql" in _states([watched])
-    assert watched / "a.py" not in _states([watched])
-
-
-def test_a_folder_may_be_removed_meanwhile(watched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_first_stat_of("a.py", lambda: shutil.rmtree(watched / "within"), monkeypatch, before=False)
-    assert {file.name for file in _states([watched])} <= {"a.py", "b.sql", "c.py"}
-    assert {file.name for file in _states([watched])} == {"a.py", "b.sql"}
+    monkeypatch.setattr(Path, "stat", with_removal)
+    assert watched / "b.sql" in file_states([watched])
+    left = {file.relative_to(watched).parts[0] for file in file_states([watched])}
+    assert left == {"a.py", "b.sql", "within"} - {gone}
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_of_the_stack_that_ends_is_shown_once_with_its_remedy(name: str, developed: Developed) -> None:
+def test_a_part_that_ends_is_shown_once_with_its_remedy(name: str, developed: Developed) -> None:
     developed.start()
     assert developed.look() == []
     developed.parts[name].runs = False
-    [shown] = developed.look()
-    assert shown.startswith(f"{name}: ended")
-    assert "`outbox up`" in shown
-    assert f"`outbox logs {name}`" in shown
+    [ended] = developed.look()
+    assert ended.startswith(f"{name}: ended")
+    assert "`outbox up`" in ended
+    assert f"`outbox logs {name}`" in ended
     assert developed.look() == []
-
-
-def test_a_part_of_the_stack_that_runs_again_may_end_again(developed: Developed) -> None:
-    developed.start()
-    kafka = developed.parts["kafka"]
-    shown = []
-    for runs in (False, True, False):
-        kafka.runs = runs
-        shown += developed.look()
-    ended = shown[0]
-    assert shown == [ended, "kafka: running again", ended]
-
-
-def test_sinks_that_end_say_that_they_start_again(developed: Developed) -> None:
-    developed.start()
+    developed.parts[name].runs = True
+    assert developed.look() == [f"{name}: running again"]
+    developed.parts[name].runs = False
+    assert developed.look() == [ended]
     developed.sinks.runs = False
     assert developed.look() == ["sinks: ended — it starts again when one of its files changes"]
 
@@ -191,27 +181,27 @@ def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
     monkeypatch.setattr(ports, "RELEASE_TIMEOUT_S", 0)
     developed.service.answers = True  # as the program does that has the port
     with socket.create_server((ports.LOOPBACK, settings.service_port)):
-        connector, failed, started = developed.start()
-        assert connector == "connector created"
+        *applied, failed, started = developed.start()
+        assert applied == APPLIED
         assert f"port {settings.service_port} of service is taken" in failed
         assert "end that program" in failed, "its remedy"
         assert started == "sinks: starting"
         assert developed.look() == [], "it has not ended, and is not ready"
-    developed.development._apply(settings, SERVICE)
+    developed.development.apply(SERVICE)
     assert developed.look() == ["service: starting", f"the service is on {developed.service.url()}"]
 
 
 def test_the_address_is_shown_once_the_service_is_ready_after_each_start(
     developed: Developed, settings: Settings
 ) -> None:
-    assert developed.start() == ["connector created", "service: starting", "sinks: starting"]
+    assert developed.start() == [*APPLIED, "service: starting", "sinks: starting"]
     assert developed.look() == []
     developed.service.answers = True
     there = f"the service is on http://{settings.service_host}:{settings.service_port}"
     assert developed.look() == [there]
     assert developed.look() == []
-    developed.development._apply(settings, SCHEMA)
-    assert developed.look() == ["connector created", "service: starting", "sinks: starting", there]
+    developed.development.apply(SCHEMA)
+    assert developed.look() == [*APPLIED, "service: starting", "sinks: starting", there]
 
 
 def test_events_that_are_declared_meanwhile_are_applied(
@@ -223,13 +213,13 @@ def test_events_that_are_declared_meanwhile_are_applied(
         known = catalog.of_project(of)
         applied.append(({schema.name for schema in known.schemas}, set(known.topics)))
 
-    monkeypatch.setattr(development, "migrate", noted)
+    monkeypatch.setattr(deployment, "migrate", noted)
     folder = work_for(tmp_path / "project", monkeypatch)
     declare(folder, "order")
     before = set(catalog.of_project(settings).topics)
     developed.start()
     declare(folder, "basket")
-    developed.development._apply(settings, SCHEMA)
+    developed.development.apply(SCHEMA)
     [(_, topics), (names, topics_now)] = applied
     assert topics == before
     assert names == {"basket.changed.v1", "order.changed.v1"}
@@ -252,7 +242,7 @@ def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     class Shown:
         """Shows a line of each part, twice, and is ended by Ctrl-C."""
 
-        def __init__(self, _: object, __: object, show: development.Show) -> None:
+        def __init__(self, _: object, show: development.Show) -> None:
             self._show = show
 
         def start(self) -> None:

@@ -61,11 +61,6 @@ def test_it_counts_stacks_in_folders_below_and_leaves_others_alone(run: Run, tmp
     assert beside.is_running()
 
 
-def test_a_paused_part_is_named_too(run: Run, tmp_path: Path) -> None:
-    run("connect").pause()
-    assert down(tmp_path)[0] == "connect: stopping"
-
-
 @contextmanager
 def process_of_nobody(mark: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of another user, who has put a mark of ours into its environment."""
@@ -95,12 +90,14 @@ def test_process_of_another_user_is_not_ours(mark: str, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.rglob("*")} == {"home", "evil", "lock", "victim"}
 
 
-def test_mark_that_leads_out_of_the_home_is_not_followed(run: Run, tmp_path: Path) -> None:
+def test_a_home_is_the_same_by_a_link_and_a_paused_part_is_ended(run: Run, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    home.mkdir()
-    stranger = run("x", home / ".." / "evil")
-    assert down(home) == ["nothing was running"]
-    assert stranger.is_running()
+    process, stranger = run("service", home), run("x", home / ".." / "evil")
+    process.pause()
+    (tmp_path / "link").symlink_to("home")
+    assert down(tmp_path / "link")[0] == "service: stopping"
+    assert not process.is_running()
+    assert stranger.is_running(), "its mark leads out of the home"
 
 
 def test_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
@@ -116,10 +113,3 @@ def test_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
 def test_down_makes_no_home(tmp_path: Path) -> None:
     assert down(tmp_path / "absent") == ["nothing was running"]
     assert not (tmp_path / "absent").exists()
-
-
-def test_home_is_the_same_by_a_link(run: Run, tmp_path: Path) -> None:
-    process = run("service", tmp_path / "home")
-    (tmp_path / "link").symlink_to("home")
-    assert down(tmp_path / "link")[0] == "service: stopping"
-    assert not process.is_running()

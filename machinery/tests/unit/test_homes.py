@@ -72,14 +72,6 @@ def kill_with_watchdog(run: subprocess.Popen[str], process: Script) -> None:
     assert process.is_running(), "nobody has stopped it"
 
 
-def test_a_home_has_a_space_and_a_letter_outside_ascii_in_its_path(root: Path) -> None:
-    run = Homes(root)
-    name = run.new("home").name
-    run.close(keep_logs=False)
-    assert " " in name
-    assert not name.isascii()
-
-
 def test_a_killed_run_leaves_its_logs_but_no_process_and_no_data(start: Start) -> None:
     run, process = start()
     os.kill(run.pid, signal.SIGKILL)
@@ -88,19 +80,14 @@ def test_a_killed_run_leaves_its_logs_but_no_process_and_no_data(start: Start) -
     assert process.log_file.exists()
 
 
-def test_the_next_run_deletes_what_killed_runs_have_left(start: Start, root: Path) -> None:
-    run, process = start()
-    kill_with_watchdog(run, process)
-    Homes(root).close(keep_logs=False)
-    assert process.processes() == []
-    assert list(root.iterdir()) == []
-
-
-def test_outbox_down_stops_what_a_killed_run_left(start: Start, root: Path) -> None:
-    run, process = start()
-    kill_with_watchdog(run, process)
+def test_outbox_down_stops_and_the_next_run_deletes_what_killed_runs_have_left(start: Start, root: Path) -> None:
+    stopped, process = start()
+    kill_with_watchdog(stopped, process)
     assert outbox("down", home=root.parent).returncode == 0
     assert process.processes() == []
+    kill_with_watchdog(*start())
+    Homes(root).close(keep_logs=False)
+    assert list(root.iterdir()) == []
 
 
 def test_a_run_does_not_touch_what_another_run_uses(start: Start, root: Path) -> None:
@@ -127,7 +114,10 @@ def test_a_run_about_to_lock_its_folder_is_alive(root: Path, monkeypatch: pytest
 def test_orderly_run_deletes_its_folder_or_keeps_the_logs(root: Path) -> None:
     for keep_logs in (False, True):
         run = Homes(root)
-        process = Script(run.new("home"), SERVE)
+        home = run.new("home")
+        assert " " in home.name
+        assert not home.name.isascii()
+        process = Script(home, SERVE)
         process.start()
         run.close(keep_logs=keep_logs)
         assert process.processes() == []

@@ -22,20 +22,14 @@ def taken() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_preferred_port_that_is_free_is_chosen() -> None:
+def test_preferred_ports_are_chosen_unless_another_stack_has_one_of_them(taken: int) -> None:
     [free] = ports.choose(0)
+    assert (ports.is_free(free), ports.is_open(free)) == (True, False)
+    assert (ports.is_free(taken), ports.is_open(taken)) == (False, True)
     assert ports.choose(free) == [free]
-
-
-def test_a_port_that_is_taken_is_not_chosen(taken: int) -> None:
-    [chosen] = ports.choose(taken)
-    assert chosen != taken
-    assert ports.is_free(chosen)
-
-
-def test_beside_another_stack_no_preferred_port_is_chosen(taken: int) -> None:
-    [free] = ports.choose(0)
-    assert not set(ports.choose(taken, free)) & {taken, free}
+    chosen = ports.choose(taken, free)
+    assert not set(chosen) & {taken, free}
+    assert all(map(ports.is_free, chosen))
 
 
 def test_reserved_port_is_not_chosen_before_its_server_listens() -> None:
@@ -60,14 +54,6 @@ def test_no_outgoing_connection_takes_a_chosen_port() -> None:
     with suppress(FileNotFoundError):  # Linux has it
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
         assert max(ports.choose(*[0] * 100)) < lowest
-
-
-def test_free_and_open_are_told_apart(taken: int) -> None:
-    assert not ports.is_free(taken)
-    assert ports.is_open(taken)
-    [free] = ports.choose(0)
-    assert ports.is_free(free)
-    assert not ports.is_open(free)
 
 
 def test_a_taken_port_is_a_failure_that_names_the_port_and_the_part(

@@ -85,7 +85,10 @@ def _orphan(process: Process) -> None:
     wait_for("the parent to be gone", lambda: not process.is_running(), timeout_s=5)
 
 
-def test_it_starts_in_its_folder_with_its_environment_and_its_mark(script: Make, tmp_path: Path) -> None:
+def test_it_starts_in_its_folder_and_session_and_gets_nothing_else_from_the_shell(
+    script: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the developer")
     process = script()
     assert not process.is_running()
     process.start()
@@ -93,17 +96,10 @@ def test_it_starts_in_its_folder_with_its_environment_and_its_mark(script: Make,
     assert process.is_ready()
     found = main(process)
     assert Path(found.cwd()) == tmp_path / "script"
-    assert found.environ()["GIVEN"] == "yes"
-    assert found.environ()[MARK] == f"{tmp_path}:script"
-
-
-def test_a_server_gets_nothing_else_from_the_shell(script: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the developer")
-    process = script()
-    process.start()
-    found = main(process).environ()
-    assert "AWS_SECRET_ACCESS_KEY" not in found
-    assert found["PATH"] == os.environ["PATH"]
+    assert os.getsid(found.pid) == found.pid != os.getsid(0), "no terminal ends it"
+    given = found.environ()
+    assert (given["GIVEN"], given[MARK], given["PATH"]) == ("yes", f"{tmp_path}:script", os.environ["PATH"])
+    assert "AWS_SECRET_ACCESS_KEY" not in given
 
 
 def test_a_command_gets_the_shell_s_variables_and_its_own_secrets_only(tmp_path: Path) -> None:
@@ -121,14 +117,6 @@ def test_a_command_gets_the_shell_s_variables_and_its_own_secrets_only(tmp_path:
     assert given(Command("check", settings, ["check"])) == {variable(name) for name in every} - of_servers
 
 
-def test_starting_what_runs_changes_nothing(script: Make) -> None:
-    process = script()
-    process.start()
-    pid = process.pid()
-    process.start()
-    assert process.pid() == pid
-
-
 def test_a_wait_that_needs_a_process_ends_with_it(script: Make) -> None:
     process = script("print('no room left')")
     process.spawn()
@@ -136,22 +124,18 @@ def test_a_wait_that_needs_a_process_ends_with_it(script: Make) -> None:
         wait_for("what it would do", lambda: False, timeout_s=60, needs=process.require_running)
 
 
-def test_it_is_found_again_by_a_controller_that_did_not_start_it(script: Make) -> None:
-    script().start()
-    other = script()
-    assert other.is_running()
-    other.stop()
-    assert other.processes() == []
-
-
-def test_a_start_by_another_controller_is_seen(script: Make) -> None:
+def test_every_controller_finds_what_another_one_started_or_ended(script: Make) -> None:
     one, other = script(), script()
     one.start()
     first = one.pid()
+    other.start()
+    assert one.pid() == other.pid() == first, "it runs already"
     other.kill()
     assert one.pid() is None
     other.start()
     assert one.pid() == other.pid() != first
+    other.stop()
+    assert one.processes() == []
 
 
 def test_one_that_keeps_replacing_its_program_is_seen_running(script: Make) -> None:
@@ -203,23 +187,17 @@ def test_it_outlives_the_command_that_started_it(script: Make, tmp_path: Path) -
     assert process.processes() == []
 
 
-def test_stop_asks_first(script: Make) -> None:
-    polite = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit()))"
-    process = script(f"{polite}; {SERVE}")
-    process.start()
-    process.stop()
-    assert process.processes() == []
-    assert process.tail() == "bye"
-
-
-def test_what_does_not_hear_stop_is_killed_after_its_time(script: Make) -> None:
-    process = script(DEAF)
-    process.stop_timeout_s = 0.5
-    process.start()
-    started_at = time.monotonic()
-    process.stop()
-    assert time.monotonic() - started_at >= 0.5
-    assert process.processes() == []
+def test_stop_asks_first_and_kills_what_does_not_hear_it_after_its_time(script: Make) -> None:
+    bye = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit()))"
+    polite, deaf = script(f"{bye}; {SERVE}", "polite"), script(DEAF, "deaf")
+    deaf.stop_timeout_s = 0.5
+    for process in (polite, deaf):
+        process.start()
+        began_at = time.monotonic()
+        process.stop()
+        assert process.processes() == []
+    assert polite.tail() == "bye"
+    assert time.monotonic() - began_at >= 0.5
 
 
 def test_kill_takes_the_children_too(script: Make) -> None:
@@ -250,26 +228,18 @@ def test_kill_takes_what_starts_meanwhile(tmp_path: Path) -> None:
     assert process.last.wait() == -signal.SIGKILL
 
 
-def test_stop_ends_children_that_outlive_their_parent(script: Make) -> None:
-    process = script(PARENT)
-    process.start()
-    _orphan(process)
-    assert len(process.processes()) == 2
-    started_at = time.monotonic()
-    process.stop()
-    assert process.processes() == []
-    assert time.monotonic() - started_at < 5  # nothing is left that could end in order, so nobody waits for that
-
-
-def test_the_next_start_ends_children_that_outlive_their_parent(script: Make) -> None:
+@pytest.mark.parametrize("end", ["stop", "start"])
+def test_children_that_outlive_their_parent_are_ended_by_stop_and_by_the_next_start(script: Make, end: str) -> None:
     process = script(PARENT)
     process.start()
     _orphan(process)
     orphans = process.processes()
-    process.start()
     assert len(orphans) == 2
+    began_at = time.monotonic()
+    getattr(process, end)()
     assert not set(orphans) & set(process.processes())
-    assert process.is_running()
+    assert process.is_running() is (end == "start")
+    assert time.monotonic() - began_at < 5  # nothing is left that could end in order, so nobody waits for that
 
 
 def test_a_paused_process_does_nothing_until_it_is_resumed(script: Make) -> None:
@@ -296,17 +266,13 @@ def test_a_paused_process_can_be_ended(script: Make, end: str) -> None:
     assert time.monotonic() - started_at < 5
 
 
-def test_a_process_that_dies_at_its_start_shows_the_end_of_its_log(script: Make) -> None:
-    process = script("print('the reason', flush=True); raise SystemExit(3)")
-    with raises("process-ended", "script.log:\nthe reason"):
-        process.start()
-    assert process.processes() == []
-
-
-def test_process_that_is_never_ready_reports_the_end_of_its_log(script: Make) -> None:
-    process = script("print('thinking', flush=True); import time; time.sleep(600)")
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise SystemExit(3)", "process-ended"), ("import time; time.sleep(600)", "process-not-ready")]
+)
+def test_a_start_that_fails_shows_the_end_of_the_log(script: Make, end: str, code: str) -> None:
+    process = script(f"print('the reason', flush=True); {end}")
     process.start_timeout_s = 1
-    with raises("process-not-ready", "script.log:\nthinking"):
+    with raises(code, "script.log:\nthe reason"):
         process.start()
 
 
@@ -317,6 +283,7 @@ def test_ending_what_does_not_run_does_nothing(script: Make) -> None:
     process.pause()
     process.resume()
     assert not process.is_running()
+    assert process.tail() == "(no log)"
 
 
 def test_the_log_is_kept_over_restarts_and_its_tail_is_short(script: Make) -> None:
@@ -326,16 +293,6 @@ def test_the_log_is_kept_over_restarts_and_its_tail_is_short(script: Make) -> No
     process.start()
     assert process.tail() == "started\nstarted"
     assert process.tail(1) == "started"
-
-
-def test_a_process_without_a_log_says_so(script: Make) -> None:
-    assert script().tail() == "(no log)"
-
-
-def test_it_leads_a_session_that_no_terminal_ends(script: Make) -> None:
-    process = script()
-    process.start()
-    assert os.getsid(main(process).pid) == main(process).pid != os.getsid(0)
 
 
 def test_a_child_that_has_ended_is_no_zombie(script: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -121,22 +122,22 @@ def wait_until(chain: Containers, *, mains: str, children: str) -> None:
     """Wait until the sinks' processes have these statuses: one that is on a processor takes a signal a moment later."""
 
     def statuses() -> set[tuple[bool, str]]:
-        found = chain.sinks._mains()
-        return {(one in found, one.status()) for one in chain.sinks._family()}
+        found = chain.sinks.mains()
+        return {(one in found, one.status()) for one in chain.sinks.processes()}
 
     wanted = {(True, mains), (False, children)}
     wait_for(f"main processes {mains} and children {children}", lambda: statuses() == wanted, timeout_s=30)
 
 
 def test_it_finds_its_processes_and_no_others(chain: Containers) -> None:
-    commands = [one.cmdline()[1:] for one in chain.sinks._mains()]
+    commands = [one.cmdline()[1:] for one in chain.sinks.mains()]
     assert sorted(commands) == [[*SINK], [*SINK, "naive"]]
-    assert [one.cmdline()[1:] for one in chain.worker._mains()] == [[*WORKER]]
-    assert chain.worker.pid() == chain.worker._mains()[0].pid
+    assert [one.cmdline()[1:] for one in chain.worker.mains()] == [[*WORKER]]
+    assert chain.worker.pid() == chain.worker.mains()[0].pid
 
 
 def test_a_kill_leaves_no_process_and_docker_starts_it_again(chain: Containers, tmp_path: Path) -> None:
-    family = chain.sinks._family()
+    family = chain.sinks.processes()
     assert len(family) == 4
     chain.sinks.kill()
     assert not chain.sinks.is_running()
@@ -147,30 +148,27 @@ def test_a_kill_leaves_no_process_and_docker_starts_it_again(chain: Containers, 
     chain.sinks.require_running()
 
 
-def test_a_restart_is_gentle(chain: Containers, tmp_path: Path) -> None:
+def test_a_stop_is_gentle_even_for_a_frozen_part(chain: Containers, tmp_path: Path) -> None:
     before = chain.worker.pid()
-    chain.worker.restart()
+    chain.worker.pause()
+    chain.worker.stop()
     assert (tmp_path / "ended-gently").exists()
+    chain.worker.start()
     assert chain.worker.pid() not in (None, before)
     assert chain.worker.is_running()
 
 
-def test_spark_is_frozen_and_the_drivers_go_on(chain: Containers) -> None:
+def test_spark_is_frozen_while_the_drivers_go_on_and_nothing_stays_frozen(chain: Containers) -> None:
     chain.sinks.pause_spark()
     wait_until(chain, mains=psutil.STATUS_SLEEPING, children=psutil.STATUS_STOPPED)
-    chain.sinks.resume()
+    chain.sinks.pause()
+    wait_until(chain, mains=psutil.STATUS_STOPPED, children=psutil.STATUS_STOPPED)
+    chain.restore(quiet)
     wait_until(chain, mains=psutil.STATUS_SLEEPING, children=psutil.STATUS_SLEEPING)
 
 
-def test_a_frozen_part_can_be_ended_gently(chain: Containers, tmp_path: Path) -> None:
-    chain.sinks.pause()
-    wait_until(chain, mains=psutil.STATUS_STOPPED, children=psutil.STATUS_STOPPED)
-    chain.sinks.restart()
-    assert (tmp_path / "ended-gently").exists()
-
-
 def test_what_ended_unasked_failed_even_if_docker_restarted_it(chain: Containers) -> None:
-    [worker] = chain.worker._mains()
+    [worker] = chain.worker.mains()
     worker.kill()
     wait_for("another one", lambda: chain.worker.pid() not in (None, worker.pid), timeout_s=30)
     with raises("process-ended", "docker compose logs connect"):
@@ -193,10 +191,11 @@ def test_elsewhere_it_touches_nothing(settings: Settings, tmp_path: Path) -> Non
 
 
 def test_one_walkthrough_runs_at_a_time(settings: Settings, shared: Path) -> None:
-    first = Containers(settings, ["dedup"], shared)
+    other = os.open(shared, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
     with raises("walkthrough-running"):
         Containers(settings, ["dedup"], shared)
-    os.close(first._lock)  # as when its process ends
+    os.close(other)  # as when its process ends
     Containers(settings, ["dedup"], shared)
 
 
@@ -211,7 +210,7 @@ class Relay:
         self.calls: list[tuple[str, str]] = []
         monkeypatch.setattr(lifecycle, "disable_exactly_once", lambda _: self._note("disable"))
         monkeypatch.setattr(lifecycle, "apply", lambda settings: self._note(f"apply {settings.exactly_once}"))
-        monkeypatch.setattr(containers.Container, "restart", lambda part: self._note(f"restart {part.name}"))
+        monkeypatch.setattr(containers.Container, "stop", lambda part: self._note(f"stop {part.name}"))
 
     def _note(self, what: str) -> None:
         said = self._file.read_text().split() if self._file.exists() else [str(os.getpid()), "configured"]
@@ -228,38 +227,36 @@ def quiet(_: str) -> None:
     """Show nothing."""
 
 
-def test_the_worker_reads_its_mode_when_it_starts(chain: Containers, asked: Relay) -> None:
+def test_the_worker_reads_its_mode_when_it_starts_and_is_left_as_it_was_configured(
+    chain: Containers, asked: Relay, shared: Path
+) -> None:
     chain.switch(exactly_once=False, report=quiet)
-    assert asked.calls == [("disable", "false"), ("restart connect", "false"), ("apply False", "false")]
+    assert asked.calls == [("disable", "false"), ("stop connect", "false"), ("apply False", "false")]
     assert chain.settings.exactly_once is False
     asked.calls.clear()
-    chain.switch(exactly_once=True, report=quiet)
-    assert asked.calls == [("restart connect", "true"), ("apply True", "true")]
-    assert chain.settings.exactly_once is True
-
-
-def test_the_worker_is_left_as_it_was_configured(chain: Containers, asked: Relay, shared: Path) -> None:
-    chain.switch(exactly_once=False, report=quiet)
-    asked.calls.clear()
     chain.restore(quiet)
-    assert asked.calls == [("restart connect", "configured"), ("apply True", "configured")]
+    assert asked.calls == [("stop connect", "configured"), ("apply True", "configured")]
     assert [*shared.iterdir()] == []
     chain.restore(quiet)
     assert len(asked.calls) == 2
 
 
-def test_a_worker_in_its_configured_mode_is_not_restarted(chain: Containers, asked: Relay, shared: Path) -> None:
-    chain.restore(quiet)
-    assert asked.calls == []
-    chain.switch(exactly_once=True, report=quiet)
+def test_a_killed_worker_starts_in_the_requested_mode(chain: Containers, asked: Relay, shared: Path) -> None:
+    chain.switch(exactly_once=False, report=quiet)
     asked.calls.clear()
+    chain.request(exactly_once=True)
+    chain.worker.kill()
+    chain.start_worker(quiet)
+    assert asked.calls == [("apply True", "true")]
+    assert chain.settings.exactly_once is True
     chain.restore(quiet)
-    assert asked.calls == []
+    assert asked.calls == [("apply True", "true")], "it runs as it was configured"
     assert [*shared.iterdir()] == []
 
 
-def test_what_an_interrupted_walkthrough_has_frozen_goes_on(chain: Containers, asked: Relay) -> None:
-    chain.worker.pause()
-    chain.sinks.pause_spark()
+def test_a_request_that_was_interrupted_is_undone(chain: Containers, asked: Relay) -> None:
+    chain.switch(exactly_once=False, report=quiet)
+    chain.request(exactly_once=True)
+    asked.calls.clear()
     chain.restore(quiet)
-    assert {one.status() for one in (*chain.worker._family(), *chain.sinks._family())} == {psutil.STATUS_SLEEPING}
+    assert asked.calls == [("stop connect", "configured"), ("apply True", "configured")]

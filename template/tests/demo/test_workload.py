@@ -11,7 +11,7 @@ from typing import Any
 from flask import Flask
 from outbox.base.settings import Settings
 from outbox.sink import discovery
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 from outbox_lab.walkthrough import Request
 from werkzeug.test import TestResponse
 

@@ -18,7 +18,7 @@ from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.relay import lifecycle
-from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.stack import Stack
 from playwright.sync_api import Browser, Page, expect
 
@@ -175,7 +175,7 @@ def part(name: str) -> Evidence:
 
 
 def sink_process(settings: Settings) -> int | None:
-    return SinkCommand(f"sink-{RIGHT}-{NAIVE}", settings, ["sink", RIGHT, NAIVE]).pid()
+    return SinkProcess(f"sink-{RIGHT}-{NAIVE}", settings, ["sink", RIGHT, NAIVE]).pid()
 
 
 def replication(settings: Settings) -> list[tuple[Any, ...]]:

@@ -18,6 +18,8 @@ from outbox_lab.walkthrough.chain import Chain
 from outbox_lab.walkthrough.story import Story, watched
 from outbox_lab.walkthrough.workload import Workload
 
+# The parts of a chain that waits for requests or for people poll: with the waits of a project they take half a core.
+WAITS_MS = {"connector_poll_interval_ms": 25, "connect_fetch_max_wait_ms": 100, "sink_trigger_interval_ms": 100}
 TO_TRY = """\
 Everything still runs, until Ctrl-C. In another terminal, in this folder:
   export OUTBOX_HOME=.outbox/demo PATH=$PWD/.venv/bin:$PATH
@@ -97,15 +99,14 @@ def _home() -> Path:
 
 
 def _processes(planned: Workload, report: Callable[[str], None]) -> Chain:
-    """A new, empty stack, and the sinks in one process."""
+    """A new, empty stack, and the sinks in one process. It starts as the first fault needs it: exactly-once is off."""
     from outbox_lab.stack.stack import Stack
     from outbox_lab.walkthrough.processes import Processes
 
-    settings = load(_home(), environment=False)
     if _home().exists():
         report("deleting the data of the last walkthrough")
-        Stack(settings).reset()
-        settings = load(_home(), environment=False)
+        Stack(load(_home(), environment=False)).reset()
+    settings = load(_home(), environment=False, exactly_once=False, **WAITS_MS)
     return Processes(settings, watched(discovery.sinks(settings), planned))
 
 

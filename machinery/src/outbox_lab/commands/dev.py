@@ -9,6 +9,7 @@ import click
 
 from outbox.base import interrupt, project
 from outbox.base.settings import load
+from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.development import Development
 from outbox_lab.stack.stack import Stack
 
@@ -26,7 +27,7 @@ def dev(sinks: tuple[str, ...]) -> None:
     both and the schema. A service or a sink that fails says why, and starts again when you have changed one of its
     files. A part of the stack that ends is shown with its remedy. Ctrl-C stops everything; data stays.
     """
-    stack = Stack(load())
+    deployment = Deployment(Stack(load().model_copy(update={"log_format": "text"})), sinks)
     colors: dict[str, str] = {}
     free = itertools.cycle(COLORS)
 
@@ -35,7 +36,7 @@ def dev(sinks: tuple[str, ...]) -> None:
         click.echo(f"{click.style(f'{part:<{WIDTH}} │', fg=color, bold=part == 'dev')} {line}")
 
     interrupt.once()
-    development = Development(stack, sinks, show)
+    development = Development(deployment, show)
     try:
         development.start()
         show("dev", f"edit files of {project.current().root}; Ctrl-C ends everything")

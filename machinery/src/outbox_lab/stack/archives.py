@@ -17,36 +17,28 @@ from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
-from outbox.migrations.migrate import migrate
-from outbox.relay import lifecycle
 from outbox.sink import discovery
 from outbox_lab.stack.command import Command
+from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import FREE_PORTS, Stack
 
-START_TIMEOUT_S = 300.0  # without an archive, and with one to write: on a busy machine a start takes minutes
-SINK_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 120.0  # a JVM writes its archive when it exits
+TIMEOUT_S = 300.0  # without an archive, and with one to write: on a busy machine a start takes minutes
 
 
 class RecordedStack(Stack):
     """The stack of the recording."""
 
     def part(self, name: str) -> Process:
-        """As in any stack, with more time to start."""
+        """As in any stack, with more time to start, and to write an archive when it ends."""
         part = super().part(name)
-        part.start_timeout_s = START_TIMEOUT_S
+        part.start_timeout_s = part.stop_timeout_s = TIMEOUT_S
         return part
 
 
 def class_paths() -> dict[str, Sequence[Path]]:
     """The jars of each JVM that has an archive."""
     return {"kafka": jars("kafka"), "connect": jars("kafka"), "spark": [*jars("spark"), *spark_jars()]}
-
-
-def missing() -> list[str]:
-    """The archives that are not recorded yet."""
-    return [name for name, files in class_paths().items() if not archive.path(name, files).exists()]
 
 
 def record(report: Progress) -> list[str]:
@@ -65,38 +57,38 @@ def record(report: Progress) -> list[str]:
 
 
 def _run(stack: Stack, report: Progress) -> None:
-    stack.up(report=report)
+    Deployment(stack).start_relay(report)
     settings = stack.settings
-    migrate(settings)
-    lifecycle.apply(settings)
     name = next(name for name, sink in discovery.sinks(settings).items() if sink.job.events)
     report(f"sink {name}: runs until it has caught up")
     sink = Command("sink", settings, ["sink", name, "--until-caught-up"])
     sink.spawn()
-    _stop(stack, "connect")  # it writes its archive while the sink, which needs only the broker, makes its own
-    wait_for("the sink and its JVM to end", lambda: not sink.processes(), timeout_s=SINK_TIMEOUT_S, poll_s=0.2)
-    _stop(stack, "kafka")
-
-
-def _stop(stack: Stack, name: str) -> None:
-    part = stack.part(name)
-    part.stop_timeout_s = STOP_TIMEOUT_S
-    part.stop()
+    stack.part("connect").stop()  # it writes its archive while the sink, which needs only the broker, makes its own
+    wait_for("the sink and its JVM to end", lambda: not sink.processes(), timeout_s=TIMEOUT_S, poll_s=0.2)
+    stack.part("kafka").stop()
 
 
 def _stack() -> Stack:
     # Below the project's own home, so that `outbox down` finds it too.
-    home = project.current().home / "archives"
-    return RecordedStack(load(home, environment=False, **FREE_PORTS))
+    return RecordedStack(load(project.current().home / "archives", environment=False, **FREE_PORTS))
+
+
+def main() -> None:
+    """Record the archives unless all of them are there."""
+    if all(archive.path(name, files).exists() for name, files in class_paths().items()):
+        return
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)  # noqa: T201
+
+    say("recording class archives, once: the JVMs of later starts need half the time")
+    failed = record(report=lambda line: say(f"  {line}"))
+    if failed:
+        say(f"not recorded: {', '.join(failed)}; all works without them; see {_stack().home / 'logs'}")
 
 
 if __name__ == "__main__":
     try:
-        if missing():
-            print("recording class archives, once: the JVMs of later starts need half the time", file=sys.stderr)  # noqa: T201
-            failed = record(report=lambda line: print(f"  {line}", file=sys.stderr))  # noqa: T201
-            if failed:
-                logs = _stack().home / "logs"
-                print(f"not recorded: {', '.join(failed)}; all works without them; see {logs}", file=sys.stderr)  # noqa: T201
+        main()
     except Failure as failure:
         sys.exit(f"outbox: {failure}")

@@ -43,8 +43,11 @@ class Command(Process):
         return not name.startswith(PREFIX) or name in KEPT
 
 
-class SinkCommand(Command):
+class SinkProcess(Command):
     """Sinks in one process, ready when its ``/healthz`` says so. Without a port for it they get a free one."""
+
+    start_timeout_s = 180.0  # on a busy machine Spark takes minutes; one that has ended is noticed at once
+    poll_s = 0.3
 
     def env(self) -> Mapping[str, str]:
         given = super().env()
@@ -58,6 +61,13 @@ class SinkCommand(Command):
         self.require_running()
         port = environment(psutil.Process(self.pid())).get(PORT)
         return f"http://{self._settings.sink_metrics_host}:{port}"
+
+    def pause_spark(self) -> None:
+        """Freeze Spark. The driver goes on: it commits to its database, and Spark cannot record it."""
+        driver = self.pid()
+        for process in self.processes():
+            if process.pid != driver:
+                process.suspend()
 
 
 class ServiceCommand(Command):
@@ -80,6 +90,6 @@ def service(settings: Settings) -> ServiceCommand:
     return ServiceCommand("service", settings, ["serve"])
 
 
-def sink(settings: Settings, *names: str) -> Command:
+def sink(settings: Settings, *names: str) -> SinkProcess:
     """Sinks in one process, ready when each of them runs."""
-    return SinkCommand("-".join(["sink", *names]), settings, ["sink", *names])
+    return SinkProcess("-".join(["sink", *names]), settings, ["sink", *names])

@@ -20,13 +20,11 @@ from pathlib import Path
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.migrations.migrate import migrate
-from outbox.relay import lifecycle
-from outbox_lab.stack.command import Command, ServiceCommand, service, sink
+from outbox_lab.stack.command import Command, ServiceCommand
+from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
-from outbox_lab.stack.stack import PARTS, Stack
+from outbox_lab.stack.stack import PARTS
 
 SERVICE, SINKS, SCHEMA = "service", "sinks", "schema"
 AGAIN = "it starts again when one of its files changes"
@@ -57,11 +55,10 @@ class GrowingFile:
 
 
 class Development:
-    """A stack with service and sinks of the project."""
+    """A deployment whose service and sinks start again when their files change."""
 
-    def __init__(self, stack: Stack, names: tuple[str, ...], show: Show) -> None:
-        """``names`` are sinks in place of those of [tool.outbox]."""
-        self._stack, self._names, self._show = stack, names, show
+    def __init__(self, deployment: Deployment, show: Show) -> None:
+        self._deployment, self._show = deployment, show
         self._parts: dict[str, Command] = {}
         self._servers: Iterator[tuple[str, Process]] = iter(())  # the parts of the stack, in turns for ever
         self._starting: ServiceCommand | None = None  # the service, until it is ready
@@ -72,13 +69,13 @@ class Development:
 
     def start(self) -> None:
         """Start everything. Raises Failure if the stack does not start; a failure of what is developed is shown."""
-        self._stack.up(report=lambda line: self._show("stack", line))
-        settings = self._stack.settings.model_copy(update={"log_format": "text"})
-        self._parts = {SERVICE: service(settings), SINKS: sink(settings, *self._names)}
-        servers = {name: self._stack.part(name) for name in PARTS}
+        stack = self._deployment.stack
+        stack.up(report=lambda line: self._show("stack", line))
+        self._parts = {SERVICE: self._deployment.service, SINKS: self._deployment.sinks}
+        servers = {name: stack.part(name) for name in PARTS}
         self._servers = itertools.cycle(servers.items())
         self._logs = {name: GrowingFile(part.log_file) for name, part in {**servers, **self._parts}.items()}
-        self._apply(settings, SCHEMA)
+        self.apply(SCHEMA)
 
     def step(self) -> None:
         """Show what the logs have got, restart what has changed, and say what is ready and what has ended.
@@ -88,7 +85,7 @@ class Development:
         self._follow()
         for what in self._changed():
             self._show("dev", f"{what}: changed")
-            self._apply(self._stack.settings, what)
+            self.apply(what)
         for name, part in self._parts.items():
             if name not in self._down and not part.is_running():
                 self._show_end(name, AGAIN)
@@ -102,25 +99,25 @@ class Development:
             self._show("dev", f"the service is on {self._starting.url()}")
             self._starting = None
 
-    def stop(self) -> None:
-        """Stop everything."""
-        for part in self._parts.values():
-            part.stop()
-        self._follow()
-        self._stack.down(report=lambda line: self._show("stack", line))
-
-    def _apply(self, settings: Settings, what: str) -> None:
+    def apply(self, what: str) -> None:
+        """Apply a change of the schema, of the service or of the sinks. A failure is shown."""
         try:
             if what == SCHEMA:
                 catalog.load.cache_clear()  # migrations and connector are applied as by a command that begins now
-                migrate(settings)
-                self._show("dev", f"connector {lifecycle.apply(settings)}")
+                self._deployment.update(lambda line: self._show("dev", line))
         except Failure as failure:
             self._show("dev", f"failed: {failure}")
             return
         for name, part in self._parts.items():
             if what in (name, SCHEMA):
                 self._restart(name, part)
+
+    def stop(self) -> None:
+        """Stop everything."""
+        for part in self._parts.values():
+            part.stop()
+        self._follow()
+        self._deployment.stack.down(report=lambda line: self._show("stack", line))
 
     def _restart(self, name: str, part: Command) -> None:
         """Restart service or sinks. A failure is shown: the other may start."""
@@ -157,7 +154,7 @@ class Development:
         return [SCHEMA] if SCHEMA in changed else changed
 
     def _look(self) -> Mapping[str, Mapping[Path, int]]:
-        return {what: _states(folders) for what, folders in self._folders.items()}
+        return {what: file_states(folders) for what, folders in self._folders.items()}
 
 
 def _folders() -> Mapping[str, list[Path]]:
@@ -170,7 +167,7 @@ def _folders() -> Mapping[str, list[Path]]:
     }
 
 
-def _states(folders: list[Path]) -> dict[Path, int]:
+def file_states(folders: list[Path]) -> dict[Path, int]:
     """When each file was changed last. Files and folders may be removed meanwhile: an editor, or git, does so."""
     states = {}
     for folder in folders:

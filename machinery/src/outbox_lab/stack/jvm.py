@@ -15,6 +15,7 @@ from outbox_lab.stack.process import Process
 class Jvm(Process):
     """A controlled JVM on the jars of the `kafka` configuration."""
 
+    poll_s = 0.3  # a question is work for a JVM that starts, and delays it
     heap = "384m"
     heap_at_start = "64m"
     main_class: str

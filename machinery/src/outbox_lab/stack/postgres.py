@@ -75,8 +75,8 @@ class Postgres(Process):
     def is_ready(self) -> bool:
         return self.psql("SELECT 1", check=False).returncode == 0
 
-    def start(self) -> None:
-        super().start()
+    def wait_ready(self) -> None:
+        super().wait_ready()
         # At every start: the first one may have been interrupted before.
         self._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
 

@@ -41,6 +41,7 @@ class Process:
     stop_signal = signal.SIGTERM
     stop_timeout_s = 30.0
     start_timeout_s = 60.0
+    poll_s = 0.05  # between two questions whether it is ready
 
     def __init__(self, name: str, home: Path) -> None:
         self.name = name
@@ -106,7 +107,7 @@ class Process:
             return self.is_ready()
 
         try:
-            wait_for(f"{self.name} to be ready", ready_and_alive, timeout_s=self.start_timeout_s)
+            wait_for(f"{self.name} to be ready", ready_and_alive, timeout_s=self.start_timeout_s, poll_s=self.poll_s)
         except TimeoutError as error:
             raise Failure(f"{error}; the end of {self.log_file}:\n{self.tail()}", code="process-not-ready") from None
 

@@ -30,6 +30,7 @@ from outbox_lab.stack.process import MARK, Process, environment, is_ours
 from outbox_lab.stack.spark import SparkMaster, SparkWorker, write_properties
 
 PARTS = ("postgres", "kafka", "connect")
+SERVERS = {"postgres", "kafka", "spark-master"}  # they need no other part, and others need them
 SPARK_WORKER = re.compile(r"spark-worker-([1-9]\d*)")
 CLUSTER = ("spark_master", "stack_spark_workers")  # settings that lead to the cluster
 # Settings of a stack that chooses its ports.
@@ -64,10 +65,13 @@ class Stack:
         cluster = ["spark-master", *(f"spark-worker-{number + 1}" for number in range(workers))] if workers else []
         return [*PARTS, *cluster]
 
-    def up(self, only: Iterable[str] = (), workers: int | None = None, report: Progress = quiet) -> None:
-        """Start the parts that do not run, in order, and return when all are ready. ``only`` leaves the others alone.
+    def up(
+        self, only: Iterable[str] = (), workers: int | None = None, report: Progress = quiet, *, wait: bool = True
+    ) -> None:
+        """Start the parts that do not run, and return when all are ready. ``only`` leaves the others alone.
 
         ``workers`` is the number of workers of a Spark cluster, on which sinks that start later run; 0 ends it.
+        ``wait=False`` returns once all are started: the servers of the others are ready, the others not yet.
 
         Raises Failure naming the part that did not start, with the end of its log.
         """
@@ -81,18 +85,31 @@ class Stack:
             requested = set(only) or set(self.parts)
             if requested & {"kafka", "connect"}:
                 resolve("kafka", report)
-            for part in (self.part(name) for name in self.parts if name in requested):
-                if isinstance(part, Connect) and not part.has_requested_mode():
-                    report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
-                    if not self.settings.exactly_once and part.is_ready():
-                        lifecycle.disable_exactly_once(self.settings)
-                    part.stop()
-                if part.is_running() and part.is_ready():
-                    report(f"{part.name}: running")
-                    continue
-                report(f"{part.name}: starting")
-                part.start()
-                report(f"{part.name}: ready")
+            parts = [self.part(name) for name in self.parts if name in requested]
+            servers = [part for part in parts if part.name in SERVERS]
+            # The broker formats its storage first; Postgres makes its data while the broker starts.
+            started = self._spawn(reversed(servers), report)
+            _wait_ready(servers, started, report)
+            others = [part for part in parts if part not in servers]
+            started = self._spawn(others, report)
+            if wait:
+                _wait_ready(others, started, report)
+
+    def _spawn(self, parts: Iterable[Process], report: Progress) -> list[Process]:
+        """Start those that do not run, and a worker again whose mode is not the requested one. Return the started."""
+        started = []
+        for part in parts:
+            if isinstance(part, Connect) and not part.has_requested_mode():
+                report(f"{part.name}: switching exactly-once {'on' if self.settings.exactly_once else 'off'}")
+                if not self.settings.exactly_once and part.is_ready():
+                    lifecycle.disable_exactly_once(self.settings)
+                part.stop()
+            if part.is_running():
+                continue
+            report(f"{part.name}: starting")
+            part.spawn()
+            started.append(part)
+        return started
 
     def down(self, report: Progress = quiet, *, gently: bool = True) -> int:
         """Stop every process of this home folder: first the users of the stack, then its parts. Returns how many ran.
@@ -213,6 +230,15 @@ class Stack:
                 "service_port": service,
             }
             yield {variable(name): str(value) for name, value in values.items()}
+
+
+def _wait_ready(parts: Iterable[Process], started: Sequence[Process], report: Progress) -> None:
+    for part in parts:
+        if part not in started and part.is_ready():
+            report(f"{part.name}: running")
+        else:
+            part.wait_ready()
+            report(f"{part.name}: ready")
 
 
 def _marked(top: Path) -> Iterator[tuple[Path, str]]:

@@ -9,33 +9,37 @@ from outbox.base.facade import exports
 if TYPE_CHECKING:
     from outbox.base.settings import SinkRole, SourceRole
     from outbox.base.wait import wait_for
-    from outbox_lab.testing.client import ServiceClient
     from outbox_lab.testing.command import run
-    from outbox_lab.testing.events import check_events, outbox_records
-    from outbox_lab.testing.queries import query
-    from outbox_lab.testing.seeds import chosen_seed, seeded
+    from outbox_lab.testing.helpers import (
+        ServiceClient,
+        all_at_once,
+        check_events,
+        chosen_seed,
+        outbox_records,
+        query,
+        seeded,
+    )
     from outbox_lab.testing.sinks import deliver, differing_keys, rebuild
-    from outbox_lab.testing.threads import all_at_once
     from outbox_lab.testing.transform_rules import check_transform, example_events
 else:  # when they are used: the watchdog of a test run, which is a module of this package, needs none of them
     __getattr__ = exports(
         __name__,
         {
-            "ServiceClient": "outbox_lab.testing.client:ServiceClient",
+            "ServiceClient": "outbox_lab.testing.helpers:ServiceClient",
             "SinkRole": "outbox.base.settings:SinkRole",
             "SourceRole": "outbox.base.settings:SourceRole",
-            "all_at_once": "outbox_lab.testing.threads:all_at_once",
-            "check_events": "outbox_lab.testing.events:check_events",
+            "all_at_once": "outbox_lab.testing.helpers:all_at_once",
+            "check_events": "outbox_lab.testing.helpers:check_events",
             "check_transform": "outbox_lab.testing.transform_rules:check_transform",
-            "chosen_seed": "outbox_lab.testing.seeds:chosen_seed",
+            "chosen_seed": "outbox_lab.testing.helpers:chosen_seed",
             "deliver": "outbox_lab.testing.sinks:deliver",
             "differing_keys": "outbox_lab.testing.sinks:differing_keys",
             "example_events": "outbox_lab.testing.transform_rules:example_events",
-            "outbox_records": "outbox_lab.testing.events:outbox_records",
-            "query": "outbox_lab.testing.queries:query",
+            "outbox_records": "outbox_lab.testing.helpers:outbox_records",
+            "query": "outbox_lab.testing.helpers:query",
             "rebuild": "outbox_lab.testing.sinks:rebuild",
             "run": "outbox_lab.testing.command:run",
-            "seeded": "outbox_lab.testing.seeds:seeded",
+            "seeded": "outbox_lab.testing.helpers:seeded",
             "wait_for": "outbox.base.wait:wait_for",
         },
     )

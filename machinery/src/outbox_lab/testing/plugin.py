@@ -17,7 +17,6 @@ pytest_plugins = [
     "outbox_lab.testing.fixtures.stack",
     "outbox_lab.testing.fixtures.databases",
     "outbox_lab.testing.fixtures.chain",
-    "outbox_lab.testing.fixtures.service",
     "outbox_lab.testing.fixtures.spark",
 ]
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from outbox.relay.lifecycle import status as connector_status
     from outbox.sink.discovery import sinks as sink_specs
     from outbox_lab.walkthrough.chain import Chain, Part
-    from outbox_lab.walkthrough.checkpoint import Checkpoint
-    from outbox_lab.walkthrough.faults import crash_sinks, rewind_sink, terminate_replication
+    from outbox_lab.walkthrough.crash import Checkpoint, crash_sinks
+    from outbox_lab.walkthrough.faults import rewind_sink, terminate_replication
     from outbox_lab.walkthrough.player import Player
     from outbox_lab.walkthrough.screen import Screen
     from outbox_lab.walkthrough.story import Phase, Step, Story
@@ -29,7 +29,7 @@ else:  # when they are used: a workload needs none of them
         __name__,
         {
             "Chain": "outbox_lab.walkthrough.chain:Chain",
-            "Checkpoint": "outbox_lab.walkthrough.checkpoint:Checkpoint",
+            "Checkpoint": "outbox_lab.walkthrough.crash:Checkpoint",
             "Part": "outbox_lab.walkthrough.chain:Part",
             "Phase": "outbox_lab.walkthrough.story:Phase",
             "Player": "outbox_lab.walkthrough.player:Player",
@@ -42,7 +42,7 @@ else:  # when they are used: a workload needs none of them
             "connect": "outbox.base.database:connect",
             "connector_status": "outbox.relay.lifecycle:status",
             "consumer_config": "outbox.kafka.clients:consumer_config",
-            "crash_sinks": "outbox_lab.walkthrough.faults:crash_sinks",
+            "crash_sinks": "outbox_lab.walkthrough.crash:crash_sinks",
             "headers_of": "outbox.kafka.headers:headers_of",
             "rewind_sink": "outbox_lab.walkthrough.faults:rewind_sink",
             "sink_specs": "outbox.sink.discovery:sinks",

@@ -46,9 +46,6 @@ class Part(Watched, Protocol):
 class Sinks(Part, Protocol):
     """The sinks that the walkthrough watches, as one part."""
 
-    def restart(self) -> None:
-        """End them gently and start them again. Does not wait until they are ready."""
-
     def pause_spark(self) -> None:
         """Freeze Spark. The drivers go on: they commit to their database, and Spark cannot record it."""
 
@@ -77,6 +74,14 @@ class Chain(ABC):
         """Return once every part is ready, with migrated databases and an applied connector. Parts that run go on, so
         that it also repairs a chain.
         """
+
+    @abstractmethod
+    def request(self, *, exactly_once: bool) -> None:
+        """Let the next start of the worker have exactly-once on or off."""
+
+    @abstractmethod
+    def start_worker(self, report: Progress) -> None:
+        """Return once the worker runs in the requested mode, with an applied connector. A killed worker starts."""
 
     @abstractmethod
     def switch(self, *, exactly_once: bool, report: Progress) -> None:

@@ -70,29 +70,28 @@ class Container:
 
         wait_for(f"{self.name} to be ready", ready_and_alive, timeout_s=START_TIMEOUT_S)
 
-    def restart(self) -> None:
-        """End it gently. Docker starts it again; returns once that has begun."""
+    def stop(self) -> None:
+        """End it gently. Docker starts it again."""
         self._end(psutil.Process.terminate)
-        self._watch_start()
 
     def kill(self) -> None:
         self._end(psutil.Process.kill)
 
     def pause(self) -> None:
-        for process in self._family():
+        for process in self.processes():
             _do(process, psutil.Process.suspend)
 
     def resume(self) -> None:
-        for process in self._family():
+        for process in self.processes():
             _do(process, psutil.Process.resume)
 
     def pause_spark(self) -> None:
-        for main in self._mains():
+        for main in self.mains():
             for process in _descendants(main):
                 _do(process, psutil.Process.suspend)
 
     def pid(self) -> int | None:
-        return next((main.pid for main in self._mains()), None)
+        return next((main.pid for main in self.mains()), None)
 
     def is_running(self) -> bool:
         """Whether it runs. A process that Docker has started again counts once ``start`` has seen it."""
@@ -102,11 +101,19 @@ class Container:
         if not self.is_running():
             raise Failure(f"{self.name} has ended", f"see `docker compose logs {self.name}`", code="process-ended")
 
+    def mains(self) -> list[psutil.Process]:
+        """The main process of each container, as far as it runs."""
+        return [process for process in self._find() if _lives(process) and self._owns(_command(process))]
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes of the container, with all their descendants."""
+        return [process for main in self.mains() for process in (main, *_descendants(main))]
+
     # ----------------------------------------------------------------------------------------------------------------
 
     def _watch_start(self) -> None:
         def all_there() -> list[psutil.Process]:
-            found = self._mains()
+            found = self.mains()
             return found if len(found) == self._count else []
 
         remedy = "`docker compose ps` shows what does not run"
@@ -116,21 +123,13 @@ class Container:
             raise Failure(str(error), remedy, code="process-not-ready") from None
 
     def _end(self, how: Callable[[psutil.Process], None]) -> None:
-        mains, family = self._mains(), self._family()
+        mains, family = self.mains(), self.processes()
         is_kill = how is psutil.Process.kill
         for process in family if is_kill else mains:
             _do(process, how)
         for process in family:  # a frozen process does not react to a gentle signal
             _do(process, psutil.Process.resume)
         wait_for(f"{self.name} to end", lambda: not any(map(_lives, family)), timeout_s=END_TIMEOUT_S)
-
-    def _mains(self) -> list[psutil.Process]:
-        """The main process of each container, as far as it runs."""
-        return [process for process in self._find() if _lives(process) and self._owns(_command(process))]
-
-    def _family(self) -> list[psutil.Process]:
-        """The processes of the container, with all their descendants."""
-        return [process for main in self._mains() for process in (main, *_descendants(main))]
 
 
 class Service:
@@ -170,8 +169,8 @@ class Containers(Chain):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Failure("another walkthrough runs", "wait until it has ended", code="walkthrough-running") from None
-        self._configured = settings
-        self._settings = settings
+        self._configured = self._settings = settings
+        self._effective: bool | None = settings.exactly_once  # None: unknown until the worker has started again
         self._mode_file = shared / MODE_FILE
         hosts = SINK_HOSTS[: len(sinks)]
         self.service = Service(f"http://{settings.service_host}:{settings.service_port}/readyz")
@@ -196,11 +195,25 @@ class Containers(Chain):
         report(f"connector: {lifecycle.status(self.settings).mode}")
         report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
 
+    def request(self, *, exactly_once: bool) -> None:
+        """Write the file of the mode: whole or not at all, because the worker may start at any time."""
+        self._settings = self._configured.model_copy(update={"exactly_once": exactly_once})
+        self._effective = None
+        staging = self._mode_file.with_suffix(".new")
+        staging.write_text(f"{os.getpid()} {str(exactly_once).lower()}\n")
+        staging.chmod(0o644)  # the worker runs as another user
+        staging.replace(self._mode_file)
+
+    def start_worker(self, report: Progress) -> None:
+        self.worker.start()
+        lifecycle.apply(self.settings)
+        self._effective = self.settings.exactly_once
+        report(f"{self.worker.name}: ready")
+
     def switch(self, *, exactly_once: bool, report: Progress) -> None:
         report(f"{self.worker.name}: switching exactly-once {'on' if exactly_once else 'off'}")
-        self._write_mode(exactly_once)
-        self._restart_worker(self._configured.model_copy(update={"exactly_once": exactly_once}))
-        report(f"{self.worker.name}: ready")
+        self.request(exactly_once=exactly_once)
+        self._restart_worker(report)
 
     def restore(self, report: Progress) -> None:
         for part in (self.worker, self.sinks):
@@ -208,26 +221,16 @@ class Containers(Chain):
         if not self._mode_file.exists():
             return
         self._mode_file.unlink()
-        if self._settings.exactly_once != self._configured.exactly_once:
+        if self._effective != self._configured.exactly_once:
             report(f"{self.worker.name}: restarting it as configured")
-            self._restart_worker(self._configured)
+            self._settings = self._configured
+            self._restart_worker(report)
 
-    # ----------------------------------------------------------------------------------------------------------------
-
-    def _restart_worker(self, settings: Settings) -> None:
-        if not settings.exactly_once:
-            lifecycle.disable_exactly_once(settings)  # a connector that requires it would fail on that worker
-        self.worker.restart()
-        self.worker.start()
-        self._settings = settings
-        lifecycle.apply(settings)
-
-    def _write_mode(self, exactly_once: bool) -> None:
-        """Whole or not at all: the worker may start at any time."""
-        staging = self._mode_file.with_suffix(".new")
-        staging.write_text(f"{os.getpid()} {str(exactly_once).lower()}\n")
-        staging.chmod(0o644)  # the worker runs as another user
-        staging.replace(self._mode_file)
+    def _restart_worker(self, report: Progress) -> None:
+        if not self.settings.exactly_once:
+            lifecycle.disable_exactly_once(self.settings)  # a connector that requires it would fail on that worker
+        self.worker.stop()
+        self.start_worker(report)
 
 
 def _is_worker(command: Sequence[str]) -> bool:

@@ -1,32 +1,69 @@
-"""Kill the sinks in the window that matters: their database has committed, Spark has not.
-
-It needs no hook in the sinks, and there is no race. Each transaction of a sink takes a lock, which we hold for a while:
-
-1. Hold the locks and restart the sinks: they wait before they read anything. Let a burst of events arrive.
-2. Release the locks. Each sink becomes the driver; take its lock again while Spark starts.
-3. Every sink waits with its batch; one of several topics has a transaction for each, and waits with the last of them.
-   Freeze Spark, and release the locks: the sinks commit to their database, and Spark cannot record it. Kill them.
-"""
+"""Kill the sinks in the window that matters: their database has committed, Spark has not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
 from outbox.base.database import connect
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.remembering import fence
-from outbox_lab.walkthrough.chain import Sinks
-from outbox_lab.walkthrough.checkpoint import Checkpoint
+from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
+from outbox_lab.walkthrough.chain import Chain, Sinks
 
 TIMEOUT_S = 120.0
+
+Ends = dict[str, dict[int, int]]
+
+
+class Checkpoint:
+    """The Spark checkpoint of one generation of a sink, in a folder: its planned and its committed batches."""
+
+    def __init__(self, settings: Settings, sink: str, generation: int) -> None:
+        """Raises Failure if the checkpoint is not in a folder of this host."""
+        uri = checkpoint_uri(settings, sink, generation)
+        folder = checkpoint_folder(uri)
+        if folder is None:
+            raise Failure(
+                f"the walkthrough cannot read the checkpoint {uri}", "use a folder", code="checkpoint-elsewhere"
+            )
+        self._planned, self._committed = folder / "offsets", folder / "commits"
+
+    def planned(self) -> int:
+        """The last planned batch; -1 before the first."""
+        return _last(self._planned)
+
+    def committed(self) -> int:
+        """The last batch that Spark has recorded as committed; -1 before the first."""
+        return _last(self._committed)
+
+    def committed_at_ms(self, batch: int) -> int | None:
+        """When Spark recorded a batch as committed, in Unix milliseconds; None if it has not, or not any more."""
+        try:
+            return (self._committed / str(batch)).stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return None
+
+    def ends(self, batch: int) -> Ends:
+        """By topic and partition, the offset where a planned batch ends. The last line of its file has them."""
+        by_topic = json.loads((self._planned / str(batch)).read_text().splitlines()[-1])
+        return {
+            topic: {int(partition): offset for partition, offset in partitions.items()}
+            for topic, partitions in by_topic.items()
+        }
+
+
+def _last(log: Path) -> int:
+    return max((int(entry.name) for entry in log.glob("[0-9]*")), default=-1)
 
 
 @dataclass(frozen=True)
 class Crash:
-    """The evidence, collected after the sink is dead."""
+    """The evidence of a crash, collected after the sink is dead."""
 
     planned_batch: int  # the last in Spark's log of planned batches
     committed_batch: int  # the last in its log of committed batches
@@ -40,7 +77,15 @@ class Crash:
 
 
 class Window:
-    """The window of some sinks between the commit of their database and Spark's."""
+    """The window of running sinks between the commit of their database and Spark's.
+
+    It needs no hook in the sinks, and there is no race. Each transaction of a sink takes a lock, which we hold:
+
+    1. Take the locks, and freeze Spark. A burst of events arrives, and no sink plans a batch with a part of it.
+    2. Resume Spark. Each sink plans a batch and waits with its transaction; a batch of several topics has a transaction
+       for each, and the sink waits with the last of them.
+    3. Freeze Spark, and release the locks: the sinks commit to their database, and Spark cannot record it. Kill them.
+    """
 
     def __init__(self, settings: Settings, sinks: Sinks, names: Sequence[str]) -> None:
         """Connect as the auditor. Raises Failure if a checkpoint is not in a folder of this host."""
@@ -57,28 +102,32 @@ class Window:
             connection.close()
 
     def kill_in_it(self, burst: Callable[[], None]) -> dict[str, Crash]:
-        """Restart the sinks, let ``burst`` bring events that one batch holds, and kill the sinks in the window.
+        """Let ``burst`` bring events that one batch holds, and kill the sinks in the window.
 
         Returns the evidence by sink. The sinks are dead, or start again by themselves.
         """
+        self._sinks.start()
         for name in self._names:
             self._hold(name)
-        self._sinks.restart()
+        self._sinks.pause_spark()
+        before = {name: self._checkpoints[name].planned() for name in self._names}
         burst()
-        at_last_part = {name: partial(self._comes_to_last_part, name, self._planned(name)) for name in self._names}
-        self._let_them_start(at_last_part)
-        self._wait("each sink to bring a batch", lambda: all(one() for one in at_last_part.values()))
+        self._sinks.resume()
+        self._wait("each sink to bring a batch", lambda: all(self._waits_with_last(*one) for one in before.items()))
         self._sinks.pause_spark()
         for name in self._names:
             self._release(name)
-        self._wait("the sinks to commit", lambda: all(map(self._has_applied, self._names)))
+        self._wait("the sinks to commit", lambda: all(self._positions(name) == self._ends(name) for name in before))
         self._sinks.kill()
         return {name: self._evidence(name) for name in self._names}
 
     def wait_replayed(self, crashes: dict[str, Crash]) -> None:
         """Wait until the restarted sinks have processed the batch of the crash again."""
-        for name, crash in crashes.items():
-            self._wait(f"sink {name} to replay its batch", partial(self._has_committed, name, crash.planned_batch))
+
+        def replayed() -> bool:
+            return all(self._checkpoints[name].committed() >= crash.planned_batch for name, crash in crashes.items())
+
+        self._wait("the sinks to replay their batches", replayed)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -89,70 +138,38 @@ class Window:
     def _release(self, name: str) -> None:
         self._holders[name].rollback()
 
-    def _let_them_start(self, at_last_part: Mapping[str, Callable[[], bool]]) -> None:
-        """Release the locks, and take each again as soon as its sink has become the driver.
-
-        A sink needs more than one transaction to start, and another sink of its process starts behind it.
-        """
-        epoch = {name: self._epoch(name) for name in self._names}
-        for name in self._names:
-            self._release(name)
-
-        def all_held_again() -> bool:
-            for name in self._names:
-                if name not in epoch:
-                    at_last_part[name]()  # which lets the sink go on with its start
-                elif self._epoch(name) > epoch[name]:
-                    self._hold(name)
-                    del epoch[name]
-            return not epoch
-
-        self._wait("the sinks to acquire their fences", all_held_again)
-
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         wait_for(what, condition, timeout_s=TIMEOUT_S, needs=self._sinks.require_running)
 
-    def _comes_to_last_part(self, name: str, before: int) -> bool:
+    def _waits_with_last(self, name: str, before: int) -> bool:
         """Whether a sink waits with the last transaction of a batch that Spark planned after the one ``before``.
 
-        If it waits with an earlier transaction, let it commit that one: of another topic of the batch, or of the batch
-        that it repeats after its restart.
+        If it waits with an earlier transaction, let it commit that one: of another topic, or of the batch ``before``.
         """
         with self._watcher.cursor() as cursor:
             if not fence.driver_waits(cursor, name):
                 return False
-        if self._planned(name) > before and len(self._left(name)) == 1:
-            return True
+        if self._checkpoints[name].planned() > before:
+            positions = self._positions(name)
+            left = [topic for topic, end in self._ends(name).items() if positions.get(topic, 0) < end]
+            if len(left) == 1:
+                return True
         self._release(name)
         self._hold(name)  # we are behind the sink in the queue for the lock
         return False
 
-    def _left(self, name: str) -> list[str]:
-        """The topics of the last planned batch that the sink has yet to apply."""
-        position = self._positions(name)
-        return [topic for topic, end in self._planned_ends(name).items() if position.get(topic, 0) < end]
-
-    def _has_applied(self, name: str) -> bool:
-        return self._positions(name) == self._planned_ends(name)
-
     def _evidence(self, name: str) -> Crash:
         return Crash(
-            planned_batch=self._planned(name),
+            planned_batch=self._checkpoints[name].planned(),
             committed_batch=self._checkpoints[name].committed(),
-            planned_end=sum(self._planned_ends(name).values()),
+            planned_end=sum(self._ends(name).values()),
             position=sum(self._positions(name).values()),
         )
 
-    def _planned(self, name: str) -> int:
-        return self._checkpoints[name].planned()
-
-    def _has_committed(self, name: str, batch: int) -> bool:
-        return self._checkpoints[name].committed() >= batch
-
-    def _planned_ends(self, name: str) -> dict[str, int]:
+    def _ends(self, name: str) -> dict[str, int]:
         """By topic where the last planned batch ends: the sum of its offsets over the partitions."""
-        ends = self._checkpoints[name].ends(self._planned(name))
-        return {topic: sum(offsets.values()) for topic, offsets in ends.items()}
+        checkpoint = self._checkpoints[name]
+        return {topic: sum(offsets.values()) for topic, offsets in checkpoint.ends(checkpoint.planned()).items()}
 
     def _positions(self, name: str) -> dict[str, int]:
         """By topic the position in the sink's database, as such a sum."""
@@ -163,14 +180,28 @@ class Window:
             return {topic: int(total) for topic, total in cursor}
 
     def _generation(self, name: str) -> int:
-        return self._one("SELECT generation FROM public.sinks WHERE name = %s", name)
-
-    def _epoch(self, name: str) -> int:
-        return self._one("SELECT epoch FROM public.sinks WHERE name = %s", name)
-
-    def _one(self, query: str, name: str) -> int:
-        """The number that a query about a sink returns; 0 without a row."""
         with self._watcher.cursor() as cursor:
-            cursor.execute(query, [name])
+            cursor.execute("SELECT generation FROM public.sinks WHERE name = %s", [name])
             row = cursor.fetchone()
             return int(row[0]) if row else 0
+
+
+def crash_sinks(chain: Chain, sinks: Sequence[str], burst: Callable[[], None]) -> dict[str, Crash]:
+    """Kill the sinks between the commit of their database and Spark's, restart them, and wait until they have processed
+    the batch again. ``burst`` brings the events of that batch. Return the evidence by sink.
+
+    After a failure the sinks run again too, whatever it has left frozen or dead.
+    """
+    window = Window(chain.settings, chain.sinks, sinks)
+    try:
+        crashes = window.kill_in_it(burst)
+        chain.sinks.start()
+        window.wait_replayed(crashes)
+    except Exception:
+        window.close()  # first: a sink that waits for its fence goes on
+        chain.sinks.resume()
+        chain.sinks.start()
+        raise
+    finally:
+        window.close()
+    return crashes

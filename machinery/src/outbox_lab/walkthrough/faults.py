@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from outbox.base.database import connect
@@ -11,7 +10,6 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.sink.repair import rewind
 from outbox_lab.walkthrough.chain import Chain
-from outbox_lab.walkthrough.crash import Crash, Window
 
 CONNECTION_TIMEOUT_S = 60.0
 FENCE_TIMEOUT_S = 60.0
@@ -57,24 +55,3 @@ def rewind_sink(chain: Chain, sink: str) -> int:
     finally:
         chain.sinks.start()
     return sum(move.position - move.begin for move in moves.values())
-
-
-def crash_sinks(chain: Chain, sinks: Sequence[str], burst: Callable[[], None]) -> dict[str, Crash]:
-    """Kill the sinks between the commit of their database and Spark's, restart them, and wait until they have processed
-    the batch again. ``burst`` brings the events of that batch. Return the evidence by sink.
-
-    After a failure the sinks run again too, whatever it has left frozen or dead.
-    """
-    window = Window(chain.settings, chain.sinks, sinks)
-    try:
-        crashes = window.kill_in_it(burst)
-        chain.sinks.start()
-        window.wait_replayed(crashes)
-    except Exception:
-        window.close()  # first: a sink that waits for its fence goes on
-        chain.sinks.resume()
-        chain.sinks.start()
-        raise
-    finally:
-        window.close()
-    return crashes

@@ -6,65 +6,43 @@ from collections.abc import Sequence
 
 from outbox.base.settings import Settings
 from outbox.base.terminal import Progress
-from outbox.migrations.migrate import migrate
-from outbox.relay import lifecycle
-from outbox_lab.stack import command
-from outbox_lab.stack.command import SinkCommand
+from outbox_lab.stack.command import SinkProcess
+from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.stack import Stack
 from outbox_lab.walkthrough.chain import Chain
 
-
-class SinkProcess(SinkCommand):
-    """All sinks of the walkthrough in one process."""
-
-    def restart(self) -> None:
-        self.stop()
-        self.spawn()
-
-    def pause_spark(self) -> None:
-        driver = self.pid()
-        for process in self.processes():
-            if process.pid != driver:
-                process.suspend()
+__all__ = ["Processes", "SinkProcess"]
 
 
 class Processes(Chain):
     """A stack in a home folder of its own. Its data stays after ``restore``, so that it can be inspected."""
 
-    sinks: SinkProcess
-
     def __init__(self, settings: Settings, sinks: Sequence[str]) -> None:
-        self._stack = Stack(settings)
-        self._names = sinks
+        self._deployment = Deployment(Stack(settings), sinks)
 
     @property
     def settings(self) -> Settings:
-        return self._stack.settings
+        return self._deployment.settings
 
     def sink_urls(self) -> list[str]:
-        return [self.sinks.url()]
+        return [self._deployment.sinks.url()]
 
     def start(self, report: Progress) -> None:
-        self._stack.up(report=report)
-        migrate(self.settings)
-        report("databases migrated")
-        lifecycle.apply(self.settings)
-        report(f"connector applied: {lifecycle.status(self.settings).mode}")
-        self.worker, self.broker = self._stack.part("connect"), self._stack.part("kafka")
-        self.service = command.service(self.settings)
-        self.sinks = SinkProcess("-".join(["sink", *self._names]), self.settings, ["sink", *self._names])
-        for process in (self.service, self.sinks):
-            if not process.is_running():
-                process.spawn()
-        self.service.wait_ready()
-        report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
-        self.sinks.wait_ready()
+        self._deployment.start(report)
+        self.service, self.sinks = self._deployment.service, self._deployment.sinks
+        self.worker, self.broker = (self._deployment.stack.part(name) for name in ("connect", "kafka"))
+
+    def request(self, *, exactly_once: bool) -> None:
+        self._deployment.stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
+
+    def start_worker(self, report: Progress) -> None:
+        self._deployment.stack.up(["connect"], report=report)
+        self._deployment.apply(report)
+        self.worker = self._deployment.stack.part("connect")
 
     def switch(self, *, exactly_once: bool, report: Progress) -> None:
-        self._stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
-        self._stack.up(["connect"], report=report)
-        lifecycle.apply(self.settings)
-        self.worker = self._stack.part("connect")
+        self.request(exactly_once=exactly_once)
+        self.start_worker(report)
 
     def restore(self, report: Progress) -> None:
-        self._stack.down(report=report)
+        self._deployment.stack.down(report=report)

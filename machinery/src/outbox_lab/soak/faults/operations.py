@@ -51,7 +51,7 @@ def prune(strike: Strike) -> str:
 
 
 def _prune(testbed: Testbed) -> Done:
-    # The relay may be down, and a transaction may be open.
+    # The relay may be down, or behind.
     refusals = {"events-not-on-topic", "prune-running", "sinks-busy"}
     return run(testbed, "prune", "--keep-hours", "0", temporary=refusals)
 
