@@ -13,7 +13,7 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.events.room import COLUMNS_MAX, ROW_MAX_BYTES
+from outbox.events.catalog import COLUMNS_MAX, ROW_MAX_BYTES
 from outbox.sink.applying.postgres.writer import PostgresWriter
 from tests.support.declared import NUMBER, Events, payload
 from tests.support.declared_sinks import batch_of, record, sink

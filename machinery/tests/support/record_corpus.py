@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from outbox.events.schema import Rejection
-from outbox.kafka.headers import Header
+from outbox.kafka.records import Header
 from outbox.sink.decoding.batch import DeadRecord
 from outbox.sink.decoding.records import Record
 from tests.shape import SHAPE

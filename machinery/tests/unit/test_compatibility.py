@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from outbox.base.errors import Failure
+from outbox.events.catalog import Finding
 from outbox.events.compatibility import compare, compare_schemas
 from outbox.events.expansion import expanded
-from outbox.events.finding import Finding
 from outbox.events.schema import EventSchema
 from outbox.events.values import convert
 from tests.support.declared import TOML, Events, payload

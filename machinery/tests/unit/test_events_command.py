@@ -252,7 +252,7 @@ class TestExamples:
         assert self.rules(events, source) == [("upcaster-failed", "")]
 
     def test_file_that_cannot_run_is_a_failure(self, events: Events) -> None:
-        with raises("upcaster-unusable"):
+        with raises("event-declaration-unusable"):
             examples.check(events.write("order/upcast.py", "def").load())
 
 

@@ -16,10 +16,9 @@ from werkzeug.test import TestResponse
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.commands import serve
-from outbox.http.app import make_app
+from outbox.http.app import Metrics, make_app
 from outbox.http.database import make_engine
 from outbox.http.idempotency import KeyReused
-from outbox.http.metrics import Metrics
 from outbox.http.problems import Kind
 from tests.support.echo import PATH, create_app
 

@@ -40,7 +40,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.kafka import records, topics
-from outbox.kafka.headers import headers_of
+from outbox.kafka.records import headers_of
 from outbox.maintenance import event_topics
 from outbox.relay import connectors, slot
 from outbox.sink.decoding.decoder import UUID_V7

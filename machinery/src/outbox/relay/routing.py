@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.events.aggregate import Aggregate
-from outbox.events.catalog import Catalog
+from outbox.events.catalog import Aggregate, Catalog
 
 Config = dict[str, str]
 

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from outbox.base import interrupt
 from outbox.base.wait import wait_for
 from outbox_lab.soak.foreign import ForeignRecord
 from outbox_lab.soak.testbed import Testbed
+from outbox_lab.stack import interrupt
 
 T = TypeVar("T")
 A_WHILE_S = (2.0, 10.0)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from outbox.base import interrupt
 from outbox.base.wait import wait_for
+from outbox_lab.stack import interrupt
 from outbox_lab.stack.command import Command
 
 TIMEOUT_S = 600

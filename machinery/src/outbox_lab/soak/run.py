@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from outbox.audit import check
 from outbox.audit.report import Report
-from outbox.base import interrupt
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.relay import connectors
@@ -27,6 +26,7 @@ from outbox_lab.soak.keeper import keeping
 from outbox_lab.soak.nemesis import Nemesis
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.soak.verdict import RunRecord, Verdict
+from outbox_lab.stack import interrupt
 
 REPORTED_EVERY_S = 60.0  # for those who follow a run for hours
 STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is
