@@ -138,13 +138,6 @@ def test_one_refused_event_writes_none(databases: Settings, way: Way, refused: E
 
 
 @every_way
-def test_a_payload_that_is_no_json_is_refused(databases: Settings, way: Way) -> None:
-    with raises("event-invalid", "order.placed.v1"), way(databases) as transaction:
-        transaction.append(placed(when=object()))
-    assert stored_rows(databases) == []
-
-
-@every_way
 def test_a_payload_that_would_not_fit_into_a_record_is_refused(databases: Settings, way: Way) -> None:
     with pytest.raises(Exception, match="payload_fits_a_record") as refused, way(databases) as transaction:
         transaction.append(placed(text="x" * 1_000_000))
@@ -259,13 +252,6 @@ def sqlalchemy_autocommit(driver: str, settings: Settings) -> Iterator[Callable[
 
 
 @contextmanager
-def one_connection_in_autocommit(settings: Settings) -> Iterator[Callable[..., object]]:
-    engine = create_engine(url("psycopg2", settings), poolclass=NullPool)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        yield lambda *events: append(connection, *events)
-
-
-@contextmanager
 def asyncio_autocommit(settings: Settings) -> Iterator[Callable[..., object]]:
     engine = create_async_engine(url("psycopg", settings), isolation_level="AUTOCOMMIT", poolclass=NullPool)
 
@@ -292,7 +278,6 @@ def django_outside_of_atomic(settings: Settings) -> Iterator[Callable[..., objec
 AUTOCOMMIT: dict[str, Callable[[Settings], AbstractContextManager[Callable[..., object]]]] = {
     "engine, psycopg2": lambda settings: sqlalchemy_autocommit("psycopg2", settings),
     "engine, psycopg 3": lambda settings: sqlalchemy_autocommit("psycopg", settings),
-    "connection": one_connection_in_autocommit,
     "asyncio": asyncio_autocommit,
     "psycopg2": lambda settings: driver_autocommit(psycopg2, settings),
     "psycopg 3": lambda settings: driver_autocommit(psycopg, settings),

@@ -54,7 +54,7 @@ def test_a_line_that_looks_like_a_section_is_reported(tmp_path: Path, line: str)
 def test_sql_before_the_first_section_is_reported(tmp_path: Path, begin: str) -> None:
     with pytest.raises(Failure) as caught:
         projection_of(tmp_path, f"{begin}-- [apply]\nSELECT 2;")
-    assert caught.value.code == "sql-outside-section"
+    assert caught.value.code == "sql-section-unknown"
 
 
 @pytest.mark.parametrize("begin", ["", "\n \n", "-- of /* some\n", "/* a\n\n comment */\n-- and another\n"])

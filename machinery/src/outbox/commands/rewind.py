@@ -75,7 +75,7 @@ def rewind_command(
         click.echo(f"partition {place}: from offset {move.begin}, {what}")
     again = sum(max(0, move.position - move.begin) for move in moves.values())
     if not again and not to_positions and not skip_dropped:
-        raise Failure(f"sink {sink} would replay nothing", "choose an earlier offset", code="nothing-to-replay")
+        raise Failure(f"sink {sink} would replay nothing", "choose an earlier offset")
     if dry_run:
         click.echo("nothing was changed (--dry-run)")
         return

@@ -35,7 +35,7 @@ def _app(name: str) -> tuple[str, str]:
         raise Failure(
             f"[tool.outbox] service = {name!r} is not module:function",
             "name the function that makes the WSGI application, as service.app:create_app",
-            code="service-name-invalid",
+            code="project-wrong",
         )
     return module, function
 
