@@ -21,8 +21,9 @@ from sqlalchemy.pool import NullPool
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events.values import parse_json
-from outbox.writing import dbapi, rows
-from outbox.writing.append import Event, append
+from outbox.writing import dbapi
+from outbox.writing.append import append
+from outbox.writing.event import Event, rows
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.queries import query
 from tests.transactions import WAYS, Way, django_connection, url
@@ -165,7 +166,7 @@ TEXTS = ["", "\\u0000", "\U0001f600", "\x7f\t\n", "</script>", "'", "\u2028", "x
 @pytest.mark.parametrize("value", [*NUMBERS, *TEXTS, {"": {"a": NUMBERS}}, {1: 2}, [[[]]] * 3, uuid.UUID(int=7)])
 def test_a_sink_reads_what_was_validated(databases: Settings, engine: Engine, value: object) -> None:
     event = placed(value=value)
-    (row,) = rows.rows([event])
+    (row,) = rows([event])
     with engine.begin() as connection:
         append(connection, event)
     [(stored,)] = query(databases, "SELECT payload::text FROM outbox")

@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import alembic.command
 import psycopg2
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from psycopg2 import extensions
-from sqlalchemy import Connection, MetaData, create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from outbox.audit.doctor import examine
@@ -25,7 +22,6 @@ from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.http.database import make_engine
 from outbox.migrations import migrate
 from outbox.migrations.grants import Database
-from outbox.writing.append import OUTBOX
 from outbox_lab.stack import ports
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises
@@ -188,37 +184,6 @@ def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -
     assert query(databases, "SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication") == [
         ("outbox", True, False, False, False)
     ]
-
-
-# SQLAlchemy 2.1 reflects a constraint that is NOT VALID with a warning about its own keyword.
-reflecting = pytest.mark.filterwarnings("ignore:Can't validate argument 'dialect_options'")
-
-
-@reflecting
-def test_declared_and_migrated_tables_are_the_same(shared_databases: Settings) -> None:
-    with owner_of(shared_databases, "source") as connection:
-        assert differences(connection) == []
-
-
-@reflecting
-@pytest.mark.parametrize("change", ["ALTER occurred_at SET DEFAULT now()", "ADD note text"])
-def test_a_difference_between_declared_and_migrated_tables_is_found(shared_databases: Settings, change: str) -> None:
-    with owner_of(shared_databases, "source") as connection:
-        connection.execute(text(f"ALTER TABLE outbox {change}"))
-        assert len(differences(connection)) == 1
-
-
-def differences(connection: Connection) -> list[Any]:
-    """What a migration would have to do to make the table that the code declares."""
-    declared = MetaData()
-    OUTBOX.to_metadata(declared, schema=None)  # type: ignore[arg-type]  # Alembic does not name the default schema
-    options = {
-        "compare_type": True,
-        "compare_server_default": True,
-        "include_name": lambda name, kind, _: kind != "table" or name == OUTBOX.name,
-    }
-    found: list[Any] = compare_metadata(MigrationContext.configure(connection, opts=options), declared)
-    return found
 
 
 TABLES = ("items", "idempotency_keys", "outbox", "source_totals")

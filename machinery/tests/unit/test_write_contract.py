@@ -22,8 +22,7 @@ from pydantic import BaseModel, PlainSerializer
 
 from outbox.base import project
 from outbox.events.values import NOT_ENCODABLE, encode
-from outbox.writing.event import Event
-from outbox.writing.rows import rows
+from outbox.writing.event import Event, rows
 from outbox_lab.testing import check_events
 from outbox_lab.testing.failures import raises
 from tests.support.declared import Events

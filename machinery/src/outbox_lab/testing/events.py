@@ -6,8 +6,7 @@ from typing import Any
 
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.writing.event import Event
-from outbox.writing.rows import rows
+from outbox.writing.event import Event, rows
 from outbox_lab.testing.queries import query
 
 
