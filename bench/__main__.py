@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import click
-from outbox.base import interrupt, project
+from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
+from outbox_lab.stack import interrupt
 from outbox_lab.stack.command import sink
 from outbox_lab.stack.stack import PARTS, Stack
 from outbox_lab.testing.fixtures.stack import private_stack

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from outbox.base import project
-from outbox.writing import rows
+from outbox.writing import event
 
 
 class Transfers(NamedTuple):
@@ -26,11 +26,11 @@ def measure(make: Callable[[], None], transfers: int) -> dict[bool, Transfers]:
 
     Without validation `append` still refuses an undeclared event, and encodes the payload.
     """
-    contract = rows.contract(os.environ.get(project.VARIABLE))
+    contract = event.contract(os.environ.get(project.VARIABLE))
     found: dict[bool, list[Transfers]] = {True: [], False: []}
     for _ in range(transfers):
         for validates, times in found.items():
-            with patch.object(rows, "contract", return_value=replace(contract, validates=validates)):
+            with patch.object(event, "contract", return_value=replace(contract, validates=validates)):
                 times.append(_timed(make))
     return {
         validates: Transfers(*map(statistics.median, zip(*times, strict=True))) for validates, times in found.items()

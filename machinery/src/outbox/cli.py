@@ -50,7 +50,6 @@ class LazyGroup(click.Group):
             raise Failure(
                 f"`outbox {cmd_name}` needs the package of the module {error.name}",
                 "install the extra of pyproject.toml that has it, or run make install",
-                code="package-missing",
             ) from error
         assert isinstance(command, click.Command)  # noqa: S101
         return command

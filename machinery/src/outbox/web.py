@@ -1,6 +1,6 @@
 """The public API for a service that writes events: Flask, one transaction a request, and Idempotency-Keys."""
 
-from outbox.http.auth import SECURITY
+from outbox.http.app import SECURITY
 from outbox.http.problems import READING, WRITING, Kind, responses
 from outbox.http.service import Change, Service, WriteHeaders
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,11 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.events.catalog import load
 from outbox.migrations import declared
 from outbox.migrations.migrate import is_current, migrate, owner_engine
-from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing import command
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.helpers import query
 from tests.support import suite
+from tests.support.declared import Events
 from tests.support.outbox_rows import remove_guard
 
 INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, schema_version) VALUES (%s, '1', %s, '{}', %s)"
@@ -42,10 +41,8 @@ def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declare
         root = tmp_path / str(hash(names))
         for name in names:
             aggregate, _, event = name.partition(".")
-            folder = root / "events" / aggregate
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "aggregate.toml").write_text('key = "id"')
-            (folder / f"{event}.schema.json").write_text(SCHEMA)
+            events = Events(root / "events").aggregate(aggregate, 'key = "id"')
+            events.write(f"{aggregate}/{event}.schema.json", SCHEMA)
         root.mkdir(exist_ok=True)
         migrations = suite.DOMAIN / "migrations"
         (root / "pyproject.toml").write_text(f'[tool.outbox]\nevents = "events"\nmigrations = "{migrations}"\n')
@@ -127,20 +124,6 @@ def test_the_marker_of_prune_is_taken(bare: Settings, declare: Declare) -> None:
     declare()
     migrate(bare)
     query(bare, INSERT, SourceRole.PRUNER, [bare.markers_topic, "outbox.marker", 1])
-
-
-def test_psql_gets_the_state_of_a_check(databases: Settings) -> None:
-    dsn = {name: str(value) for name, value in databases.dsn(SourceRole.APP).items()}
-    statement = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('crate', '1', 'sent', '{}')"
-    words = ["-X", "-v", "VERBOSITY=sqlstate", "-h", dsn["host"], "-p", dsn["port"], "-U", dsn["user"]]
-    done = subprocess.run(
-        [Postgres(databases).program("psql"), *words, "-d", dsn["dbname"], "-c", statement],
-        env={"PGPASSWORD": dsn["password"]},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.split()) == (1, ["ERROR:", "23514"])
 
 
 def test_hundreds_of_events_can_be_declared(bare: Settings, declare: Declare) -> None:

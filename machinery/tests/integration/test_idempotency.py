@@ -69,12 +69,6 @@ def test_the_same_key_and_body_give_the_first_answer_again(client: Client, datab
     assert audit(databases) == {}
 
 
-def test_a_body_written_otherwise_is_the_same_body(client: Client) -> None:
-    first = client.move(ITEM, 60, key="k")
-    body = {"unit": "KGM", "quantity": 60, "item_id": ITEM}
-    assert client.post("/movements", body, Idempotency_Key="k").data == first.data
-
-
 def test_the_same_key_with_another_body_is_409(client: Client, databases: Settings) -> None:
     assert client.move(ITEM, 60, key="k").status_code == 201
     refused(client.move(ITEM, 61, key="k"), "idempotency-key-reused")
@@ -180,11 +174,3 @@ def test_keys_are_in_our_table_whatever_the_search_path_finds_first(databases: S
             assert first_answer(connection, key, Answer(201, "made")).is_repeated == is_repeated
     assert query(databases, "SELECT key FROM public.idempotency_keys") == [("k",)]
     assert query(databases, "SELECT key FROM app.idempotency_keys") == []
-
-
-def test_clients_of_one_item_at_once_lose_nothing(app: Flask, databases: Settings) -> None:
-    clients = [Client(app, databases) for _ in range(CLIENTS)]
-    answers = all_at_once(CLIENTS, lambda n: [clients[n].move(ITEM, 1 + n).status_code for _ in range(10)])
-    assert {status for one in answers for status in one} == {201}
-    assert query(databases, "SELECT stock, version FROM items") == [(10 * sum(range(1, 1 + CLIENTS)), 10 * CLIENTS)]
-    assert audit(databases) == {}

@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import alembic.command
 import psycopg2
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from psycopg2 import extensions
-from sqlalchemy import Connection, MetaData, create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from outbox.audit.doctor import examine
@@ -23,10 +20,8 @@ from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.http.database import make_engine
-from outbox.http.idempotency import KEYS
 from outbox.migrations import migrate
 from outbox.migrations.grants import Database
-from outbox.writing.append import OUTBOX
 from outbox_lab.stack import ports
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises
@@ -120,7 +115,7 @@ def test_sql_of_a_migration_stays_as_it_is_written(empty: Settings) -> None:
 
 def test_a_migration_that_names_no_role_is_refused(empty: Settings, plain_project: Path) -> None:
     plain_project.write_text(PLAIN_MIGRATION.replace("'app'", "'writer'"))
-    with raises("migration-role-unknown", "owner, app, cdc, pruner, auditor"):
+    with raises("failed", "owner, app, cdc, pruner, auditor"):
         migrate.migrate(empty)
 
 
@@ -163,7 +158,7 @@ def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
 def test_migrate_refuses_a_newer_schema_and_serve_accepts_it(databases: Settings) -> None:
     newer = "UPDATE outbox_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
     query(databases, newer)
-    with raises("migration-unknown", "source_domain_9999"):
+    with raises("migration-failed", "source_domain_9999"):
         migrate.migrate(databases)
     with owner_of(databases, "source") as connection:
         assert migrate.is_current(connection, "source")
@@ -184,54 +179,11 @@ def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -
     with owner_of(databases, "source") as connection:
         wanted.attributes["connection"] = connection
         wanted.attributes["on_version_apply"] = lambda **_: None
-        with raises("migration-irreversible"):
+        with raises("failed", "not dropped by a migration"):
             alembic.command.downgrade(wanted, "base")
     assert query(databases, "SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication") == [
         ("outbox", True, False, False, False)
     ]
-
-
-# SQLAlchemy 2.1 reflects a constraint that is NOT VALID with a warning about its own keyword.
-reflecting = pytest.mark.filterwarnings("ignore:Can't validate argument 'dialect_options'")
-
-
-@reflecting
-def test_declared_and_migrated_tables_are_the_same(shared_databases: Settings) -> None:
-    with owner_of(shared_databases, "source") as connection:
-        assert differences(connection) == []
-
-
-@reflecting
-@pytest.mark.parametrize(
-    "change",
-    [
-        "ALTER TABLE outbox ALTER traceparent SET NOT NULL",
-        "ALTER TABLE outbox ALTER schema_version TYPE int",
-        "ALTER TABLE outbox ALTER occurred_at SET DEFAULT now()",
-        "DROP INDEX idempotency_keys_expires_at",
-        "ALTER TABLE idempotency_keys ADD note text",
-    ],
-)
-def test_a_difference_between_declared_and_migrated_tables_is_found(shared_databases: Settings, change: str) -> None:
-    with owner_of(shared_databases, "source") as connection:
-        connection.execute(text(change))
-        assert len(differences(connection)) == 1
-
-
-def differences(connection: Connection) -> list[Any]:
-    """What a migration would have to do to make the tables that the code declares."""
-    declared = MetaData()
-    for table in (OUTBOX, KEYS):
-        table.to_metadata(declared, schema=None)  # type: ignore[arg-type]  # Alembic does not name the default schema
-    ours = set(declared.tables)
-    options = {
-        "compare_type": True,
-        "compare_server_default": True,
-        "include_name": lambda name, kind, _: kind != "table" or name in ours,
-    }
-    context = MigrationContext.configure(connection, opts=options)
-    found: list[Any] = compare_metadata(context, declared)
-    return found
 
 
 TABLES = ("items", "idempotency_keys", "outbox", "source_totals")
@@ -264,21 +216,12 @@ def test_a_role_may_do_what_it_has_to_and_no_more(shared_databases: Settings, ro
 
 @pytest.mark.parametrize(
     ("role", "statement"),
-    [
+    [  # beside what the test above shows of all roles
         (SourceRole.APP, "SELECT FROM outbox"),
         (SourceRole.APP, f"{APPEND} RETURNING id"),
         (SourceRole.APP, "UPDATE outbox SET type = 'x'"),
         (SourceRole.APP, "DELETE FROM outbox"),
-        (SourceRole.APP, "TRUNCATE outbox"),
         (SourceRole.APP, "UPDATE items SET unit = 'LTR'"),
-        (SourceRole.APP, "DELETE FROM items"),
-        (SourceRole.APP, "SELECT FROM source_totals"),
-        (SourceRole.CDC, APPEND),
-        (SourceRole.CDC, "DELETE FROM outbox"),
-        (SourceRole.CDC, "SELECT FROM items"),
-        (SourceRole.PRUNER, "UPDATE outbox SET type = 'x'"),
-        (SourceRole.AUDITOR, "DELETE FROM outbox"),
-        (SourceRole.AUDITOR, "SELECT FROM items"),
         (SourceRole.APP, "DROP PUBLICATION outbox"),
         (SourceRole.APP, "CREATE TABLE mine (id int)"),
     ],
@@ -288,28 +231,7 @@ def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: Sou
         query(shared_databases, statement, role)
 
 
-@pytest.mark.parametrize(
-    ("role", "statement"),
-    [
-        (SourceRole.APP, APPEND),
-        (SourceRole.APP, "UPDATE items SET stock = 0, version = 0"),
-        (SourceRole.CDC, "SELECT FROM outbox"),
-        (SourceRole.PRUNER, f"{APPEND} RETURNING id"),
-        (SourceRole.PRUNER, "DELETE FROM outbox"),
-        (SourceRole.AUDITOR, "SELECT key, total, version FROM source_totals"),
-        (SourceRole.AUDITOR, "SELECT id, payload FROM outbox"),
-    ],
-)
-def test_what_a_role_has_to_do_it_can(shared_databases: Settings, role: SourceRole, statement: str) -> None:
-    query(shared_databases, statement, role)
-
-
 def test_no_role_is_a_superuser_and_only_the_relay_may_replicate(shared_databases: Settings) -> None:
-    found = query(
-        shared_databases,
-        "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND (rolsuper OR rolbypassrls)",
-    )
-    assert found == []
-    assert query(
-        shared_databases, "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND rolreplication"
-    ) == [("stock_source_cdc",)]
+    ours = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND"
+    assert query(shared_databases, f"{ours} (rolsuper OR rolbypassrls)") == []
+    assert query(shared_databases, f"{ours} rolreplication") == [("stock_source_cdc",)]

@@ -25,19 +25,13 @@ from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
+from tests.seen import Seen, create_tables
 from tests.support.declared import NUMBER, Events
-from tests.support.declared_sinks import batch_of, record, sink
+from tests.support.declared_sinks import batch_of, record
 from tests.support.made_events import STRATEGIES, fetch
-from tests.support.sink_driver import Database, projections_in
 from tests.support.sql_names import KINDS, words
 
 TOPIC = "shop.order"
-TABLES = """
-CREATE TABLE seen (line bigserial, sink text, event jsonb);
-CREATE TABLE unwelcome (event_id uuid);
-GRANT SELECT, INSERT, DELETE ON seen, unwelcome TO {writer};
-GRANT USAGE ON SEQUENCE seen_line_seq TO {writer};
-"""
 PROJECTION = """
 -- ordered
 -- [refuse]
@@ -76,9 +70,10 @@ class Names:
         schema = {"type": "object", "required": list(self.kinds), "properties": self.kinds}
         toml = f'key = "{self.key}"\nversion = "{self.version}"\n'
         known = Events(self.folder / "events").aggregate("order", toml, placed_v1=schema).load()
-        spec = sink(known, "order", projections=projections_in(self.folder, self.projection, "seen"))
+        self.seen = Seen(self.settings, self.folder, known, ["order"], projection=self.projection)
+        spec = self.seen.spec
         job = replace(spec.job, transform="any:thing" if self.has_transform else None)
-        self.spec: SinkSpec = replace(spec, job=job, strategy=STRATEGIES[self.by])
+        self.spec = replace(spec, job=job, strategy=STRATEGIES[self.by])
         self.end = 0
 
     def value(self, name: str, number: int) -> object:
@@ -120,12 +115,6 @@ class Names:
                 writer.prepare(self.spec.layout.schema)
             yield writer
 
-    def refuse(self, *records: Record) -> None:
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("DELETE FROM unwelcome")
-            for one in records:
-                cursor.execute("INSERT INTO unwelcome VALUES (%s)", [id_of(one)])
-
     def replay(self) -> Replayed:
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
             chosen = Selection(sink=self.spec.name).choose(connection, with_parked=True)
@@ -140,14 +129,8 @@ class Names:
 
     def query(self, query: str) -> dict[str, dict[str, Any]]:
         """By id the properties of the events that a query returns."""
-        rows = Database(self.settings).query(query, role=SinkRole.OWNER)
-        events = [event for (event,) in rows if isinstance(event, dict)]
+        events = [event for (event,) in self.seen.query(query) if isinstance(event, dict)]
         return {event["event_id"]: {name: event[name] for name in self.kinds} for event in events}
-
-    def payload_of(self, one: Record) -> dict[str, Any]:
-        assert one.value is not None
-        payload: dict[str, Any] = json.loads(one.value)
-        return payload
 
     def _applier(self, spec: SinkSpec) -> PostgresApplier:
         if not self.has_transform:
@@ -162,8 +145,7 @@ def id_of(one: Record) -> str:
 
 @pytest.fixture
 def tables(databases: Settings) -> Settings:
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLES.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    create_tables(databases)
     return databases
 
 
@@ -179,20 +161,20 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
     second = [names.event(1, 3), names.event(2, 2)]
     bad = names.event(2, 3)._replace(value=b"{")
     third = [bad, names.event(2, 4), names.event(5, 1)]
-    names.refuse(first[1])
+    names.seen.refuse(id_of(first[1]))
     with names.running() as writer:
         batch = names.passed(names.batch(*first), filtered=first[3:4], failed=first[4:])
         due = Counts(5, 2, rejected=2, filtered=1) if names.has_transform else Counts(5, 4, rejected=1)
         assert writer.apply(batch) == due
         assert writer.apply(names.passed(names.batch(*second))) == Counts(2, 1, rejected=1)
         assert writer.apply(names.passed(names.batch(*third))) == Counts(2, 1, rejected=1, dead=1)
-        names.refuse()
+        names.seen.refuse()
         names.discard(bad)
         assert names.replay() == Replayed(applied=4 if names.has_transform else 3)
         if by != "naive":
             assert writer.apply(batch).applied == 0
     left_out = {id_of(bad), *([id_of(first[3])] if names.has_transform else [])}
-    sent = {id_of(one): names.payload_of(one) for one in [*first, *second, *third] if id_of(one) not in left_out}
+    sent = {id_of(one): json.loads(one.value or b"") for one in [*first, *second, *third] if id_of(one) not in left_out}
     assert names.query("SELECT event FROM seen ORDER BY line") == sent
     if by == "merge" and not names.has_transform:
         assert names.query("SELECT event FROM landed_events") == sent
@@ -220,5 +202,4 @@ def test_a_projection_reads_the_tables_of_the_adopter(tables: Settings, tmp_path
         one = Names(tables, folder, "dedup", turn, READS_TABLES.format(marks))
         with one.running() as writer:
             assert writer.apply(one.passed(one.batch(one.event(1, 1)))).applied == 1
-        rows = Database(tables).query("SELECT sink FROM seen", role=SinkRole.OWNER)
-        assert sorted(rows) == [(name,) for name in names for _ in range(turn + 1)]
+        assert sorted(one.seen.query("SELECT sink FROM seen")) == [(name,) for name in names for _ in range(turn + 1)]

@@ -90,15 +90,6 @@ def items(settings: Settings) -> list[str]:
     return [str(item) for (item,) in query(settings, "SELECT id FROM items")]
 
 
-def test_a_repeated_request_changes_nothing_and_gets_the_first_answer(service: Service, databases: Settings) -> None:
-    first, second = ask(service, insert), ask(service, insert)
-    assert (first.status, first.is_repeated, second) == (201, False, Answer(201, first.body, is_repeated=True))
-    assert items(databases) == [ITEM]
-    assert query(databases, "SELECT route, key FROM idempotency_keys") == [("POST /items", "k")]
-    with pytest.raises(KeyReused):
-        ask(service, insert, item=nth_key(2))
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -14,7 +14,7 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
-from outbox.events.room import COLUMNS_MAX, ROW_MAX_BYTES
+from outbox.events.catalog import COLUMNS_MAX, ROW_MAX_BYTES
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.writer import Counts

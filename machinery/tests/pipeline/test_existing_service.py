@@ -252,7 +252,7 @@ def test_the_wheel_and_its_two_dependencies_are_enough(migrated: Library) -> Non
             (packages / top).symlink_to(str(distribution.locate_file(top)))
     shutil.copytree(ROOT / "src" / "outbox", packages / "outbox")  # a link would lead to the project of the repository
     event = lent()
-    program = "from outbox.dbapi import Event; from outbox.writing.rows import rows; import psycopg;"
+    program = "from outbox.dbapi import Event; from outbox.writing.event import rows; import psycopg;"
     checked = f"print(rows([Event('book', '{ISBN}', 'lent', {event.payload})])[0]['payload'])"
     found = migrated._replace(environment={"PYTHONPATH": str(packages)}).succeed(
         [sys.executable, "-S", "-c", program + checked]

@@ -34,7 +34,7 @@ from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.kafka.part import Part
+from outbox.kafka.records import Part
 from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget

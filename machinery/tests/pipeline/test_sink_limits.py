@@ -21,7 +21,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.kafka.part import Part
+from outbox.kafka.records import Part
 from outbox.sink import discovery
 from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.reading import reader

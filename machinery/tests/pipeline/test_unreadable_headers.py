@@ -10,7 +10,7 @@ from confluent_kafka import Message
 from outbox.audit import check
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
-from outbox.kafka.headers import headers_of
+from outbox.kafka.records import headers_of
 from outbox.maintenance import evidence
 from outbox.relay import arrivals
 from outbox.sink.decoding.records import Records

@@ -7,10 +7,8 @@ from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel
 
 from outbox.base.settings import Settings, load
-from outbox.http.app import make_app
-from outbox.http.auth import SECURITY
+from outbox.http.app import SECURITY, Metrics, make_app
 from outbox.http.database import make_engine
-from outbox.http.metrics import Metrics
 
 PATH = "/echo"
 LARGE_PATH = "/large"

@@ -28,7 +28,7 @@ from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
-from outbox.kafka.part import Part
+from outbox.kafka.records import Part
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch

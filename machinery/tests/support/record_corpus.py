@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from outbox.events.schema import Rejection
-from outbox.kafka.headers import Header
+from outbox.kafka.records import Header
 from outbox.sink.decoding.records import DeadRecord, Record
 from tests.shape import SHAPE
 from tests.support.made_events import DAY_MS, NOW_MS, Event, uuid7

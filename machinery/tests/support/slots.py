@@ -11,7 +11,7 @@ from outbox.relay import slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
-from outbox_lab.testing.queries import query
+from outbox_lab.testing.helpers import query
 
 
 def existing(settings: Settings, connector: Connector | None = None) -> slot.Slot:

@@ -11,7 +11,7 @@ from typing import Any
 
 import outbox
 from outbox.base.sections import COMMENT
-from outbox.events.usable import RESERVED, RESERVED_PREFIX, SYSTEM
+from outbox.events.catalog import RESERVED, RESERVED_PREFIX, SYSTEM
 from tests.support.declared import NUMBER
 from tests.support.suite import DOMAIN
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
-from outbox.kafka.part import Part
+from outbox.kafka.records import Part
 from outbox.sink.decoding.records import fetcher
 from outbox.sink.frames.transform import Transform, applier
 from outbox.sink.reading.reader import Reader

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from outbox.base.settings import load
-from outbox.kafka.part import Part
+from outbox.kafka.records import Part
 from outbox.sink.reading.reader import ReadTask
 from outbox.sink.spark.daemon import without_archives
 from tests.support.made_events import MAIN, TOPIC

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from outbox.base.errors import Failure
+from outbox.events.catalog import Finding
 from outbox.events.compatibility import compare, compare_schemas
 from outbox.events.expansion import expanded
-from outbox.events.finding import Finding
 from outbox.events.schema import EventSchema
 from outbox.events.values import convert
 from tests.support.declared import TOML, Events, payload
@@ -290,13 +290,12 @@ def some(**keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]
     return st.fixed_dictionaries({}, optional=keywords)
 
 
-LIMITED: dict[str, list[dict[str, Any]]] = {
-    "string": [{"maxLength": 1}, {"minLength": 1}, {"pattern": "^x"}, {"format": "uuid"}, {"format": "email"}],
-    "integer": [{"minimum": 0}, {"exclusiveMaximum": 1}, {"multipleOf": 2}, {"minimum": -9, "maximum": 9}],
-    "number": [{"maximum": 0}, {"exclusiveMinimum": 0}, {"type": "integer"}],
-    "array": [{"minItems": 1}, {"maxItems": 1}, {"uniqueItems": True}, {"items": {"type": "string"}}],
-    "object": [{"additionalProperties": False}, {"additionalProperties": {"type": "string"}}],
-}
+ADDED: list[dict[str, Any]] = [
+    *({"maxLength": 1}, {"minLength": 1}, {"pattern": "^x"}, {"format": "uuid"}, {"format": "email"}),
+    *({"minimum": 0}, {"exclusiveMaximum": 1}, {"multipleOf": 2}, {"minimum": -9, "maximum": 9}, {"type": "integer"}),
+    *({"minItems": 1}, {"maxItems": 1}, {"uniqueItems": True}, {"items": {"type": "string"}}),
+    *({"additionalProperties": False}, {"additionalProperties": {"type": "string"}}),
+]
 
 
 def typed(name: Any, rest: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
@@ -395,60 +394,41 @@ def places(node: Any) -> list[dict[str, Any]]:
     return ([node] if isinstance(node, dict) else []) + [found for child in children for found in places(child)]
 
 
-LOWER, UPPER = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum", "maxLength", "maxItems"}
-SMALLEST = {"minLength", "minItems"}
-LIMITING = LOWER | UPPER | SMALLEST
-FITTING: dict[str, set[str]] = {
-    "widen": LIMITING,
-    "narrow": LIMITING,
-    "limit": {"type"},
-    "relax": LIMITING | {"pattern", "format", "multipleOf", "uniqueItems", "type", "enum", "const"},
-    "enum": {"enum"},
-    "property": {"properties"},
-    "required": {"properties"},
+LIMITING = {
+    *("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
+    *("minLength", "maxLength", "minItems", "maxItems"),
 }
-
-
-def move(place: dict[str, Any], outwards: int) -> None:
-    """Move all limits in one schema."""
-    for name in place.keys() & LOWER:
-        place[name] -= outwards
-    for name in place.keys() & SMALLEST:
-        place[name] = max(place[name] - outwards, 0)
-    for name in place.keys() & UPPER:
-        place[name] = max(place[name] + outwards, 0 if name in ("maxLength", "maxItems") else -9)
+CONTENTS: list[st.SearchStrategy[Any]] = [RULES, NUMBERS, SIZES, ENUM, st.booleans()]
 
 
 def edited(data: st.DataObject, document: dict[str, Any]) -> dict[str, Any]:
     """The document after one edit or two."""
     made = copy.deepcopy(document)
     for _ in range(data.draw(st.integers(1, 2))):
-        kind = data.draw(st.sampled_from([*FITTING, "remove", "put"]))
-        fitting = [one for one in places(made) if FITTING.get(kind, one.keys()) & one.keys()]
-        if fitting:
-            with suppress(TypeError, AttributeError):  # a property may be called like a keyword
-                change(data, kind, data.draw(st.sampled_from(fitting)))
+        place = data.draw(st.sampled_from([one for one in places(made) if one]))
+        with suppress(TypeError, AttributeError):  # a property may be called like a keyword
+            change(
+                data, data.draw(st.sampled_from(["move", "move", "remove", "put", "add", "enum", "property"])), place
+            )
         made = copy.deepcopy(made)  # parts that were drawn may be drawn again
     return made
 
 
 def change(data: st.DataObject, kind: str, place: dict[str, Any]) -> None:
     """One edit in one object of a schema."""
-    if kind in ("widen", "narrow"):
-        move(place, 1 if kind == "widen" else -1)
-    elif kind == "limit":
-        place.update(copy.deepcopy(data.draw(st.sampled_from(LIMITED.get(place["type"], [{}])))))
-    elif kind in ("relax", "remove"):
-        del place[data.draw(st.sampled_from(sorted(FITTING.get(kind, {*place}) & place.keys())))]
-    elif kind == "enum":
+    if kind == "move":
+        for name in place.keys() & LIMITING:
+            place[name] += data.draw(st.sampled_from([-1, 1]))
+    elif kind == "remove":
+        del place[data.draw(st.sampled_from(sorted(place)))]
+    elif kind == "put":
+        place[data.draw(st.sampled_from(sorted(place)))] = copy.deepcopy(data.draw(st.one_of(CONTENTS)))
+    elif kind == "add":
+        place.update(copy.deepcopy(data.draw(st.sampled_from(ADDED))))
+    elif kind == "enum" and "enum" in place:
         place["enum"] = data.draw(st.permutations([*place["enum"], *data.draw(ENUM)]))[:3]
-    elif kind == "property":
+    elif kind == "property" and "properties" in place:
         place["properties"][data.draw(st.sampled_from([*NAMES, "d"]))] = copy.deepcopy(data.draw(RULES))
-    elif kind == "required":
-        place["required"] = data.draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=2))
-    else:
-        contents: list[st.SearchStrategy[Any]] = [RULES, NUMBERS, SIZES, ENUM, st.booleans()]
-        place[data.draw(st.sampled_from(sorted(place)))] = copy.deepcopy(data.draw(st.one_of(contents)))
 
 
 def schema(document: dict[str, Any]) -> EventSchema | None:

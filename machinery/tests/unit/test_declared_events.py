@@ -15,7 +15,6 @@ from outbox.events.values import convert
 from outbox.sink.decoding.decoder import DecodedEvent, EventDecoder, Skipped
 from outbox.sink.decoding.records import Record
 from outbox.sink.decoding.values import ARROW_TYPES, convert_all
-from outbox_lab.testing.failures import raises
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder
 from tests.support.made_events import NOW_MS
@@ -95,23 +94,6 @@ def test_what_postgres_cannot_hold_is_set_aside(tmp_path: Path, rule: dict[str, 
     found = decode(declare(tmp_path, {"it": rule}, ["it"]), f'{{"order": "a", "it": {text}}}')
     assert isinstance(found, Rejection)
     assert found.reason == "schema violation"
-
-
-@pytest.mark.parametrize(
-    ("properties", "uses"),
-    [
-        ({}, {"key": "unknown"}),
-        ({"it": {"type": "string"}}, {"key": "it"}),
-        ({"it": {"type": "object"}}, {"key": "it"}),
-        ({"it": {"type": "integer"}}, {"version": "it"}),
-        ({"offset": {"type": "integer"}}, {}),
-    ],
-)
-def test_what_cannot_be_a_key_or_a_version_is_refused(
-    tmp_path: Path, properties: dict[str, Any], uses: dict[str, str]
-) -> None:
-    with raises("event-declaration-unusable"):
-        declare(tmp_path, properties, [], **uses)
 
 
 MOMENT = (

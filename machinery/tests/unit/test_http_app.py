@@ -13,14 +13,14 @@ from flask_openapi3.blueprint import APIBlueprint
 from werkzeug.exceptions import NotFound
 from werkzeug.test import TestResponse
 
-from outbox.base.errors import Failure
+from outbox.base import project
 from outbox.base.settings import Settings, load
-from outbox.commands import serve
-from outbox.http.app import make_app
+from outbox.commands.serve import serve
+from outbox.http.app import Metrics, make_app
 from outbox.http.database import make_engine
 from outbox.http.idempotency import KeyReused
-from outbox.http.metrics import Metrics
 from outbox.http.problems import Kind
+from outbox_lab.testing.failures import raises
 from tests.support.echo import PATH, create_app
 
 AUTHORIZED = {"Authorization": "Bearer secret"}
@@ -159,17 +159,14 @@ def test_an_exception_becomes_the_problem_that_is_declared_for_it(
     assert json.loads(response.text)["type"] == type_
 
 
-def test_a_service_without_a_token_refuses_to_start(settings: Settings) -> None:
-    with pytest.raises(Failure) as failed:
-        create_app(settings.model_copy(update={"service_token": type(settings.service_token)("")}))
-    assert failed.value.code == "service-token-missing"
-
-
 @pytest.mark.parametrize("name", ["", "service.app", ":create_app", "service.app:", "service.app:create_app()"])
-def test_a_service_must_be_named_by_module_and_function(name: str) -> None:
-    with pytest.raises(Failure) as failed:
-        serve._app(name)
-    assert failed.value.code == "service-name-invalid"
+def test_a_service_must_be_named_by_module_and_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / project.FILE).write_text(f'[tool.outbox]\nservice = "{name}"\n')
+    monkeypatch.setenv(project.VARIABLE, str(tmp_path))
+    with raises("project-wrong", "module:function"):
+        serve.main([], standalone_mode=False)
 
 
 def assert_problem(response: TestResponse, status: int) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from outbox.base.interrupt import SIGNALS
+from outbox_lab.stack.interrupt import SIGNALS
 
 STOPS = """
 import os, signal, subprocess, sys
-from outbox.base import interrupt
+from outbox_lab.stack import interrupt
 
 def send(name):
     os.kill(os.getpid(), getattr(signal, name))
@@ -47,7 +47,7 @@ def test_first_signal_ends_a_run_and_later_ones_are_ignored(name: str) -> None:
 
 
 def test_a_command_that_stops_its_stack_hears_nothing() -> None:
-    script = "import os\nfrom outbox.base import interrupt\ninterrupt.once()\ninterrupt.never()\n"
+    script = "import os\nfrom outbox_lab.stack import interrupt\ninterrupt.once()\ninterrupt.never()\n"
     script += "for one in interrupt.SIGNALS:\n    os.kill(os.getpid(), one)\nprint('stops everything')"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "stops everything"
 
@@ -55,7 +55,7 @@ def test_a_command_that_stops_its_stack_hears_nothing() -> None:
 HANGS_UP = """
 import fcntl, signal, sys, termios
 from pathlib import Path
-from outbox.base import interrupt
+from outbox_lab.stack import interrupt
 
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose end is a SIGHUP
 interrupt.once()
@@ -88,7 +88,7 @@ def test_a_run_that_ignores_hangups_goes_on() -> None:
 WAITS = """
 import threading
 from outbox.base.errors import Failure
-from outbox.base import interrupt
+from outbox_lab.stack import interrupt
 from outbox_lab.soak.fault import wait_or_not_fired
 
 interrupt.once()
@@ -119,7 +119,7 @@ def test_a_signal_ends_the_waits_of_faults_too() -> None:
 
 ENDS_EARLY = """
 import signal, sys
-from outbox.base import interrupt
+from outbox_lab.stack import interrupt
 
 interrupt.once()
 said = []

@@ -30,26 +30,20 @@ def test_names_sinks_and_folders_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ['"dedup"', "true", "[1]"])
 def test_sinks_that_are_no_list_of_names_are_refused(tmp_path: Path, value: str) -> None:
-    with raises("project-wrong", "has sinks = ", "a list of names"):
+    with raises("project-wrong", "has sinks = ", "Expected `"):
         load(tmp_path, f"sinks = {value}")
 
 
 def test_a_switch_is_true_or_false(tmp_path: Path) -> None:
     assert not load(tmp_path, "validate-events = false").validate_events
     project.load.cache_clear()
-    with raises("project-wrong", "has validate-events = 'no'", "true or false"):
+    with raises("project-wrong", "has validate-events = 'no'", "Expected `bool`"):
         load(tmp_path, 'validate-events = "no"')
 
 
 def test_an_unknown_key_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
     with raises("project-wrong", "does not know tpoic", "topic"):
         load(tmp_path, 'tpoic = "events"')
-
-
-@pytest.fixture
-def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable names a project: only the working directory tells which it is."""
-    monkeypatch.delenv(project.VARIABLE)
 
 
 def declare(folder: Path, *lines: str) -> Path:
@@ -59,38 +53,31 @@ def declare(folder: Path, *lines: str) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("unnamed")
-@pytest.mark.parametrize("below", [".", "sinks", "connect/events"])
-def test_the_project_is_found_in_its_folder_and_below(
-    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("here", "found"),
+    [
+        ("outer", "outer"),
+        ("outer/connect/events", "outer"),
+        ("outer/tools", "outer"),  # whose own table is another tool's
+        ("outer/inner", "outer/inner"),
+    ],
+)
+def test_the_innermost_project_around_the_working_directory_is_found(
+    here: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = declare(tmp_path / "project", "[tool.outbox]")
-    (root / below).mkdir(parents=True, exist_ok=True)
-    monkeypatch.chdir(root / below)
-    assert project.current() == Project(root=root)
+    for name, table in {"outer": "outbox", "outer/tools": "other", "outer/inner": "outbox"}.items():
+        declare(tmp_path / name, f"[tool.{table}]")
+    (tmp_path / here).mkdir(parents=True, exist_ok=True)
+    monkeypatch.delenv(project.VARIABLE)
+    monkeypatch.chdir(tmp_path / here)
+    assert project.current() == Project(root=tmp_path / found)
 
 
-@pytest.mark.usefixtures("unnamed")
-def test_a_folder_without_the_table_belongs_to_the_project_around_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = declare(tmp_path / "project", "[tool.outbox]")
-    monkeypatch.chdir(declare(root / "tools", "[tool.other]"))
-    assert project.current().root == root
-
-
-@pytest.mark.usefixtures("unnamed")
-def test_of_two_projects_the_inner_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = declare(declare(tmp_path / "outer", "[tool.outbox]") / "inner", "[tool.outbox]")
-    monkeypatch.chdir(inner)
-    assert project.current().root == inner
-
-
-@pytest.mark.usefixtures("unnamed")
 @pytest.mark.parametrize("lines", [[], ["[tool.other]"]])
 def test_outside_of_every_project_the_failure_says_what_to_do(
     lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(project.VARIABLE)
     monkeypatch.chdir(declare(tmp_path / "elsewhere", *lines))
     with raises("project-missing", "[tool.outbox]", "in the project's folder", project.VARIABLE):
         project.current()
@@ -101,10 +88,6 @@ def test_the_variable_wins_over_the_working_directory(tmp_path: Path, monkeypatc
     monkeypatch.chdir(declare(tmp_path / "here", "[tool.outbox]"))
     monkeypatch.setenv(project.VARIABLE, str(named))
     assert project.current().root == named
-
-
-def test_a_variable_that_names_no_project_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(declare(tmp_path / "here", "[tool.outbox]"))
     monkeypatch.setenv(project.VARIABLE, str(tmp_path / "elsewhere"))
     with raises("project-missing", "elsewhere", f"correct {project.VARIABLE}"):
         project.current()

@@ -84,7 +84,7 @@ class TestCommand:
     def test_without_any_the_remedy_is_named(self, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         mine = replace(project.current(), sinks=())
         monkeypatch.setattr(project, "current", lambda: mine)
-        with raises("sink-unnamed", "sinks = ["):
+        with raises("failed", "no sink is named", "sinks = ["):
             CliRunner().invoke(sink, [], catch_exceptions=False)
         assert ran == []
 

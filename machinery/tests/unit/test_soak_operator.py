@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from outbox.base import interrupt
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox_lab.soak import testbed
 from outbox_lab.soak.testbed import Done
+from outbox_lab.stack import interrupt
 
 
 def run(home: Path, *words: str) -> Done:

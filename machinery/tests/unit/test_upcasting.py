@@ -118,14 +118,14 @@ def test_caller_keeps_its_payload(events: Events) -> None:
     ["def placed_v1(payload:\n", "1 / 0\n", "import nowhere\n", "raise SystemExit\n", "raise GeneratorExit\n", "\0"],
 )
 def test_file_that_cannot_run_is_reported(events: Events, source: str) -> None:
-    with raises("upcaster-unusable", "upcast.py"):
+    with raises("event-declaration-unusable", "upcast.py"):
         wanted(events, source)
 
 
 def test_file_that_is_no_text_is_reported(events: Events) -> None:
     events.write("order/upcast.py", "")
     (events.folder / "order" / "upcast.py").write_bytes(b"\xff\n")
-    with raises("upcaster-unusable"):
+    with raises("event-declaration-unusable"):
         events.load().wanted(["order"])
 
 

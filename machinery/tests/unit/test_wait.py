@@ -7,7 +7,7 @@ import time
 import pytest
 
 from outbox.base.errors import Failure
-from outbox.base.wait import WaitTimeoutError, timeout_scale, wait_for
+from outbox.base.wait import timeout_scale, wait_for
 from outbox_lab.testing.failures import raises
 
 
@@ -21,31 +21,24 @@ def test_a_condition_is_asked_once_even_without_time() -> None:
     assert wait_for("the truth", lambda: True, timeout_s=0) is True
 
 
-def test_it_ends_at_the_deadline_and_says_what_it_waited_for() -> None:
+@pytest.mark.parametrize("scale", [1, 3])
+def test_it_ends_at_the_scaled_deadline_and_says_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch, scale: int
+) -> None:
+    monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", str(scale))
     started_at = time.monotonic()
-    with pytest.raises(WaitTimeoutError) as caught:
-        wait_for("the cows to come home", lambda: [], timeout_s=0.2, poll_s=0.01)
-    assert 0.2 <= time.monotonic() - started_at < 2
+    with pytest.raises(TimeoutError) as caught:
+        wait_for("the cows to come home", lambda: [], timeout_s=0.1, poll_s=0.01)
+    assert 0.1 * scale <= time.monotonic() - started_at < 2
+    assert isinstance(caught.value, Failure)
     assert "the cows to come home" in str(caught.value)
     assert "the last answer was []" in str(caught.value)
 
 
-def test_a_timeout_is_a_failure_and_a_timeout_error() -> None:
-    assert issubclass(WaitTimeoutError, Failure)
-    assert issubclass(WaitTimeoutError, TimeoutError)
-
-
 def test_an_exception_of_the_condition_ends_the_wait_at_once() -> None:
-    asked = 0
-
-    def broken() -> bool:
-        nonlocal asked
-        asked += 1
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        wait_for("nothing", broken, timeout_s=5)
-    assert asked == 1
+    answers = iter([None])
+    with pytest.raises(StopIteration):
+        wait_for("nothing", lambda: next(answers), timeout_s=5)
 
 
 def test_a_need_that_is_gone_ends_the_wait_at_once() -> None:
@@ -55,14 +48,6 @@ def test_a_need_that_is_gone_ends_the_wait_at_once() -> None:
     with raises("process-ended"):
         wait_for("nothing", lambda: False, timeout_s=60, needs=gone)
     assert wait_for("the truth", lambda: True, timeout_s=60, needs=gone)
-
-
-def test_one_multiplier_scales_every_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", "3")
-    started_at = time.monotonic()
-    with pytest.raises(WaitTimeoutError):
-        wait_for("nothing", lambda: False, timeout_s=0.1, poll_s=0.01)
-    assert 0.3 <= time.monotonic() - started_at < 2
 
 
 @pytest.mark.parametrize("wrong", ["fast", "0", "-1", "nan"])

@@ -112,15 +112,11 @@ def test_the_wheel_has_every_file_of_the_machinery_and_no_other(wheel: Path) -> 
     assert executable == {name for name, file in ours.items() if os.access(file, os.X_OK)} != set()
 
 
-def test_outbox_is_imported_from_the_wheel(installed: Path, project: Path) -> None:
+def test_the_command_works_for_a_project_elsewhere(installed: Path, project: Path) -> None:
     code = "import outbox; from outbox.jvm.java import PACKAGED_HOME as home; print(outbox.__file__, home / 'bin/java')"
     package, java = run([installed / "python", "-c", code], project).split()
     assert Path(package).is_relative_to(installed.parent)
     assert os.access(java, os.X_OK)
-
-
-def test_the_command_works_for_a_project_elsewhere(installed: Path, project: Path) -> None:
-    assert "migrate" in run([installed / "outbox", "--help"], project)
     rendered = json.loads(run([installed / "outbox", "connect", "render"], project))
     assert rendered["database.dbname"] == "shop"
     assert rendered["transforms.outbox.route.topic.replacement"] == "shop.${routedByValue}"

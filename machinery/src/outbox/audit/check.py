@@ -24,9 +24,9 @@ from outbox.audit.declared import Declared, EventTopic, load
 from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
+from outbox.base.errors import plural
 from outbox.base.settings import Settings
 from outbox.base.wait import WaitTimeoutError, nothing, timeout_scale, wait_for
-from outbox.base.words import plural
 from outbox.kafka import topics
 
 POLL_S = 0.5

@@ -16,8 +16,7 @@ from outbox.audit.comparison_files import Addend, Comparison
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.events.aggregate import Aggregate
-from outbox.events.catalog import Catalog, Wanted
+from outbox.events.catalog import Aggregate, Catalog, Wanted
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Upcaster
 from outbox.sink import discovery

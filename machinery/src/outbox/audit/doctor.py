@@ -19,9 +19,8 @@ from sqlalchemy.exc import DBAPIError
 from outbox.audit.sinks import UNDECLARED
 from outbox.audit.source import AGAIN, snapshot
 from outbox.base.database import connect
-from outbox.base.errors import Failure
+from outbox.base.errors import Failure, plural
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.base.words import plural
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec

@@ -11,8 +11,7 @@ from typing import Any
 from outbox.audit.quantity import EXACT, Quantity, text_of
 from outbox.audit.topic_part import Refused
 from outbox.audit.verified import Verified
-from outbox.base.errors import Failure
-from outbox.base.words import plural
+from outbox.base.errors import Failure, plural
 
 
 @dataclass(frozen=True)

@@ -15,3 +15,8 @@ class Failure(Exception):
         self.code = code
         self.message = message
         self.remedy = remedy
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun, for a message."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from outbox.base.errors import Failure
 
@@ -109,27 +110,13 @@ def load(root: Path) -> Project:
     if unknown:
         names = sorted(name.replace("_", "-") for name in {*known, *FOLDERS})
         raise _wrong(root, f"does not know {', '.join(unknown)}", f"known are {', '.join(names)}")
+    types = get_type_hints(Project)
     for name, value in values.items():
-        is_right, kind = KINDS.get(name, (_is_text, "a text"))
-        if not is_right(value):
-            raise _wrong(root, f"has {name.replace('_', '-')} = {value!r}", f"it must be {kind}")
-    values["sinks"] = tuple(values.get("sinks", ()))
+        try:
+            values[name] = msgspec.convert(value, types[name])
+        except msgspec.ValidationError as error:
+            raise _wrong(root, f"has {name.replace('_', '-')} = {value!r}", str(error)) from None
     return Project(root=root, folders=folders, **values)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_list_of_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-# What a value must be, where it is not a text.
-KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "sinks": (_is_list_of_texts, 'a list of names, for example ["orders"]'),
-    "validate_events": (lambda value: isinstance(value, bool), "true or false"),
-}
 
 
 def _wrong(root: Path, problem: str, remedy: str) -> Failure:

@@ -35,6 +35,6 @@ def sql_sections(file: Path, *names: str) -> dict[str, str]:
         raise Failure(
             f"{file}: there is SQL before its first section, `{lines[0]}`",
             "move it into a section; only comments may come before the first",
-            code="sql-outside-section",
+            code="sql-section-unknown",
         )
     return dict(zip(found, rest[1::2], strict=True))

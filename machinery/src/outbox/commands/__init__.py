@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import click
 
 
 class Entry(NamedTuple):
@@ -13,12 +17,33 @@ class Entry(NamedTuple):
     summary: str
 
 
+class Moment(click.ParamType[datetime]):
+    """A date or a time in ISO 8601; UTC if it has no offset."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Fails with wrong usage if it is neither."""
+        try:
+            found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a time like 2026-11-21T05:00:00Z", param, ctx)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows below their headings, in columns."""
+    cells = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
 COMMANDS = {
     "migrate": Entry("Run", "outbox.commands.migrate:migrate_command", "upgrade both databases to the newest schema"),
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
     "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks: one streaming query per sink"),
-    "token": Entry("Run", "outbox.commands.token:token", "print the token that clients of the service send"),
+    "token": Entry("Run", "outbox.commands.serve:token", "print the token that clients of the service send"),
     "check": Entry(
         "Check",
         "outbox.commands.check:check_command",

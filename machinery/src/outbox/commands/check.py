@@ -12,9 +12,8 @@ import msgspec
 from outbox.audit import check
 from outbox.audit.quantity import text_of
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
-from outbox.base.errors import Failure
+from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
-from outbox.base.words import plural
 
 WORST_SHOWN = 5
 REASONS_SHOWN = 5

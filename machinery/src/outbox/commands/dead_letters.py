@@ -15,7 +15,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
-from outbox.commands.moment import Moment
+from outbox.commands import Moment, table
 from outbox.sink import discovery
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
@@ -78,7 +78,7 @@ def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
         for letter in letters:
             click.echo(json.dumps(_json(letter)))
         return
-    click.echo(_table(letters) if letters else "no dead letters")
+    click.echo(table(HEADINGS, [*map(_row, letters)]) if letters else "no dead letters")
     if len(letters) < found:
         click.echo(f"… and {found - len(letters)} more; --limit shows them")
 
@@ -94,11 +94,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
     with _reading(settings) as connection:
         letters = selection.in_full(connection)
     if not letters:
-        raise Failure(
-            f"there is no dead letter {identity}",
-            "`outbox dead-letters list --status all` lists them",
-            code="letter-unknown",
-        )
+        raise Failure(f"there is no dead letter {identity}", "`outbox dead-letters list --status all` lists them")
     if len(letters) > 1:
         sinks = ", ".join(letter["sink"] for letter in letters)
         raise Failure(
@@ -248,27 +244,17 @@ def _applier(settings: Settings, one: SinkSpec, *, dry_run: bool) -> Applier:
     return transform.applier(settings, one, dry_run=dry_run)
 
 
-def _table(letters: list[dict[str, Any]]) -> str:
-    rows = [HEADINGS] + [
-        (
-            letter["sink"],
-            letter["identity"],
-            letter["status"],
-            f"{letter['topic']}/{letter['partition']}@{letter['offset']}",
-            f"{letter['first_seen_at'].astimezone(UTC):%Y-%m-%d %H:%M:%SZ}",
-            letter["reason"],
-            letter["detail"],
-        )
-        for letter in letters
-    ]
-    cells = [[_short(cell) if column == len(HEADINGS) - 1 else cell for column, cell in enumerate(row)] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
+def _row(letter: dict[str, Any]) -> tuple[str, ...]:
+    detail = " ".join(letter["detail"].split())
+    return (
+        letter["sink"],
+        letter["identity"],
+        letter["status"],
+        f"{letter['topic']}/{letter['partition']}@{letter['offset']}",
+        f"{letter['first_seen_at'].astimezone(UTC):%Y-%m-%d %H:%M:%SZ}",
+        letter["reason"],
+        detail if len(detail) <= WIDEST else f"{detail[: WIDEST - 1]}…",
+    )
 
 
 def _page(letter: dict[str, Any]) -> str:

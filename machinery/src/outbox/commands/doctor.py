@@ -7,9 +7,8 @@ import json
 import click
 
 from outbox.audit.doctor import examine
-from outbox.base.errors import Failure
+from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
-from outbox.base.words import plural
 
 
 @click.command()

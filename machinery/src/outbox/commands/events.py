@@ -9,13 +9,11 @@ from typing import Any
 import click
 
 from outbox.base import project
-from outbox.base.errors import Failure
+from outbox.base.errors import Failure, plural
 from outbox.base.settings import Settings, load
-from outbox.base.words import plural
+from outbox.commands import table
 from outbox.events import catalog, compatibility, examples, revision
-from outbox.events.aggregate import Aggregate
-from outbox.events.catalog import Catalog
-from outbox.events.finding import Finding
+from outbox.events.catalog import Aggregate, Catalog, Finding
 from outbox.events.schema import EventSchema
 
 HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")
@@ -37,8 +35,15 @@ def events(context: click.Context, as_json: bool) -> None:
     settings = load()
     known = catalog.of_project(settings)
     consumers, notes = _consumers(settings, known)
-    rows = [_row(aggregate, versions, consumers) for aggregate, versions in _events(known)]
-    click.echo(json.dumps(rows, indent=2) if as_json else _table(rows))
+    rows = [
+        _row(aggregate, versions, consumers)
+        for aggregate in known.aggregates.values()
+        for versions in aggregate.events.values()
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        click.echo(table(HEADINGS, [*map(_cells, rows)]) if rows else "no events are declared")
     for note in notes:
         click.echo(f"note: {note}", err=True)
 
@@ -79,12 +84,6 @@ def check(published: str | None, as_json: bool) -> None:
         )
     if not as_json:
         click.echo(_summary(known, published))
-
-
-def _events(known: Catalog) -> Iterator[tuple[Aggregate, Mapping[int, EventSchema]]]:
-    for aggregate in known.aggregates.values():
-        for versions in aggregate.events.values():
-            yield aggregate, versions
 
 
 def _of_sinks(settings: Settings, before: Catalog | None) -> tuple[list[Finding], str | None]:
@@ -143,14 +142,6 @@ def _row(
             for version, schema in versions.items()
         ],
     }
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return "no events are declared"
-    cells = [HEADINGS, *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -6,9 +6,8 @@ import json
 
 import click
 
-from outbox.base.errors import Failure
+from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
-from outbox.base.words import plural
 from outbox.maintenance import prune, retention
 from outbox.relay import connectors
 

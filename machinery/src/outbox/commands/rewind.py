@@ -8,7 +8,7 @@ import click
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.commands.moment import Moment
+from outbox.commands import Moment
 from outbox.sink.repair import rewind
 
 

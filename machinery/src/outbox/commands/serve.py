@@ -1,23 +1,19 @@
-"""outbox serve: the service under gunicorn."""
+"""outbox serve and outbox token: the service under gunicorn, and what its clients send."""
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
-import shutil
 import sys
 import tempfile
-from contextlib import suppress
-from pathlib import Path
 
 import click
 
 from outbox.base import project
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 
 GUNICORN_MODULE = "outbox.http.serving"
-METRICS_PREFIX = "outbox-metrics-"
 
 
 @click.command()
@@ -26,8 +22,8 @@ def serve() -> None:
     module, function = _app(project.current().service)
     # An invalid setting is one line here, instead of a traceback from each worker.
     getattr(importlib.import_module(module), function)()
-    # Each worker counts in a file, so that /metrics can add them up.
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = _metrics_folder()
+    # Each worker counts in a file, so that /metrics can add them up. The folder is removed at the end.
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(prefix="outbox-metrics-")
     gunicorn = [sys.executable, "-m", "gunicorn", "--config", f"python:{GUNICORN_MODULE}", f"{module}:{function}()"]
     os.execv(sys.executable, gunicorn)  # noqa: S606
 
@@ -39,28 +35,25 @@ def _app(name: str) -> tuple[str, str]:
         raise Failure(
             f"[tool.outbox] service = {name!r} is not module:function",
             "name the function that makes the WSGI application, as service.app:create_app",
-            code="service-name-invalid",
+            code="project-wrong",
         )
     return module, function
 
 
-def _metrics_folder() -> str:
-    """A folder that stays locked while this process, the gunicorn that replaces it, or one of its workers lives.
+@click.command()
+def token() -> None:
+    """Print the bearer token that clients of the service send, for example to a variable:
 
-    It first removes the folders of services that were killed: nobody holds their locks.
+    \b
+    token=$(outbox token)
+    curl --header "Authorization: Bearer $token" …
     """
-    for stale in Path(tempfile.gettempdir()).glob(f"{METRICS_PREFIX}*"):
-        with suppress(OSError):  # no folder, another user's, or locked by a living service
-            lock = os.open(stale, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(stale, ignore_errors=True)
-            finally:
-                os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=f".{METRICS_PREFIX}"))
-    lock = os.open(folder, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.set_inheritable(lock, True)
-    # Other services look at the final name only, so they never find this folder unlocked.
-    return str(folder.rename(folder.with_name(folder.name.removeprefix("."))))
+    found = load().service_token.get_secret_value()
+    if not found:
+        raise Failure(
+            "there is no OUTBOX_SERVICE_TOKEN",
+            "`outbox up` generates one, or set your own; with docker-compose only the service has it:"
+            " docker compose exec serve python -m outbox token",
+            code="service-token-missing",
+        )
+    click.echo(found)

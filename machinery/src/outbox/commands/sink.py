@@ -51,7 +51,7 @@ def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
     log.configure(settings)
     wanted = names or project.current().sinks
     if not wanted:
-        raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]', code="sink-unnamed")
+        raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]')
     usable, failures = discovery.usable(settings, wanted)
     for name, failure in failures.items():
         if not usable:

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox.events import upcasting, usable
-from outbox.events.aggregate import Aggregate
+from outbox.events import upcasting
 from outbox.events.references import bundle
-from outbox.events.schema import EventSchema
+from outbox.events.schema import Column, EventSchema, SqlType
 from outbox.events.upcasting import Upcaster
 
 if TYPE_CHECKING:
@@ -43,9 +43,68 @@ OPTIONS: dict[str, type] = {
     "partitions": int,
     "published": bool,
 }
-
-
 KNOWN = "known are key, version, topic, source (texts), partitions (a number) and published (true or false)"
+
+KEY_TYPES: set[SqlType] = {"uuid", "text", "bigint"}  # of which a record's key is the text
+RESERVED = {"event_id", "event_type", "partition", "offset"}  # columns of every batch
+RESERVED_PREFIX = "outbox_"  # of the other columns of ours
+SYSTEM = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}  # columns of every table of Postgres
+NAME_MAX_BYTES = 51  # with its SQL type behind it, as in `placed_at:timestamptz`, it is a name of Postgres
+NAME_WITHOUT = set('":%')  # characters with a meaning in SQL, or in the names of columns
+
+# How many columns of events one row of Postgres has room for. Postgres keeps a row in one page of 8 kB. It moves long
+# values out of the row, but only those of more than 24 bytes. So a row of many short values may not fit, whatever their
+# average length. The limits here hold for every value that the columns can have, and leave room for the columns that a
+# sink adds; `tests/integration/test_wide_events.py` measures them on a real Postgres.
+BYTES: Mapping[SqlType, int] = {"text": 24, "numeric": 24, "jsonb": 24, "uuid": 16}  # aligned; any other takes 8
+ROW_MAX_BYTES = 7680  # of 8160; the row's header, its bitmap of NULLs, and a sink's own columns take the rest
+COLUMNS_MAX = 1500  # of 1600 that a table may have
+LIMIT = (
+    f"a row has room for {ROW_MAX_BYTES} bytes: 24 for each text, number without bounds or nested value, "
+    "16 for a uuid, 8 for any other"
+)
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """An aggregate type: its topic, and its events by type and version."""
+
+    name: str
+    topic: str
+    key: str
+    """The property, in each payload, that repeats the record's key."""
+    version: str | None = None
+    """The property that numbers the events of a key: 1, 2, 3 and so on."""
+    partitions: int = 4
+    source: str | None = None
+    """A view of the source database with the state of each entity: columns key, version, and what rebuilds read."""
+    published: bool = True
+    """Whether readers may rely on the events. Those of a sample, or of work in progress, may still be edited."""
+    events: Mapping[str, Mapping[int, EventSchema]] = field(default_factory=dict)
+
+    @property
+    def schemas(self) -> list[EventSchema]:
+        """Every version of every event."""
+        return [schema for versions in self.events.values() for schema in versions.values()]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem in a file of the declared events. ``rule`` is a stable word; the wording of ``message`` may change."""
+
+    rule: str
+    file: str
+    """The file in the folder of events, such as ``order/placed.v1.schema.json``."""
+    property: str
+    """The property's path, such as ``lines[].product``; empty if the problem is not in one property."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {f'{self.property}: ' if self.property else ''}{self.message} [{self.rule}]"
+
+    def as_dict(self) -> dict[str, str]:
+        """The finding for a script."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -196,8 +255,9 @@ def load(folder: Path, topic_prefix: str, partitions: int = 4) -> Catalog:
         if _declares(entry)
     ]
     made = Catalog(folder, {aggregate.name: aggregate for aggregate in found})
-    usable.require_own_names(list(made.aggregates))
-    usable.require_topics(made.topics, topic_prefix)
+    for name, twin in _twins(made.aggregates):
+        raise _unusable(f"aggregate type {name}", f"{twin} differs in case only", "rename one")
+    _require_topics(made.topics, topic_prefix)
     return made
 
 
@@ -227,32 +287,22 @@ def _aggregate(entry: Path, folder: Path, topic_prefix: str, partitions: int) ->
     if not made.events:
         raise _unusable(entry, "it declares no event", f"name its files {EXAMPLE}")
     for schema in made.schemas:
-        usable.require_schema(schema, made.key, made.version)
+        _require_schema(schema, made.key, made.version)
     return made
 
 
 def _events(entry: Path, folder: Path, key: str) -> dict[str, dict[int, EventSchema]]:
     found: dict[str, dict[int, EventSchema]] = {}
-    spelled: dict[str, str] = {}
     for file in sorted(entry.glob("*.json")):
-        type_, version = _declared_by(file)
-        twin = spelled.setdefault(upcasting.name_of(type_, version=0).lower(), type_)
-        if twin != type_:
-            raise _unusable(
-                file,
-                f"{twin} and {type_} are one event to a file system, to SQL or to {upcasting.FILE}",
-                "rename one of the two",
-                code="event-declared-twice",
-            )
+        named = SCHEMA_FILE.fullmatch(file.name)
+        if named is None or not TYPE.fullmatch(named["type"]) or not VERSION.fullmatch(named["version"]):
+            raise _unusable(file, "its name declares no event", EXAMPLE)
+        type_, version = named["type"], int(named["version"])
         found.setdefault(type_, {})[version] = EventSchema(entry.name, type_, version, bundle(file, folder), key)
+    for type_, twin in _twins(found, lambda name: upcasting.name_of(name, version=0).lower()):
+        one_event = f"{twin} and {type_} are one event to a file system, to SQL or to {upcasting.FILE}"
+        raise _unusable(entry, one_event, "rename one of the two")
     return {type_: dict(sorted(versions.items())) for type_, versions in found.items()}
-
-
-def _declared_by(file: Path) -> tuple[str, int]:
-    named = SCHEMA_FILE.fullmatch(file.name)
-    if named is None or not TYPE.fullmatch(named["type"]) or not VERSION.fullmatch(named["version"]):
-        raise _unusable(file, "its name declares no event", EXAMPLE)
-    return named["type"], int(named["version"])
 
 
 def _options(file: Path) -> dict[str, Any]:
@@ -270,5 +320,104 @@ def _options(file: Path) -> dict[str, Any]:
     return options
 
 
-def _unusable(file: Path, problem: str, remedy: str, code: str = "event-declaration-unusable") -> Failure:
-    return Failure(f"{file}: {problem}", remedy, code=code)
+def _require_schema(schema: EventSchema, key: str, version: str | None) -> None:
+    """Raises Failure if a payload lacks the key or the version, or if a property cannot be a column."""
+    columns = {column.name: column for column in schema.columns}
+    uses: list[tuple[str, str | None, set[SqlType]]] = [("key", key, KEY_TYPES), ("version", version, {"bigint"})]
+    for use, name, types in uses:
+        if name is not None and (name not in columns or columns[name].is_nullable or columns[name].type not in types):
+            raise _unusable(
+                f"event {schema.name}",
+                f"{name} cannot be the {use} of its events",
+                f"the {use} is a required property that is never null and becomes {' or '.join(sorted(types))}; an "
+                "integer becomes bigint if minimum and maximum keep it within 64 bits",
+            )
+    for problem, remedy in _column_problems(schema.columns):
+        raise _unusable(f"event {schema.name}", problem, remedy)
+
+
+def _require_topics(topics: Mapping[str, Sequence[Aggregate]], topic_prefix: str) -> None:
+    """Raises Failure if a topic has a name that another one claims, or if its aggregates cannot share it."""
+    defaults = {f"{topic_prefix}.{one.name}": one for aggregates in topics.values() for one in aggregates}
+    for topic, aggregates in topics.items():
+        owner = defaults.get(topic)
+        if owner is not None and owner.topic != topic:
+            raise _unusable(
+                f"topic {topic}",
+                f"{_names(aggregates)} has it, and it is the default one of {owner.name}",
+                f"choose another name, or put {owner.name} on it too",
+            )
+        _require_one_order(topic, aggregates)
+    for topic, twin in _twins(topics, lambda name: name.replace(".", "_")):
+        raise _unusable(f"topic {topic}", f"Kafka takes {twin} for the same name: . and _ do not differ", "rename one")
+
+
+def _require_one_order(topic: str, aggregates: Sequence[Aggregate]) -> None:
+    """The events of a key on a topic are in one order, whichever aggregates they are of."""
+    if len({(one.key, one.version, one.partitions) for one in aggregates}) > 1:
+        raise _unusable(
+            f"topic {topic}",
+            f"{_names(aggregates)} share it and differ in key, version or partitions",
+            "on one topic the events of a key are numbered together; give them the same, or topics of their own",
+        )
+    types = Counter(type_ for aggregate in aggregates for type_ in aggregate.events)
+    for type_ in [type_ for type_, count in types.items() if count > 1]:
+        raise _unusable(
+            f"topic {topic}",
+            f"{_names(aggregates)} have two events called {type_}",
+            "a record has the event's type and not its aggregate: rename one, or give them topics of their own",
+        )
+    schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
+    keys = {column.type for one in schemas for column in one.columns if column.name == aggregates[0].key}
+    if len(keys) > 1:
+        raise _unusable(
+            f"topic {topic}",
+            f"the key {aggregates[0].key} is {' and '.join(sorted(keys))}",
+            "let it have one type in all events",
+        )
+
+
+def name_problem(name: str) -> tuple[str, str] | None:
+    """Why no column of a sink's tables can have this name, and what to do; None if one can."""
+    if name in SYSTEM:
+        return f"{name} is a column of every table of Postgres", "choose another name"
+    if name.lower().startswith(RESERVED_PREFIX):
+        return f"{name} is a column of ours, or may be one", f"choose a name that does not begin with {RESERVED_PREFIX}"
+    if not name.isprintable() or NAME_WITHOUT & set(name) or not 0 < len(name.encode()) <= NAME_MAX_BYTES:
+        remedy = f'1 to {NAME_MAX_BYTES} bytes of characters that print, none of them ", : or %'
+        return f"{name!r} cannot be a column", remedy
+    return None
+
+
+def _column_problems(columns: Sequence[Column]) -> Iterator[tuple[str, str]]:
+    names = [column.name for column in columns]
+    for name in names:
+        if name.lower() in RESERVED:
+            yield f"{name} is a column of ours", "give the property another name"
+        if (problem := name_problem(name)) is not None:
+            yield problem
+    for name, twin in _twins(names):
+        yield f"properties {name} and {twin} differ in case only, which Spark takes for one column", "rename one"
+    if row_bytes(columns) > ROW_MAX_BYTES:
+        yield f"its {len(names)} properties need {row_bytes(columns)} bytes of a row", f"{LIMIT}; nest some of them"
+
+
+def _twins(names: Iterable[str], spelled: Callable[[str], str] = str.lower) -> Iterator[tuple[str, str]]:
+    """The names that are spelled as another one before them, each with that one."""
+    known: dict[str, str] = {}
+    for name in names:
+        if (twin := known.setdefault(spelled(name), name)) != name:
+            yield name, twin
+
+
+def _names(aggregates: Sequence[Aggregate]) -> str:
+    return ", ".join(aggregate.name for aggregate in aggregates)
+
+
+def row_bytes(columns: Iterable[Column]) -> int:
+    """How many bytes of a row the columns take at most, if none of them is NULL."""
+    return sum(BYTES.get(column.type, 8) for column in columns)
+
+
+def _unusable(what: object, problem: str, remedy: str) -> Failure:
+    return Failure(f"{what}: {problem}", remedy, code="event-declaration-unusable")

@@ -10,10 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outbox.events.aggregate import Aggregate
-from outbox.events.catalog import AGGREGATE_FILE, Catalog
+from outbox.events.catalog import AGGREGATE_FILE, Aggregate, Catalog, Finding
 from outbox.events.expansion import NotComparableError, Tree, expanded
-from outbox.events.finding import Finding
 from outbox.events.schema import EventSchema
 
 Problem = tuple[str, str, str]  # rule, property, message

@@ -13,9 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from outbox.events import upcasting
-from outbox.events.aggregate import Aggregate
-from outbox.events.catalog import Catalog
-from outbox.events.finding import Finding
+from outbox.events.catalog import Aggregate, Catalog, Finding
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Function
 from outbox.events.values import as_json, convert, decode

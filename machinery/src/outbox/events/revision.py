@@ -35,7 +35,7 @@ def published(of: Project, revision: str, partitions: int) -> Catalog:
             aggregates = {name: one for name, one in found.aggregates.items() if one.published}
             return Catalog(found.folder, aggregates)
         except Failure as failure:
-            if failure.code.startswith("git-"):
+            if failure.code == "git-failed":
                 raise
             problem = failure.message.replace(str(Path(copy).resolve()), "").replace(copy, "")
             raise Failure(
@@ -83,7 +83,7 @@ def _within(folder: Path, top: Path) -> str:
         return folder.resolve().relative_to(top.resolve()).as_posix()
     except ValueError:
         raise Failure(
-            f"{folder} is not in the repository {top}", "run the command in the repository's clone", code="git-outside"
+            f"{folder} is not in the repository {top}", "run the command in the repository's clone", code="git-failed"
         ) from None
 
 
@@ -96,7 +96,7 @@ def _copy(top: Path, commit: str, folder: str, into: Path) -> None:
         if mode in BLOB_MODES:
             within = Path(path).relative_to(folder)
             if ".." in within.parts:  # git stores such a tree, and checks none out
-                raise Failure(f"{path} leads out of its folder", code="path-outside")
+                raise Failure(f"{path} leads out of its folder")
             target = into / within
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(_git(top, "cat-file", "blob", blob))
@@ -113,7 +113,7 @@ def _git(folder: Path, *arguments: str) -> bytes:
             env={**os.environ, "LC_ALL": "C"},
         )
     except FileNotFoundError:
-        raise Failure("there is no git here", "install it, or leave --against out", code="git-missing") from None
+        raise Failure("there is no git here", "install it, or leave --against out", code="git-failed") from None
     except subprocess.TimeoutExpired:
         raise Failure(f"git {arguments[0]} did not end in {TIMEOUT_S} s", code="git-failed") from None
     if done.returncode != 0:

@@ -108,4 +108,4 @@ def _functions(file: str, source: str) -> dict[str, Function]:
 
 def _unusable(file: str, error: BaseException) -> Failure:
     problem = " ".join(f"{type(error).__name__}: {error}".split())
-    return Failure(f"{file}: {problem}", "correct the file", code="upcaster-unusable")
+    return Failure(f"{file}: {problem}", "correct the file", code="event-declaration-unusable")

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from outbox.base.database import SESSION, session_options
+from outbox.base.database import SESSION, is_cut_off, session_options
 from outbox.base.settings import Settings, SourceRole
 
 CONNECT_TIMEOUT_S = 3
@@ -74,11 +74,9 @@ def _wait_for_answer(connection: psycopg2.extensions.connection) -> None:
 
 
 def _require_open(connection: psycopg2.extensions.connection, *_: Any) -> None:
-    """Detect that the server has closed an idle connection: the socket is then readable.
+    """Replace an idle connection that the server has ended.
 
     So the first request after a restart of the database succeeds, and no request pays for a ping.
     """
-    socket = select.poll()
-    socket.register(connection, select.POLLIN)
-    if socket.poll(0):
+    if is_cut_off(connection):
         raise InvalidatePoolError

@@ -10,38 +10,10 @@ from http import HTTPStatus
 
 import msgspec
 from flask import Request, Response
-from sqlalchemy import (
-    Column,
-    Connection,
-    DateTime,
-    Index,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    Table,
-    Text,
-    select,
-    text,
-)
+from sqlalchemy import Connection, text
 
 PROBLEM = "application/problem+json"  # RFC 9457
 CLIENT = "default"  # there is one bearer token; with several, use the client that a token belongs to
-
-# The machinery's migration creates this table; a test compares both.
-KEYS = Table(
-    "idempotency_keys",
-    MetaData(),
-    Column("client", Text, primary_key=True),
-    Column("route", Text, primary_key=True),
-    Column("key", Text, primary_key=True),
-    Column("request_hash", LargeBinary, nullable=False),
-    Column("status", SmallInteger, nullable=False),
-    Column("body", Text, nullable=False),
-    Column("expires_at", DateTime(timezone=True), nullable=False),
-    Index("idempotency_keys_expires_at", "expires_at"),
-    schema="public",
-)
-
 
 _canonical = msgspec.json.Encoder(order="deterministic", decimal_format="number").encode
 
@@ -114,6 +86,10 @@ _CLAIM = text("""
            expires_at = excluded.expires_at
      WHERE taken.expires_at <= now()
 """)
+_FIRST = text("""
+    SELECT request_hash, status, body FROM public.idempotency_keys
+     WHERE (client, route, key) = (:client, :route, :key)
+""")
 
 
 def first_answer(connection: Connection, key: Key, answer: Answer) -> Answer:
@@ -126,11 +102,7 @@ def first_answer(connection: Connection, key: Key, answer: Answer) -> Answer:
     if connection.execute(_CLAIM, {**vars(key), "status": answer.status, "body": answer.body}).rowcount:
         return answer
     # The claim has locked the taken key, so that no other claim deletes it if it expires now.
-    first = connection.execute(
-        select(KEYS.c.request_hash, KEYS.c.status, KEYS.c.body).where(
-            KEYS.c.client == key.client, KEYS.c.route == key.route, KEYS.c.key == key.key
-        )
-    ).one()
-    if first.request_hash != key.request_hash:
+    first = connection.execute(_FIRST, vars(key)).one()
+    if bytes(first.request_hash) != key.request_hash:
         raise KeyReused
     return Answer(first.status, first.body, is_repeated=True)

@@ -34,10 +34,9 @@ from outbox.base import trace
 from outbox.base.settings import Settings, load
 from outbox.events.values import encode
 from outbox.http import idempotency, problems
-from outbox.http.app import make_app
+from outbox.http.app import Metrics, make_app
 from outbox.http.database import make_engine
 from outbox.http.idempotency import Answer, Key
-from outbox.http.metrics import Metrics
 from outbox.http.problems import Kind
 from outbox.writing.append import append
 from outbox.writing.event import Event

@@ -8,8 +8,9 @@ request, and gives the whole response.
 Alternatives failed `test_http_worker.py`. With gunicorn 27's own ``gthread``, and with granian 2.8 in WSGI mode,
 clients that send half a body hold every thread; granian has no time limit for a body. waitress 3.0 buffers both ways,
 but it never ends a client that sends or reads a byte a second, and at SIGTERM it drops requests that are still
-arriving. uvicorn, and gunicorn's ``asgi`` worker, run no WSGI application, and have no time limit for a request or for
-a client that does not read.
+arriving. hypercorn 0.18 reads a body before it calls the application, but gives no 408, bounds only each read, and
+keeps clients that do not read. uvicorn, and gunicorn's ``asgi`` worker, run no WSGI application, and have no time limit
+for a request or for a client that does not read.
 
 Bounds per worker process: `CONNECTIONS` connections, and for each about `HEAD_MAX_BYTES` plus `body.MAX_BYTES`, or one
 response, and twice `BUFFER_BYTES` in the system, each way. For one client more, the client that the worker has waited

@@ -1,11 +1,14 @@
-"""Records of a Kafka topic: read a range of them."""
+"""Records of a Kafka topic: ranges of them, how they are read, and their headers."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -15,7 +18,6 @@ from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale
 from outbox.kafka import topics
 from outbox.kafka.clients import consumer
-from outbox.kafka.headers import headers_of
 
 # More at once are no faster, and may not fit into memory.
 BATCH_RECORDS = 1_000
@@ -25,6 +27,63 @@ POLL_S = 0.01  # a range that ends with a transaction's marker is known to be re
 SILENCE_TIMEOUT_S = 30.0
 CLOCK_MARGIN = timedelta(minutes=10)  # how far the clocks of source database and brokers may differ
 Within = Mapping[int, tuple[int, int]]  # by partition, the first offset and the last one, which is excluded
+Header = tuple[str, bytes | None]
+
+# confluent-kafka returns a list with gaps and raises an error at once. A call in C notices that always; one in Python
+# may not, once the interpreter has optimised it for being called often, and the process dies at the first gap.
+HEADERS = methodcaller("headers")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A range of offsets of a topic: by partition the first one, and the one after the last."""
+
+    topic: str
+    start: Mapping[int, int]
+    end: Mapping[int, int]
+
+    @property
+    def count(self) -> int:
+        """How many offsets it has; markers and aborted records take some."""
+        return sum(self.end[partition] - self.start[partition] for partition in self.end)
+
+    @property
+    def within(self) -> Within:
+        """The range as `read` wants it."""
+        return {partition: (self.start[partition], self.end[partition]) for partition in self.end}
+
+    def in_parts(self, records_max: int) -> Sequence[Part]:
+        """Parts of at most so many offsets, one after the other; none if it has no offsets."""
+        return self.divided(math.ceil(self.count / records_max)) if self.count else []
+
+    def divided(self, count: int) -> Sequence[Part]:
+        """So many parts, one after the other: their sizes differ by one offset at most, and each has about the same
+        share of every partition.
+        """
+        parts, rest = list[Part](), self
+        for left in range(count, 0, -1):
+            first = rest.first(math.ceil(rest.count / left))
+            parts.append(first)
+            rest = rest.behind(first.end)
+        return parts
+
+    def first(self, count: int) -> Part:
+        """The first so many offsets. What the shares of partitions lack after rounding, one each of some makes up."""
+        cut, lacking = dict(self.start), count
+        rounded = list[int]()  # the partitions whose share is more than what they have got
+        for partition, end in self.end.items():
+            share, rest = divmod((end - self.start[partition]) * count, self.count or 1)
+            cut[partition] += share
+            lacking -= share
+            if rest:
+                rounded.append(partition)
+        for partition in rounded[:lacking]:
+            cut[partition] += 1
+        return Part(self.topic, self.start, cut)
+
+    def behind(self, reached: Mapping[int, int]) -> Part:
+        """The rest of the part once it was read up to these offsets."""
+        return Part(self.topic, reached, self.end)
 
 
 def read(settings: Settings, name: str, within: Within) -> Iterator[Message]:
@@ -131,6 +190,21 @@ def _firsts(settings: Settings, name: str) -> list[Message | None]:
     """The first record that is left in each partition that has dropped some."""
     cut = {number: marks for number, marks in topics.watermarks(settings, name).items() if marks[0] > 0}
     return [next(read(settings, name, {number: marks}), None) for number, marks in cut.items()]
+
+
+def headers_of(message: Message) -> Sequence[Header]:
+    """The headers of a record; none if the name of one is no UTF-8.
+
+    Kafka defines such a name as UTF-8, but brokers do not check it, and confluent-kafka then returns none of the
+    record's headers: for all our readers such a record has none.
+    """
+    try:
+        found: Any = HEADERS(message) or []  # stubs are wider
+    except (SystemError, UnicodeDecodeError):  # the one is how Python reports such a call, caused by the other
+        message.set_headers([])  # it has kept the list with gaps
+        return []
+    headers: Sequence[Header] = found
+    return headers
 
 
 def require_progress(name: str, progress_at: float) -> None:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # missing in its stubs
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # missing in its stubs
 from confluent_kafka.cimpl import NewTopic
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import WaitTimeoutError, wait_for
-from outbox.kafka.clients import MISSING, REQUEST_TIMEOUT_S, Admin, IsolationLevel, consumer, request_timeout_s
+from outbox.kafka.clients import (
+    MISSING,
+    REQUEST_TIMEOUT_S,
+    Admin,
+    IsolationLevel,
+    client_config,
+    consumer,
+    kafka_errors,
+    request_timeout_s,
+)
 
 T = TypeVar("T")
+IDS_EVERY_S = 5.0
 # What a broker answers while a leader is elected, and for a moment after a topic was created: it knows the topic before
 # it leads its partitions.
 ELECTING = {
@@ -52,6 +63,34 @@ class TopicSpec(NamedTuple):
         """Where the number of its partitions is chosen."""
         files = " and ".join(map(str, self.declared_in))
         return f"`partitions` in {files}" if files else "OUTBOX_TOPIC_PARTITIONS"
+
+
+class TopicIds:
+    """The ids of topics while somebody reads them: a topic that is deleted and made again has another one.
+
+    A reader asks for offsets by the name of a topic, so it would go on at its offset in the new topic, and skip what
+    that has below. One small request every few seconds asks for all ids, and nobody waits for the answer.
+    """
+
+    def __init__(self, settings: Settings, names: Collection[str]) -> None:
+        self._names = TopicCollection([*names])
+        with kafka_errors(settings):
+            self._client = AdminClient({**client_config(settings), "log_level": 0})
+        self._asked: Mapping[str, Future[Any]] = {}
+        self._due_at = time.monotonic() + IDS_EVERY_S
+
+    def look(self) -> dict[str, str]:
+        """The ids that have come since the last look, by name. A topic that does not exist now is left out, and so are
+        all of them if Kafka does not answer.
+        """
+        found = {}
+        if self._asked and all(request.done() for request in self._asked.values()):
+            found = {name: str(one.result().topic_id) for name, one in self._asked.items() if one.exception() is None}
+            self._asked = {}
+        if not self._asked and time.monotonic() >= self._due_at:
+            self._due_at = time.monotonic() + IDS_EVERY_S
+            self._asked = self._client.describe_topics(self._names, request_timeout=request_timeout_s())
+        return found
 
 
 def create(settings: Settings, specs: Sequence[TopicSpec]) -> list[str]:

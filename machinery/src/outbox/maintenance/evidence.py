@@ -41,7 +41,7 @@ from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.events import catalog
 from outbox.kafka import records, topics
-from outbox.kafka.headers import headers_of
+from outbox.kafka.records import headers_of
 from outbox.relay import connectors, slot
 from outbox.sink.decoding.decoder import UUID_V7
 from outbox.sink.decoding.ids import EPOCH, day_of

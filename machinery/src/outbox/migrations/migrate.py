@@ -146,9 +146,7 @@ def role(name: str) -> str:
     """
     roles: dict[str, str] = alembic.context.config.attributes["roles"]
     if name not in roles:
-        raise Failure(
-            f"there is no role {name} of this database", f"use {', '.join(roles)}", code="migration-role-unknown"
-        )
+        raise Failure(f"there is no role {name} of this database", f"use {', '.join(roles)}")
     return f'"{roles[name]}"'
 
 
@@ -216,9 +214,8 @@ def _database_errors(settings: Settings, database: Database) -> Iterator[None]:
             code="migration-failed",
         ) from error
     except CommandError as error:
-        raise Failure(
-            f"migrating database {database}: {error}", "deploy the code that has it", code="migration-unknown"
-        ) from error
+        failed = f"migrating database {database}: {error}"
+        raise Failure(failed, "deploy the code that has it", code="migration-failed") from error
 
 
 def _escaped(path: object) -> str:

@@ -26,7 +26,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.events.catalog import TOPIC
 from outbox.kafka import records, topics
-from outbox.kafka.headers import headers_of
+from outbox.kafka.records import headers_of
 from outbox.relay import connectors
 
 LOOK_UP_EVENTS = 250_000  # at once; this bounds the memory: about 100 MiB

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from outbox.base.errors import Failure
 from outbox.base.sections import COMMENT
 from outbox.base.settings import Settings
-from outbox.events.catalog import Catalog, Wanted
-from outbox.events.finding import Finding
+from outbox.events.catalog import Catalog, Finding, Wanted
 from outbox.sink import discovery
 from outbox.sink.applying import projection
 from outbox.sink.applying.postgres.target import PostgresTarget

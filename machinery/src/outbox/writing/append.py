@@ -15,36 +15,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Column, Connection, MetaData, SmallInteger, Table, Text, Uuid, bindparam, cast, text
-from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+from sqlalchemy import Connection, Text, bindparam, cast, column, table
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.writing.event import Event, require_transaction
-from outbox.writing.rows import rows
+from outbox.writing.event import COLUMNS, Event, require_transaction, rows
 
-__all__ = ["OUTBOX", "Event", "append"]
+__all__ = ["Event", "append"]
 
-OUTBOX = Table(
-    "outbox",
-    MetaData(),
-    Column("id", Uuid, primary_key=True, server_default=text("uuidv7()")),
-    Column("aggregatetype", Text, nullable=False),
-    Column("aggregateid", Text, nullable=False),
-    Column("type", Text, nullable=False),
-    Column("schema_version", SmallInteger, nullable=False, server_default=text("1")),
-    Column("payload", JSONB, nullable=False),
-    Column(
-        "occurred_at",
-        TIMESTAMP(precision=6),
-        nullable=False,
-        server_default=text("(clock_timestamp() AT TIME ZONE 'utc'::text)"),
-    ),
-    Column("traceparent", Text),
-    schema="public",
-)
+_OUTBOX = table("outbox", *map(column, COLUMNS), schema="public")
 # inline: no RETURNING, which a role that may only INSERT is refused. The payload is JSON text already: the type JSONB
 # would encode it by Python's json, which knows no Decimal.
-_INSERT = OUTBOX.insert().inline().values(payload=cast(bindparam("payload_text", type_=Text), JSONB))
+_INSERT = _OUTBOX.insert().inline().values(payload=cast(bindparam("payload_text", type_=Text), JSONB))
 
 
 def append(target: Connection | Session | scoped_session[Any], *events: Event) -> None:

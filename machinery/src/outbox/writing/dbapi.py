@@ -13,8 +13,7 @@ import inspect
 from contextlib import closing
 from typing import Any, Protocol
 
-from outbox.writing.event import Event, require_transaction
-from outbox.writing.rows import COLUMNS, rows
+from outbox.writing.event import COLUMNS, Event, require_transaction, rows
 
 __all__ = ["Event", "append"]
 

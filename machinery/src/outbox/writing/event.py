@@ -1,12 +1,26 @@
-"""An event as a service writes it, and the transaction that it must be written in; only the standard library."""
+"""An event as a service writes it, and the row that `append` inserts: checked, with the payload as JSON text.
+
+The text is decoded as a sink decodes it, and that is validated. The same text is inserted, so the outbox holds what was
+validated, with all digits of its numbers, whatever a driver or Python's own `json` would make of the payload.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
+from outbox.base import project
 from outbox.base.errors import Failure
+from outbox.events import catalog
+from outbox.events.catalog import Catalog
+from outbox.events.schema import Column, EventSchema, SqlType, shortened
+from outbox.events.values import ESCAPED_NUL, KEY_MAX_BYTES, NOT_ENCODABLE, convert, encode, parse_json
 
+# Whatever is valid has a place in columns of these types.
+ALWAYS_FIT: set[SqlType] = {"uuid", "bigint", "numeric", "boolean"}
 IDLE = 0  # libpq's PQTRANS_IDLE: no transaction is open
 
 
@@ -27,6 +41,18 @@ class Event:
     traceparent: str | None = None  # W3C trace context of the request that caused it
 
 
+COLUMNS = tuple(field.name for field in fields(Event))
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the project allows to be written."""
+
+    catalog: Catalog
+    validates: bool
+    """Whether payloads are validated. Events must be declared in any case."""
+
+
 def require_transaction(connection: Any) -> None:
     """Raise Failure `not-in-a-transaction` if a driver's connection would commit a statement by itself.
 
@@ -41,3 +67,82 @@ def require_transaction(connection: Any) -> None:
             "begin a transaction: engine.begin(), transaction.atomic(), or autocommit = False",
             code="not-in-a-transaction",
         )
+
+
+def rows(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The events as rows of the outbox, by column; the payload is JSON text.
+
+    Raises Failure for the first event that is not declared (`event-undeclared`), that is deprecated
+    (`event-deprecated`), whose payload a sink would set aside or whose aggregateid or traceparent is too long for the
+    relay (`event-invalid`), or whose payload has another key (`event-key-mismatch`).
+    """
+    allowed = contract(os.environ.get(project.VARIABLE))
+    return [_row(event, allowed) for event in events]
+
+
+@cache
+def contract(_named: str | None) -> Contract:
+    """The contract of this process's project, which ``OUTBOX_PROJECT`` may name. It is read once."""
+    chosen = project.current()
+    return Contract(catalog.load(chosen.events, chosen.topic_prefix), chosen.validate_events)
+
+
+def _row(event: Event, allowed: Contract) -> dict[str, Any]:
+    schema = allowed.catalog.schema(event.aggregatetype, event.type, event.schema_version)
+    if schema.is_deprecated:
+        file = allowed.catalog.file(event.aggregatetype, event.type, event.schema_version)
+        raise Failure(
+            f"event {schema.name} is deprecated",
+            f'write a newer version of it, or remove "deprecated" from {file}',
+            code="event-deprecated",
+        )
+    for name in ("aggregateid", "traceparent"):
+        if len(str(getattr(event, name)).encode(errors="replace")) > KEY_MAX_BYTES:
+            raise _invalid(schema, f"its {name} has more than {KEY_MAX_BYTES} bytes")
+    try:
+        encoded = encode(event.payload)
+    except NOT_ENCODABLE as error:
+        raise _invalid(schema, f"the payload cannot be written as JSON: {error}") from error
+    if allowed.validates:
+        _require_valid(event, encoded, schema, allowed.catalog.aggregates[event.aggregatetype].key)
+    return {**vars(event), "payload": encoded.decode()}
+
+
+def _require_valid(event: Event, encoded: bytes, schema: EventSchema, key: str) -> None:
+    payload, rejection = parse_json(encoded)
+    if rejection is not None:
+        raise _invalid(schema, rejection.detail)
+    schema.require_valid(payload)
+    for column in _converted(schema):
+        _require_place(schema, column, payload)
+    if b"\\u0000" in encoded and ESCAPED_NUL.search(encoded.decode()):
+        raise _invalid(schema, "a text contains NUL, which Postgres cannot store")
+    repeated = str(convert(_type(schema, key), payload[key]))
+    if event.aggregateid != repeated:
+        raise Failure(
+            f"event {schema.name}: its aggregateid {event.aggregateid!r} is not its {key}, {repeated!r}",
+            f"both must be the same text: {key} repeats the key of the record",
+            code="event-key-mismatch",
+        )
+
+
+@cache
+def _converted(schema: EventSchema) -> list[Column]:
+    """The columns in which Postgres may have no place for a valid value."""
+    return [column for column in schema.columns if column.type not in ALWAYS_FIT]
+
+
+@cache
+def _type(schema: EventSchema, name: str) -> SqlType:
+    return next(column.type for column in schema.columns if column.name == name)
+
+
+def _require_place(schema: EventSchema, column: Column, payload: dict[str, Any]) -> None:
+    try:
+        convert(column.type, payload.get(column.name))
+    except ValueError as error:
+        raise _invalid(schema, f"$.{column.name}: {error}") from None
+
+
+def _invalid(schema: EventSchema, problem: str) -> Failure:
+    return Failure(f"{schema.name}: {shortened(problem)}", code="event-invalid")

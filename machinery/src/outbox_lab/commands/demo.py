@@ -9,10 +9,11 @@ from pathlib import Path
 
 import click
 
-from outbox.base import interrupt, project
+from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.sink import discovery
+from outbox_lab.stack import interrupt
 from outbox_lab.walkthrough import player, workload
 from outbox_lab.walkthrough.chain import Chain
 from outbox_lab.walkthrough.story import Story, watched

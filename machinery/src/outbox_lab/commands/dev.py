@@ -7,8 +7,9 @@ import time
 
 import click
 
-from outbox.base import interrupt, project
+from outbox.base import project
 from outbox.base.settings import load
+from outbox_lab.stack import interrupt
 from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.development import Development
 from outbox_lab.stack.stack import Stack

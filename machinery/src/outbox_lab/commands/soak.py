@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from outbox.base import interrupt, project, settings
+from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale
 from outbox_lab.soak import disk, domain, run
@@ -20,6 +20,7 @@ from outbox_lab.soak.fault import Fault
 from outbox_lab.soak.faults import FAULTS
 from outbox_lab.soak.record import Folder, Plan
 from outbox_lab.soak.verdict import Verdict
+from outbox_lab.stack import interrupt
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import psycopg2
 
-from outbox.base import interrupt
 from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
 from outbox_lab.soak.seen import ForeignRecord
 from outbox_lab.soak.testbed import Done, Testbed
+from outbox_lab.stack import interrupt
 from outbox_lab.stack.process import Process
 
 T = TypeVar("T")

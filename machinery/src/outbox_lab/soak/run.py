@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from outbox.audit import check
 from outbox.audit.report import Report
-from outbox.base import interrupt
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.relay import connectors
@@ -25,6 +24,7 @@ from outbox_lab.soak.record import Folder, Plan, RunRecord
 from outbox_lab.soak.seen import Checked, Death, Injection, checked
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.soak.verdict import Verdict
+from outbox_lab.stack import interrupt
 
 REPORTED_EVERY_S = 60.0  # for those who follow a run for hours
 STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg2
 
-from outbox.base import envfile, interrupt, project
+from outbox.base import envfile, project
 from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Role, Settings, SourceRole
@@ -35,7 +35,7 @@ from outbox_lab.soak.disk import Disk
 from outbox_lab.soak.domain import NO_OPTIONS, ForeignEvent, Options
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.seen import Checked, RowChange, TopicEvent, checked
-from outbox_lab.stack import ports
+from outbox_lab.stack import interrupt, ports
 from outbox_lab.stack.command import Command, ServiceCommand
 from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import Kafka

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from outbox.base import database
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.events import catalog
-from outbox.writing.event import Event
-from outbox.writing.rows import rows
+from outbox.writing.event import Event, rows
 
 if TYPE_CHECKING:
     from flask import Flask

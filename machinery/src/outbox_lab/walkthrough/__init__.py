@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outbox.base.database import connect
     from outbox.base.settings import SinkRole, SourceRole
     from outbox.kafka.clients import client_config, consumer_config
-    from outbox.kafka.headers import headers_of
+    from outbox.kafka.records import headers_of
     from outbox.relay.lifecycle import status as connector_status
     from outbox.sink.discovery import sinks as sink_specs
     from outbox_lab.walkthrough.chain import Chain, Part
@@ -43,7 +43,7 @@ else:  # when they are used: a workload needs none of them
             "connector_status": "outbox.relay.lifecycle:status",
             "consumer_config": "outbox.kafka.clients:consumer_config",
             "crash_sinks": "outbox_lab.walkthrough.crash:crash_sinks",
-            "headers_of": "outbox.kafka.headers:headers_of",
+            "headers_of": "outbox.kafka.records:headers_of",
             "rewind_sink": "outbox_lab.walkthrough.faults:rewind_sink",
             "sink_specs": "outbox.sink.discovery:sinks",
             "terminate_replication": "outbox_lab.walkthrough.faults:terminate_replication",

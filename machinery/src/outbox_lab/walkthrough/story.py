@@ -12,9 +12,8 @@ from decimal import Decimal
 from outbox.audit import check
 from outbox.audit.quantity import text_of
 from outbox.audit.report import Report, sum_of_sizes
-from outbox.base.errors import Failure
+from outbox.base.errors import Failure, plural
 from outbox.base.wait import wait_for
-from outbox.base.words import plural
 from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.relay import lifecycle

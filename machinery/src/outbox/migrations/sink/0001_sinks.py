@@ -277,5 +277,4 @@ def downgrade() -> None:
     raise Failure(
         "the tables of the sinks are not dropped by a migration: what they have applied would be forgotten",
         "restore a backup, or write a migration that goes forward",
-        code="migration-irreversible",
     )

@@ -40,5 +40,4 @@ def downgrade() -> None:
     raise Failure(
         "the outbox and its publication are not dropped by a migration: events that are not relayed yet would be lost",
         "restore a backup, or write a migration that goes forward",
-        code="migration-irreversible",
     )

@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.events import catalog
-from outbox.events.aggregate import Aggregate
-from outbox.events.catalog import Wanted
+from outbox.events.catalog import Aggregate, Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
 from outbox.events.upcasting import UPCAST_FAILED, Upcaster
 from outbox.events.values import (
@@ -35,7 +34,7 @@ from outbox.events.values import (
     may_be_deep,
     parse_json,
 )
-from outbox.kafka.headers import Header
+from outbox.kafka.records import Header
 from outbox.sink.decoding.ids import made_at_ms
 from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records, Rows, values_at
 from outbox.sink.decoding.values import convert_all, table_of

@@ -3,7 +3,7 @@
 The tables have the columns of all event types of the sink. Columns of one name and one SQL type are one column; where
 types differ, the column's name is followed by its type, as in ``price:numeric``. A sink of several event types has one
 more column, ``event_type``, with the event's name. A column that an event type lacks is NULL. No property may be
-called ``event_type``, or begin with ``outbox_``, as other columns of ours do (`outbox.events.usable`).
+called ``event_type``, or begin with ``outbox_``, as other columns of ours do (`outbox.events.catalog`).
 
 For each event type there is a view over ``new_events`` with just that type's columns, under their own names:
 ``new_order_placed`` for the event ``order.placed``, ``new_order_placed_v1`` if that version is asked for alone. A batch
@@ -20,7 +20,7 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from outbox.base.errors import Failure
-from outbox.events.room import COLUMNS_MAX, LIMIT, ROW_MAX_BYTES, row_bytes
+from outbox.events.catalog import COLUMNS_MAX, LIMIT, ROW_MAX_BYTES, row_bytes
 from outbox.events.schema import Column
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.records import Rows

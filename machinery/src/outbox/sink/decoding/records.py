@@ -15,7 +15,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events.schema import Rejection
 from outbox.kafka import records
-from outbox.kafka.headers import Header, headers_of
+from outbox.kafka.records import Header, headers_of
 
 T = TypeVar("T")
 Place = tuple[int, int]  # partition and offset
@@ -25,7 +25,7 @@ RUN_GAP = 1_000  # offsets: it is faster to read over a smaller gap than to seek
 
 
 class Record(NamedTuple):
-    """A record as Kafka has it, with the headers that `outbox.kafka.headers` can read.
+    """A record as Kafka has it, with the headers that `outbox.kafka.records` can read.
 
     ``recorded_ms`` is its timestamp, in milliseconds since 1970.
     """

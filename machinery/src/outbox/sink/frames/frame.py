@@ -35,8 +35,7 @@ from pyspark.sql.types import (
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka import topics
-from outbox.kafka.part import Part
-from outbox.kafka.records import batches
+from outbox.kafka.records import Part, batches
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.decoding.records import Records

@@ -34,7 +34,7 @@ from pyspark.sql.types import DataType, DecimalType, StructType
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.events import usable
+from outbox.events import catalog
 from outbox.events.schema import shortened
 from outbox.sink.decoding.batch import Returned
 from outbox.sink.decoding.layout import PLACE
@@ -232,7 +232,7 @@ def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
     for name, type_ in types.items():
         if known.get(name) == type_:
             continue
-        if name not in known and (problem := usable.name_problem(name)) is not None:
+        if name not in known and (problem := catalog.name_problem(name)) is not None:
             return f"it returns a column with a name that no column can have: {problem[0]}", problem[1]
         if type(type_) not in {DecimalType, *frame.ARROW_TYPES}:
             remedy = "cast it, or make it a string with to_json"

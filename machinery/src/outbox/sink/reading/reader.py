@@ -29,8 +29,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events.schema import shortened
 from outbox.kafka.follower import Follower
-from outbox.kafka.part import Part
-from outbox.kafka.records import batches, bounded
+from outbox.kafka.records import Part, batches, bounded
 from outbox.sink.decoding.batch import Batch, Chunk, Chunking, Reached
 from outbox.sink.decoding.records import Records
 from outbox.sink.frames import frame

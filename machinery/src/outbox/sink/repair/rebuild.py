@@ -33,7 +33,7 @@ from outbox.base.database import column_names, connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
-from outbox.events.aggregate import Aggregate
+from outbox.events.catalog import Aggregate
 from outbox.kafka.topics import Topic
 from outbox.sink.applying import projection
 from outbox.sink.remembering import asked, dead_letters, fence, positions

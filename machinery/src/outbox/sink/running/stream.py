@@ -30,7 +30,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
-from outbox.kafka.part import Part
+from outbox.kafka.records import Part
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.frames.transform import Transform
 from outbox.sink.reading.reader import Reader

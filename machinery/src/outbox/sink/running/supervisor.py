@@ -31,7 +31,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import timeout_scale
 from outbox.kafka import topics
-from outbox.kafka.topic_ids import TopicIds
+from outbox.kafka.topics import TopicIds
 from outbox.sink.decoding.records import fetcher
 from outbox.sink.remembering import fence
 from outbox.sink.remembering.positions import TopicOffsets

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.events.aggregate import Aggregate
+from outbox.events.catalog import Aggregate
 from outbox.events.expansion import NotComparableError, Tree, expanded
 from outbox.events.schema import EventSchema
 from outbox.sink.decoding.decoder import DAY_MS
