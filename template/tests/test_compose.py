@@ -45,6 +45,7 @@ PREFIXED = "${COMPOSE_PROJECT_NAME}-"  # Compose fills in the name of its projec
 HOLDER = "processes"  # of the PID namespace
 OURS = {name for name, of in SERVICES.items() if of.get("image") in (f"{PREFIXED}service", f"{PREFIXED}sink")}
 STAGES = dockerfile.stages()
+README = "template/README.md.jinja"
 MONITORING = ("prometheus", "grafana")  # a part that may be deleted: then nobody builds these stages
 WALKTHROUGH = "/run/walkthrough"
 
@@ -486,12 +487,13 @@ def test_every_driver_uses_the_cluster() -> None:
 
 
 @cluster
-@pytest.mark.parametrize("name", ["spark-master", "spark-worker"])
-def test_spark_accepts_the_arguments_of_its_daemons(name: str) -> None:
-    # With --help it reads all arguments and starts nothing.
-    command = [sys.executable, *SERVICES[name]["command"][1:], "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_spark_accepts_the_arguments_of_its_daemons() -> None:
+    # With --help they read all arguments and start nothing.
+    commands = [[sys.executable, *SERVICES[name]["command"][1:], "--help"] for name in ("spark-master", "spark-worker")]
+    daemons = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
+    for daemon in daemons:
+        _, errors = daemon.communicate()
+        assert daemon.returncode == 0, errors
 
 
 def test_operators_have_a_container_with_the_checkpoints() -> None:
@@ -519,12 +521,10 @@ def outbox_in(name: str, folder: Path, *arguments: str) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
 
 
-@pytest.mark.parametrize("page", ["docker-compose.yml", "README.md", "template/README.md.jinja"])
-def test_a_page_says_how_to_get_the_token_of_the_service(page: str, secrets: Path) -> None:
-    text = " ".join((ROOT / page).read_text().split())
-    command = re.search(r"docker compose exec (\w+) python -m outbox (\w+)", text)
-    assert command is not None
-    done = outbox_in(command[1], secrets, command[2])
+def test_pages_say_how_to_get_the_token_of_the_service(secrets: Path) -> None:
+    pages = [" ".join((ROOT / page).read_text().split()) for page in ("docker-compose.yml", "README.md", README)]
+    [command] = {tuple(re.findall(r"docker compose exec (\w+) python -m outbox (\w+)", page)[0]) for page in pages}
+    done = outbox_in(command[0], secrets, command[1])
     assert done.returncode == 0, done.stderr
     assert done.stdout == envfile.read(secrets / "all" / "stack.env")["OUTBOX_SERVICE_TOKEN"] + "\n"
 
@@ -689,12 +689,8 @@ def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
 
 def test_secrets_are_generated_once_and_a_shell_reads_them(secrets: Path) -> None:
     _, *program, _ = SERVICES["secrets"]["command"]
-
-    def run() -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        subprocess.run([sys.executable, *program, secrets], check=True, cwd=ROOT, env=env)
-
-    run()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    subprocess.run([sys.executable, *program, secrets], check=True, cwd=ROOT, env=env)
     every = secrets / "all" / "stack.env"
     assert stat.S_IMODE(every.stat().st_mode) == 0o600
     first = every.read_text()
@@ -715,12 +711,12 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(secrets: Path) -> Non
     roles = envfile.read(secrets / "roles" / "stack.env")
     assert roles["OUTBOX_SOURCE_DB_NAME"] == roles["OUTBOX_SOURCE_DB_ROLE_PREFIX"] == project.current().source_database
 
-    run()
+    envfile.share(secrets)
     assert every.read_text() == first
 
     gone, *kept = first.splitlines(keepends=True)
     every.write_text("".join(kept))
-    run()
+    envfile.share(secrets)
     assert set(kept) < set(every.read_text().splitlines(keepends=True))
     assert gone.partition("=")[0] in every.read_text()
     assert {*every.parent.iterdir()} == {every, every.with_name(envfile.SPARK_PROPERTIES)}
