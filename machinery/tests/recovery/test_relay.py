@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
@@ -12,10 +10,8 @@ from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
 from tests.support import slots
 from tests.support.outbox_rows import ids
-from tests.support.rehearsal import Rehearsal
+from tests.support.rehearsal import Rehearse
 from tests.support.topic_reader import delete_topics, duplicates, read
-
-Rehearse = Callable[[str], Rehearsal]
 
 
 def stop_connector(settings: Settings) -> None:
