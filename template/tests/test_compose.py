@@ -45,7 +45,6 @@ PREFIXED = "${COMPOSE_PROJECT_NAME}-"  # Compose fills in the name of its projec
 HOLDER = "processes"  # of the PID namespace
 OURS = {name for name, of in SERVICES.items() if of.get("image") in (f"{PREFIXED}service", f"{PREFIXED}sink")}
 STAGES = dockerfile.stages()
-README = "template/README.md.jinja"
 MONITORING = ("prometheus", "grafana")  # a part that may be deleted: then nobody builds these stages
 WALKTHROUGH = "/run/walkthrough"
 
@@ -496,9 +495,23 @@ def test_spark_accepts_the_arguments_of_its_daemons() -> None:
         assert daemon.returncode == 0, errors
 
 
-def test_operators_have_a_container_with_the_checkpoints() -> None:
+PAGES = [COMPOSE_FILE, ROOT / "README.md", ROOT / "template" / "README.md.jinja", *(ROOT / "docs").glob("*.md")]
+RUN = re.compile(r"docker compose (?:run|exec)(?: --[\w-]+)* ([\w-]+)")
+
+
+def test_documented_commands_have_their_containers() -> None:
+    """`docker compose run` starts a service of a profile too, and adds words to its entry point."""
+    named = {name for page in PAGES for name in RUN.findall(" ".join(page.read_text().split()))}
+    assert {"outbox", "demo", "serve"} <= named <= set(SERVICES)
     assert SERVICES["outbox"]["entrypoint"] == ["python", "-m", "outbox"]
-    assert SERVICES["outbox"]["profiles"] == ["tools"]  # `docker compose run` starts it all the same
+    assert SERVICES["demo"]["entrypoint"][:5] == ["python", "-m", "outbox", "demo", "--once"]
+    assert not any("command" in SERVICES[name] for name in ("outbox", "demo"))
+    assert [SERVICES[name]["profiles"] for name in ("outbox", "demo", "sink-naive")] == [["tools"], ["demo"], ["demo"]]
+    # A project may have no naive sink: then its container runs nothing, and is never healthy.
+    assert SERVICES["demo"]["depends_on"]["sink-naive"]["condition"] == "service_started"
+
+
+def test_operators_have_a_container_with_the_checkpoints() -> None:
     checkpoints = ("checkpoints", f"{environment_of('outbox')['OUTBOX_HOME']}/checkpoints", False)
     assert checkpoints in mounts("outbox")
     assert checkpoints in mounts("sink")
@@ -522,7 +535,7 @@ def outbox_in(name: str, folder: Path, *arguments: str) -> subprocess.CompletedP
 
 
 def test_pages_say_how_to_get_the_token_of_the_service(secrets: Path) -> None:
-    pages = [" ".join((ROOT / page).read_text().split()) for page in ("docker-compose.yml", "README.md", README)]
+    pages = [" ".join(page.read_text().split()) for page in PAGES[:3]]
     [command] = {tuple(re.findall(r"docker compose exec (\w+) python -m outbox (\w+)", page)[0]) for page in pages}
     done = outbox_in(command[0], secrets, command[1])
     assert done.returncode == 0, done.stderr
