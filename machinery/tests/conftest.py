@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.sink_driver import Database
     from tests.support.sink_process import Publisher
 
-pytest_plugins = suite.FIXTURES
+pytest_plugins = ["outbox_lab.testing.plugin"]
 
 LONGEST_TEST_S = 180  # of those that reckon by the day
 STEP = timedelta(milliseconds=STEP_MS)
