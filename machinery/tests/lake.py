@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.sink.applying.lakehouse import table
-from tests.shape import SHAPE
+from tests import items
 from tests.support.made_events import Event
 
 NAME = "lakehouse"
@@ -39,5 +39,5 @@ def write_source(settings: Settings, some: Sequence[Event]) -> None:
             )
             cursor.execute(
                 "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, %s, %s, %s, %s)",
-                [event.event_id, SHAPE.aggregatetype, event.key, event.type, json.dumps(event.payload())],
+                [event.event_id, items.AGGREGATE, event.key, event.type, json.dumps(event.payload())],
             )

@@ -61,15 +61,11 @@ def url(driver: str, settings: Settings) -> URL:
     )
 
 
-def core(driver: str, settings: Settings) -> AbstractContextManager[Transaction]:
+@contextmanager
+def core(driver: str, settings: Settings) -> Iterator[Transaction]:
     """A connection of SQLAlchemy Core."""
-
-    @contextmanager
-    def begun() -> Iterator[Transaction]:
-        with create_engine(url(driver, settings), poolclass=NullPool).begin() as connection:
-            yield Transaction(partial(_insert, connection), partial(append.append, connection))
-
-    return begun()
+    with create_engine(url(driver, settings), poolclass=NullPool).begin() as connection:
+        yield Transaction(partial(_insert, connection), partial(append.append, connection))
 
 
 def _insert(connection: Connection, item_id: uuid.UUID) -> None:
@@ -135,19 +131,15 @@ def asyncio_session(settings: Settings) -> Iterator[Transaction]:
             runner.run(made.close())
 
 
-def dbapi_connection(driver: Any, settings: Settings) -> AbstractContextManager[Transaction]:
+@contextmanager
+def dbapi_connection(driver: Any, settings: Settings) -> Iterator[Transaction]:
     """A connection of a driver."""
-
-    @contextmanager
-    def begun() -> Iterator[Transaction]:
-        # Either driver commits at the end of the block, and rolls back after an exception.
-        with closing(driver.connect(**settings.dsn(SourceRole.APP))) as connection, connection:
-            yield Transaction(
-                lambda item_id: connection.cursor().execute(INSERT, [str(item_id)]),
-                partial(dbapi.append, connection),
-            )
-
-    return begun()
+    # Either driver commits at the end of the block, and rolls back after an exception.
+    with closing(driver.connect(**settings.dsn(SourceRole.APP))) as connection, connection:
+        yield Transaction(
+            lambda item_id: connection.cursor().execute(INSERT, [str(item_id)]),
+            partial(dbapi.append, connection),
+        )
 
 
 @contextmanager

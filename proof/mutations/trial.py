@@ -81,7 +81,7 @@ class Workshop:
         began = time.monotonic()
         with mutation.applied(self._folder):
             ran = self._run(mutation.suite, mutation.tests, "-x", is_shared=not mutation.file.startswith(OF_A_STACK))
-        return Trial(*_verdict(ran), time.monotonic() - began)
+        return Trial(*verdict(ran), time.monotonic() - began)
 
     def baseline(self, suite: str, tests: Sequence[str]) -> dict[str, str]:
         """Run tests without any mutation. Returns those that do not pass, and why: they could not show anything."""
@@ -113,10 +113,11 @@ class Workshop:
             raise
         if process.returncode not in (0, 1):  # https://docs.pytest.org/en/stable/reference/exit-codes.html
             raise RuntimeError(f"pytest ended with {process.returncode}\n{output[-TAIL:]}")
-        return dict(_results(results))
+        return dict(_results(results, self._folder.parent))
 
 
-def _verdict(ran: Mapping[str, Ran]) -> tuple[Verdict, str]:
+def verdict(ran: Mapping[str, Ran]) -> tuple[Verdict, str]:
+    """What the tests of a mutation have shown, and which of them."""
     failed = [f"{name}: {one.reason}" for name, one in ran.items() if _has_noticed(one)]
     others = [
         f"{name}: {one.fate}: {one.reason}"
@@ -150,15 +151,18 @@ def _end(process: subprocess.Popen[str]) -> str:
         return process.communicate()[0]
 
 
-def _results(file: Path) -> Iterator[tuple[str, Ran]]:
-    """Of a file that pytest has written: node ids, and what became of the tests."""
+def _results(file: Path, folder: Path) -> Iterator[tuple[str, Ran]]:
+    """Of a file that pytest has written: node ids, and what became of the tests. No reason names a folder of this
+    machine, such as ``folder``, in which the tests have run.
+    """
+    own = [re.escape(f"{one}/") for one in (folder, ROOT, Path.home(), tempfile.gettempdir())]
     for case in ET.parse(file).iter("testcase"):  # noqa: S314 - our own pytest has written it
         module, *classes = case.get("classname", "").split(".Test")
         name = "::".join([f"{module.replace('.', '/')}.py", *(f"Test{one}" for one in classes), case.get("name", "")])
         for tag, fate in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
             if (found := case.find(tag)) is not None:
-                lines = found.get("message", "").strip().splitlines()
-                yield name, Ran(fate, lines[0][:REASON_MAX] if lines else "")  # type: ignore[arg-type]
+                [line] = found.get("message", "").strip().splitlines()[:1] or [""]
+                yield name, Ran(fate, re.sub("|".join(own), "…/", line)[:REASON_MAX])  # type: ignore[arg-type]
                 break
         else:
             yield name, Ran("passed")

@@ -44,10 +44,8 @@ TRACES = ("template/tests", "template.tests", "copier.yml", "{%", "{{ project_na
 
 COMBINATIONS: dict[str, dict[str, object]] = {
     "ledger": {},
-    "ledger with the machinery": {"machinery": "copy"},
-    "ledger without changes": {"changes": False},
+    "ledger without changes and monitoring": {"changes": False, "monitoring": False},
     "ledger without lakehouse": {"lakehouse": False},
-    "ledger without monitoring": {"monitoring": False},
     "ledger without demo": {"demo": False},
     "ledger with nothing": {
         "changes": False,
@@ -57,9 +55,8 @@ COMBINATIONS: dict[str, dict[str, object]] = {
         "licence": "none",
     },
     "minimal": {"sample": "minimal"},
-    "minimal with the machinery": {"sample": "minimal", "machinery": "copy"},
+    "minimal with everything": {"sample": "minimal", "machinery": "copy", "monitoring": True, "cluster": True},
     "minimal with nothing": {"sample": "minimal", "demo": False, "licence": "none"},
-    "minimal with monitoring": {"sample": "minimal", "monitoring": True},
 }
 
 QUESTIONS = (
@@ -98,10 +95,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
     return Template(tmp_path_factory.mktemp("template"))
 
 
-@pytest.fixture
-def questions(tmp_path: Path) -> Template:
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Template:
     """As little of this checkout as asks its questions, and writes their answers down."""
-    return Template(tmp_path / "template", *QUESTIONS)
+    return Template(tmp_path_factory.mktemp("questions"), *QUESTIONS)
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS)
@@ -160,11 +157,6 @@ def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
     assert set(running) <= set(sinks)
 
 
-def test_the_walkthrough_has_a_player_of_its_own_where_there_is_one(project: Path) -> None:
-    names = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["outbox"]
-    assert ("player" in names) is (project / "demo" / "page").exists()
-
-
 def test_the_images_have_their_files(project: Path) -> None:
     compose = yaml.safe_load((project / "docker-compose.yml").read_text())
     stages = dockerfile.stages(project / "Dockerfile")
@@ -194,6 +186,7 @@ def test_its_pages_name_what_it_has(project: Path) -> None:
 
 def test_it_has_its_own_names(project: Path) -> None:
     made = tomllib.loads((project / "pyproject.toml").read_text())
+    assert ("player" in made["tool"]["outbox"]) is (project / "demo" / "page").exists(), "a player of its own"
     names = made["tool"]["outbox"]
     assert made["project"]["name"] == "stock-room"
     assert names["source-database"] == "stock_room"

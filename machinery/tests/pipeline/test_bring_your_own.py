@@ -16,9 +16,16 @@ import requests
 
 from outbox_lab.stack.command import service
 from outbox_lab.testing.command import outbox
-from tests.fixtures.secured import Secured, plain_login
+from outbox_lab.testing.homes import Homes
 from tests.stock import audit
 from tests.support import suite
+from tests.support.secured import Secured, plain_login, servers
+
+
+@pytest.fixture(scope="module")
+def secured(homes: Homes) -> Iterator[Secured]:
+    with servers(homes.new("secured")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

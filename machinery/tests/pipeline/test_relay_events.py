@@ -20,7 +20,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import lifecycle
 from outbox_lab.stack.postgres import Postgres
-from tests.shape import SHAPE
+from tests import items
 from tests.support.outbox_rows import Row, ids, insert, row
 from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of
 
@@ -73,7 +73,7 @@ def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, 
         "traceparent": TRACEPARENT,
     }
     assert uuid.UUID(record.id).version == 7
-    schema = catalog.of_project(shared_chain).schema(SHAPE.aggregatetype, written.type, 1)
+    schema = catalog.of_project(shared_chain).schema(items.AGGREGATE, written.type, 1)
     assert schema.violation(json.loads(record.value)) is None
     assert schema.violation({**json.loads(record.value), "quantity": 0}) is not None
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
 import pytest
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox.jvm.jars import resolve, spark_jars
+from outbox.jvm.java import java
 from outbox.sink.repair import rewind
-from tests.fixtures.hdfs import NameNode
+from outbox_lab.stack import config, ports
+from outbox_lab.stack.process import Process
+from outbox_lab.testing.homes import Homes, all_homes
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
@@ -22,6 +30,107 @@ from tests.support.sink_process import (
 )
 
 pytestmark = pytest.mark.cluster
+
+CLIENT = "hadoop-client-api-"
+IVY = """\
+<ivy-module version="2.0">
+  <info organisation="outbox" module="hdfs"/>
+  <configurations><conf name="hdfs"/></configurations>
+  <dependencies>
+    <dependency org="org.apache.hadoop" name="hadoop-client-minicluster" rev="{version}" conf="hdfs->default"
+      transitive="false"/>
+  </dependencies>
+</ivy-module>
+"""
+
+
+class Hdfs(Process):
+    """One of its two servers."""
+
+    main_class: str
+
+    def __init__(self, name: str, home: Path, uri: str) -> None:
+        super().__init__(name, home)
+        self.uri = uri
+
+    def properties(self) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    def argv(self) -> Sequence[str | Path]:
+        return self.command()
+
+    def command(self, *words: str) -> Sequence[str | Path]:
+        properties = {"fs.defaultFS": self.uri, "dfs.replication": "1", **self.properties()}
+        options = [word for name, value in properties.items() for word in ("-D", f"{name}={value}")]
+        own = [*resolve("hdfs", ivy_file=_ivy_file()).glob("lib/*.jar"), *spark_jars()]
+        log_config = config.OURS / config.SPARK_LOGGING
+        jvm = ["-Xmx128m", f"-Dlog4j2.configurationFile={log_config.as_uri()}", "-cp", os.pathsep.join(map(str, own))]
+        return [java(), *jvm, self.main_class, *options, *words]
+
+
+class NameNode(Hdfs):
+    main_class = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+
+    def properties(self) -> Mapping[str, str]:
+        return {
+            "dfs.namenode.name.dir": (self.folder / "names").as_uri(),
+            "dfs.namenode.rpc-bind-host": ports.LOOPBACK,
+            "dfs.namenode.http-address": f"{ports.LOOPBACK}:0",
+            # Started again it serves at once, and does not wait for the DataNode's blocks.
+            "dfs.namenode.safemode.threshold-pct": "0",
+            "dfs.namenode.safemode.extension": "0",
+        }
+
+    def prepare(self) -> None:
+        if not (self.folder / "names").exists():
+            done = self._run(self.command("-format", "-nonInteractive"))
+            assert done.returncode == 0, done.stderr
+
+    def is_ready(self) -> bool:
+        return ports.is_open(int(self.uri.rpartition(":")[2]))
+
+
+class DataNode(Hdfs):
+    main_class = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+
+    def __init__(self, name: str, home: Path, uri: str, blocks: Path) -> None:
+        """``blocks`` is an empty folder. A DataNode fails if its path has a space."""
+        super().__init__(name, home, uri)
+        self._blocks = blocks
+
+    def properties(self) -> Mapping[str, str]:
+        listeners = ("dfs.datanode.address", "dfs.datanode.http.address", "dfs.datanode.ipc.address")
+        return {
+            "dfs.datanode.data.dir": self._blocks.as_uri(),
+            **dict.fromkeys(listeners, f"{ports.LOOPBACK}:0"),
+        }
+
+    def is_ready(self) -> bool:
+        """Whether the NameNode has given it a pool of blocks."""
+        return any((self._blocks / "current").glob("BP-*/current/VERSION"))
+
+
+@pytest.fixture(scope="module")
+def name_node(homes: Homes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameNode]:
+    """The NameNode of an HDFS that is empty at first."""
+    home = homes.new("hdfs")
+    with ports.reserved(0) as (port,):
+        uri = f"hdfs://{ports.LOOPBACK}:{port}"
+        servers = NameNode("namenode", home, uri), DataNode("datanode", home, uri, tmp_path_factory.mktemp("blocks"))
+        for server in servers:
+            server.start()
+    yield servers[0]
+    for server in reversed(servers):
+        server.stop()
+
+
+def _ivy_file() -> Path:
+    """The file for the version of Spark's client. Ivy's answers are kept by what is in it."""
+    [client] = [jar for jar in spark_jars() if jar.name.startswith(CLIENT)]
+    file = all_homes() / "hdfs.xml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(IVY.format(version=client.stem.removeprefix(CLIENT)))
+    return file
 
 
 @pytest.fixture

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from outbox.base.settings import Settings
 from tests.stock import Client
-from tests.support.rehearsal import Rehearsal
+from tests.support.rehearsal import Rehearsal, Rehearse
 
 
 @pytest.fixture
-def rehearsal(chain: Settings, client: Client) -> Callable[[str], Rehearsal]:
+def rehearsal(chain: Settings, client: Client) -> Rehearse:
     """The rehearsal of an entry, by its title, on a chain whose connector relays."""
     return lambda title: Rehearsal(chain, client, title)

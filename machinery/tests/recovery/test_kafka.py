@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 
 import pytest
 
@@ -11,16 +10,13 @@ from outbox.base.settings import Settings
 from outbox.kafka import topics
 from outbox.relay import lifecycle
 from outbox_lab.stack.stack import Stack
-from tests.stock import Client
-from tests.support import service
-from tests.support.rehearsal import SINK, Rehearsal, failure_codes
+from tests.support.rehearsal import SINK, Rehearsal, Rehearse, client_of, failure_codes
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up
 from tests.support.topic_reader import delete_topics, duplicates, read, topic_of
 
 pytestmark = pytest.mark.recovery
 
-Rehearse = Callable[[str], Rehearsal]
 OF_CONNECT = ("outbox.connect.configs", "outbox.connect.offsets", "outbox.connect.status")
 
 
@@ -29,7 +25,7 @@ def rehearsal(home_stack: Stack) -> Rehearse:
     """The rehearsal of an entry on the stack of these tests."""
     settings = home_stack.settings
     lifecycle.apply(settings)
-    return lambda title: Rehearsal(settings, Client(service.app(settings), settings), title)
+    return lambda title: Rehearsal(settings, client_of(settings), title)
 
 
 def has_connector(settings: Settings) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from outbox.base.settings import Settings
 from outbox.kafka import topics
 from outbox.relay import connectors, slot
@@ -11,10 +9,8 @@ from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
 from tests.support import slots
 from tests.support.outbox_rows import ids
-from tests.support.rehearsal import Rehearsal
+from tests.support.rehearsal import Rehearse
 from tests.support.topic_reader import delete_topics, duplicates, read, relayed
-
-Rehearse = Callable[[str], Rehearsal]
 
 
 def stop_connector(settings: Settings) -> None:

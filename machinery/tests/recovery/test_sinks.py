@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -15,12 +14,10 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors, offsets
 from tests.support.made_events import nth_key
-from tests.support.rehearsal import SINK, Rehearsal, failure_codes
+from tests.support.rehearsal import SINK, Rehearse, failure_codes
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, checkpoint, logged
 from tests.support.topic_reader import delete_topics, relayed, topic_of
-
-Rehearse = Callable[[str], Rehearsal]
 
 
 def test_checkpoint_that_was_lost(rehearsal: Rehearse) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,10 @@ from outbox_lab.stack import ports
 from outbox_lab.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
 from outbox_lab.stack.process import Process
 from outbox_lab.testing.homes import Homes
-from tests.stock import Client
-from tests.support import service, suite
+from tests.support import suite
 from tests.support.outbox_rows import ids
-from tests.support.rehearsal import Rehearsal
+from tests.support.rehearsal import Rehearsal, Rehearse, client_of
 from tests.support.topic_reader import duplicates, read, relayed
-
-Rehearse = Callable[[str], Rehearsal]
 
 
 def postgres_program(postgres: Postgres, settings: Settings, program: str, *words: str | Path, given: str = "") -> str:
@@ -145,7 +142,7 @@ def test_source_that_failed_over_to_a_replica(
 ) -> None:
     primary, replica = servers
     settings = topic.model_copy(update={"source_db_port": address.port})
-    one = Rehearsal(settings, Client(service.app(settings), settings), "The source failed over to a replica")
+    one = Rehearsal(settings, client_of(settings), "The source failed over to a replica")
     lifecycle.apply(settings)
     try:
         one.working(1, 2)

@@ -18,10 +18,10 @@ from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.sink.decoding.records import DeadRecord, Decoded, Rows
 from outbox.sink.spec import SinkSpec
-from tests.shape import SHAPE
+from tests import items
 
 ALL = discovery.sinks(load(environment=False))
-MAIN = next(one for one in ALL.values() if one.strategy.name == "dedup" and one.job.events == SHAPE.events)
+MAIN = next(one for one in ALL.values() if one.strategy.name == "dedup" and one.job.events == [items.AGGREGATE])
 JOB = MAIN.job
 SPECS = {one.strategy.name: one for one in ALL.values() if one.job.projections == JOB.projections}
 STRATEGIES = {name: one.strategy for name, one in SPECS.items()}
@@ -52,18 +52,18 @@ class Event:
     key: str
     quantity: int
     version: int
-    unit: str = SHAPE.units[0]
+    unit: str = items.UNIT
     total_after: int = 0
 
     @property
     def type(self) -> str:
         """Its type."""
-        return SHAPE.type_more if self.quantity > 0 else SHAPE.type_less
+        return items.type_of(self.quantity)
 
     @property
     def name(self) -> str:
         """Its name in the catalog."""
-        return f"{SHAPE.aggregatetype}.{self.type}"
+        return f"{items.AGGREGATE}.{self.type}"
 
     @property
     def decoded(self) -> DecodedEvent:
@@ -79,16 +79,10 @@ class Event:
         encoded = [(name, text.encode()) for name, text in headers.items()]
         return records.Record(self.key.encode(), encoded, json.dumps(self.payload()).encode(), NOW_MS)
 
-    def payload(self, occurred_at: str = "2026-11-21T05:00:00Z") -> dict[str, object]:
+    def payload(self) -> dict[str, object]:
         """The value of its record."""
-        return SHAPE.payload(
-            reference=self.event_id,
-            key=self.key,
-            quantity=self.quantity,
-            version=self.version,
-            unit=self.unit,
-            total_after=self.total_after,
-            occurred_at=occurred_at,
+        return items.payload(
+            self.event_id, self.key, self.quantity, self.version, unit=self.unit, total_after=self.total_after
         )
 
 
@@ -103,7 +97,7 @@ def fetch(topic: str, places: Collection[records.Place]) -> Iterator[tuple[recor
 
 def other_unit(event: Event) -> Event:
     """The event in another unit, which the projection refuses once the key has the first."""
-    return replace(event, unit=SHAPE.units[1])
+    return replace(event, unit=items.OTHER_UNIT)
 
 
 def rows(

@@ -18,7 +18,7 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.migrations import declared
-from tests.shape import SHAPE
+from tests import items
 
 INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent, schema_version) VALUES %s"
 
@@ -37,17 +37,8 @@ class Row(NamedTuple):
 def row(key: str | None = None, version: int = 1, quantity: int = 5, traceparent: str | None = None) -> Row:
     """A row as the service writes it."""
     key = key or str(uuid.uuid4())
-    payload = SHAPE.payload(
-        reference=str(uuid.uuid4()),
-        key=key,
-        quantity=quantity,
-        version=version,
-        unit=SHAPE.units[0],
-        total_after=quantity * version,
-        occurred_at="2026-11-21T10:00:00.123456Z",
-    )
-    type_ = SHAPE.type_more if quantity > 0 else SHAPE.type_less
-    return Row(SHAPE.aggregatetype, key, type_, json.dumps(payload), traceparent)
+    payload = items.payload(str(uuid.uuid4()), key, quantity, version, total_after=quantity * version)
+    return Row(items.AGGREGATE, key, items.type_of(quantity), json.dumps(payload), traceparent)
 
 
 def insert(settings: Settings, *rows: Row) -> None:

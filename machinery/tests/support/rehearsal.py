@@ -16,6 +16,7 @@ from outbox.audit.report import Report
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox_lab.testing.command import outbox
+from stock.service import create_app
 from tests.stock import Client
 from tests.support import runbook
 from tests.support.made_events import nth_key
@@ -121,6 +122,15 @@ class Rehearsal:
     def _sink_running(self) -> Iterator[Callable[[], Report]]:
         with running_warm(self.settings, SINK) as sink:
             yield lambda: check.check_settled(self.settings, TIMEOUT_S, needs=sink.require_running)
+
+
+Rehearse = Callable[[str], Rehearsal]  # the rehearsal of an entry, by its title
+
+
+def client_of(settings: Settings) -> Client:
+    """A client of the service in this process, on other databases than those of the fixtures."""
+    app = create_app(settings.model_copy(update={"service_threads": 2}))  # connections for a few clients
+    return Client(app, settings)
 
 
 def failure_codes(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -24,7 +24,7 @@ from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import fence
 from outbox_lab.stack.command import Command, SinkProcess
 from outbox_lab.testing.command import environment, outbox
-from tests.shape import SHAPE
+from tests import items
 from tests.support import faulty_sink
 from tests.support.made_events import NOW_MS, Event, nth_key, uuid7
 from tests.support.paths import ROOT
@@ -80,7 +80,7 @@ class Publisher:
 
     def send_raw(self, key: str | None, value: bytes | None, event_id: str | None) -> None:
         """Publish whatever this is."""
-        headers = {"eventType": SHAPE.type_more, "schemaVersion": "1"} | ({} if event_id is None else {"id": event_id})
+        headers = {"eventType": items.MORE, "schemaVersion": "1"} | ({} if event_id is None else {"id": event_id})
         encoded = [(name, text.encode()) for name, text in headers.items()]
         self.send_records(self._topic, [Record(None if key is None else key.encode(), encoded, value, NOW_MS)])
 

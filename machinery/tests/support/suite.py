@@ -11,14 +11,6 @@ from outbox_lab.testing import homes
 from tests.support.paths import ROOT
 
 DOMAIN = ROOT / "tests" / "domain"
-FIXTURES = (
-    "outbox_lab.testing.plugin",
-    "tests.fixtures.made_events",
-    "tests.fixtures.whole_day",
-    "tests.fixtures.secured",
-    "tests.fixtures.hdfs",
-    "tests.fixtures.object_store",
-)
 
 
 def choose(root: Path) -> None:

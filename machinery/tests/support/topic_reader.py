@@ -19,13 +19,13 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay.connectors import Connector
 from outbox_lab.testing.helpers import query
-from tests.shape import SHAPE
+from tests import items
 from tests.support.outbox_rows import ids
 
 
 def topic_of(settings: Settings, aggregate: str | None = None) -> str:
     """The topic of an aggregate type; of the one of the test's rows by default."""
-    return catalog.of_project(settings).aggregates[aggregate or SHAPE.aggregatetype].topic
+    return catalog.of_project(settings).aggregates[aggregate or items.AGGREGATE].topic
 
 
 class Record(NamedTuple):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import py_compile
+import re
 import subprocess
 import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ import pytest
 from proof.mutations import results
 from proof.mutations.mutation import ROOT, Mutation, chosen, every
 from proof.mutations.results import Result
-from proof.mutations.trial import Trial, Workshop
+from proof.mutations.trial import Ran, Trial, Workshop, verdict
 
 # Each promise that the template makes is broken by one of these.
 PROMISED = {
@@ -46,8 +48,7 @@ PROMISED = {
 PARSERS: dict[str, Callable[[str], object]] = {".py": ast.parse, ".json": json.loads, ".toml": tomllib.loads}
 MUTATIONS = every()
 
-GREEN = "def test_it() -> None:\n    import counting\n    assert counting.count() == 1\n"
-NOT_IMPORTED = "def test_it() -> None:\n    raise ImportError('counting')\n"
+GREEN = "def test_it() -> None:\n    import counting\n    assert counting.count() == 1, __file__\n"
 BROKEN_FIXTURE = "import pytest\n@pytest.fixture\ndef one(): raise OSError('no server')\ndef test_it(one): pass\n"
 SKIPPED = "import pytest\n@pytest.mark.skip(reason='no server')\ndef test_it(): pass\n"
 USES_STACK = "def test_it(stack_home):\n    (stack_home / 'started').touch(exist_ok=False)\n"
@@ -68,23 +69,24 @@ def test_every_promise_has_one() -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
-def test_it_fits_its_file(mutation: Mutation) -> None:
+def test_it_fits_its_file_and_its_tests_exist(mutation: Mutation) -> None:
     mutated = mutation.of((ROOT / mutation.file).read_text())
     parse = PARSERS.get(Path(mutation.file).suffix)
     if parse is not None:
         parse(mutated)
-
-
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
-def test_its_tests_exist(mutation: Mutation) -> None:
     assert mutation.tests
     for test in mutation.tests:
         file, *names = test.split("::")
-        found: list[ast.stmt] = ast.parse((ROOT / mutation.suite / file).read_text()).body
         assert names, f"{test} is a whole file"
+        found = statements_of(ROOT / mutation.suite / file)
         for name in names:
             [one] = [each for each in found if getattr(each, "name", None) == name]
             found = getattr(one, "body", [])
+
+
+@cache
+def statements_of(file: Path) -> list[ast.stmt]:
+    return ast.parse(file.read_text()).body
 
 
 @pytest.mark.parametrize("text", ["", "a = 2", "a = 1; a = 1"])
@@ -145,22 +147,20 @@ def test_python_compiles_a_mutation_and_the_code_after_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("test", "old", "verdict"),
+    ("ran", "is_caught"),
     [
-        (GREEN, "return 1", "caught"),
-        (GREEN, "UNUSED = 1", "not caught"),
-        (BROKEN_FIXTURE, "return 1", "no verdict"),
-        (SKIPPED, "return 1", "no verdict"),
-        (NOT_IMPORTED, "return 1", "no verdict"),
+        ([Ran("passed")], "not caught"),
+        ([Ran("passed"), Ran("failed", "assert 1 == 2")], "caught"),
+        ([Ran("error", "no server"), Ran("failed", "assert 1 == 2")], "caught"),
+        ([Ran("passed"), Ran("error", "no server")], "no verdict"),
+        ([Ran("skipped", "no server")], "no verdict"),
+        ([Ran("failed", "ImportError: counting")], "no verdict"),
+        ([Ran("failed", "Failed: Timeout >600.0s")], "no verdict"),
+        ([], "no verdict"),
     ],
-    ids=["failed", "passed", "fixture failed", "skipped", "not imported"],
 )
-@pytest.mark.usefixtures("bare_pytest")
-def test_only_a_failed_test_has_caught_it(tmp_path: Path, test: str, old: str, verdict: str) -> None:
-    small = repository(tmp_path, test)
-    with Workshop(small) as workshop:
-        assert workshop.attempt(mutation(old, old.replace("1", "2"))).verdict == verdict
-    assert "return 1" in (small / "machinery/src/counting.py").read_text()  # the copy was mutated
+def test_only_a_failed_test_has_caught_it(ran: list[Ran], is_caught: str) -> None:
+    assert verdict({str(number): one for number, one in enumerate(ran)})[0] == is_caught
 
 
 @pytest.mark.usefixtures("bare_pytest")
@@ -181,8 +181,11 @@ def test_a_test_that_is_red_anyway_shows_nothing(tmp_path: Path) -> None:
         (small / "machinery" / "tests" / f"test_{name}.py").write_text(test)
     others = [f"tests/test_{name}.py::test_it" for name in tests]
     with Workshop(small) as workshop:
-        assert workshop.attempt(mutation("return 1", "return 2")).verdict == "caught"
+        tried = workshop.attempt(mutation("return 1", "return 2"))
+        assert tried.verdict == "caught"
+        assert tried.why.startswith(f"{TEST}: AssertionError: …/"), "a record names no folder of this machine"
         assert workshop.baseline("machinery", [TEST, *others]).keys() == {*others}, "the mutation is gone"
+    assert "return 1" in (small / "machinery/src/counting.py").read_text()  # the copy was mutated
 
 
 # What is recorded ----------------------------------------------------------------------------------------------------
@@ -194,6 +197,11 @@ def test_the_document_has_the_recorded_results() -> None:
 
 def test_no_mutation_that_was_tried_has_survived() -> None:
     assert {name: one.verdict for name, one in results.load().items() if one.verdict != "caught"} == {}
+
+
+@pytest.mark.parametrize("file", [*(ROOT / "proof").rglob("results.json")], ids=lambda file: file.parent.name)
+def test_no_record_names_a_folder_of_a_machine(file: Path) -> None:
+    assert re.findall(r"/(?:home|root|tmp|Users)/\S*", file.read_text()) == []
 
 
 def test_a_result_is_of_one_mistake_and_its_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

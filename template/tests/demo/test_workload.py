@@ -17,7 +17,7 @@ from werkzeug.test import TestResponse
 
 from demo.workload import ACCOUNTS, ACCOUNTS_MIN, Workload
 
-PLANNED = 1_000
+PLANNED = 400
 
 
 class Clients:

@@ -247,13 +247,3 @@ def test_the_dashboard_asks_the_data_source_that_is_provisioned() -> None:
     used |= {json.dumps(target["datasource"]) for panel in DASHBOARD["panels"] for target in panel.get("targets", [])}
     used |= {json.dumps(variable["datasource"]) for variable in DASHBOARD["templating"]["list"]}
     assert used == {json.dumps({"type": source["type"], "uid": source["uid"]})}
-
-
-def test_the_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for place in (panel["gridPos"] for panel in DASHBOARD["panels"]):
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
-        assert not cells & taken
-        taken |= cells
-    assert max(x for x, _ in taken) < 24
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])

@@ -50,22 +50,21 @@ def test_a_key_is_compared_where_both_have_the_same_events() -> None:
     assert (drift.total, drift.keys, drift.pending) == (0, 0, 0)
 
 
-def test_opposite_drifts_do_not_cancel() -> None:
+@pytest.mark.parametrize(
+    ("source", "of_sink", "expected"),
+    [
+        ({"a": Total(0, 1), "b": Total(0, 1)}, {"a": Total(-4, 1), "b": Total(4, 1)}, (8, 2, 0)),
+        ({"a": Total(0, 0)}, {}, (0, 0, 0)),
+        ({}, {"a": Total(-4, 1)}, (4, 1, 0)),
+    ],
+    ids=["opposite drifts", "a key without events", "a key that only the sink has"],
+)
+def test_drifts_add_up_over_all_keys(
+    source: dict[str, Total], of_sink: dict[str, Total], expected: tuple[int, int, int]
+) -> None:
     drift = Drift()
-    drift.compare({"a": Total(0, 1), "b": Total(0, 1)}, {"a": Total(-4, 1), "b": Total(4, 1)})
-    assert drift.total == 8
-
-
-def test_a_key_without_events_is_compared_too() -> None:
-    drift = Drift()
-    drift.compare({"a": Total(0, 0)}, {})
-    assert (drift.total, drift.pending) == (0, 0)
-
-
-def test_a_key_that_only_the_sink_has_drifts() -> None:
-    drift = Drift()
-    drift.compare({}, {"a": Total(-4, 1)})
-    assert (drift.total, drift.keys, drift.pending) == (4, 1, 0)
+    drift.compare(source, of_sink)
+    assert (drift.total, drift.keys, drift.pending) == expected
 
 
 def test_a_total_without_a_version_is_not_compared() -> None:
@@ -103,32 +102,24 @@ def test_an_event_is_followed_through_every_hop() -> None:
     assert journeys.changed() == []
 
 
-def test_an_event_is_applied_when_spark_recorded_its_batch() -> None:
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([Batch(3, {"t": {0: 7}}, AT_MS + 20), Batch(4, {"t": {0: 9}}, AT_MS + 40)], (4, AT_MS + 40)),
+        ([Batch(3, {"t": {0: 9}}, AT_MS + 40), Batch(4, {"t": {0: 12}}, AT_MS + 60)], (None, None)),
+        ([Batch(4, {"t": {0: 12}}, AT_MS + 60)], (None, None)),
+        ([Batch(0, {"t": {0: 9}}, AT_MS + 40)], (0, AT_MS + 40)),
+    ],
+    ids=["known", "maybe in one that is not kept", "in one that is not kept", "the first of all"],
+)
+def test_the_batch_of_an_event_is_shown_where_it_is_certain(
+    batches: list[Batch], expected: tuple[int | None, int | None]
+) -> None:
     journeys = Journeys()
     journeys.add_records([record(7)])
-    batches = [Batch(3, {"t": {0: 7}}, AT_MS + 20), Batch(4, {"t": {0: 9}}, AT_MS + 40)]
-    journeys.add_sinks([replace(reader(9), batches=batches)], AT_MS + 500)
+    journeys.add_sinks([replace(reader(12), batches=batches)], AT_MS + 500)
     [changed] = journeys.changed()
-    assert changed.as_json()["sinks"]["s"] == {"batch": 4, "applied": True, "at_ms": AT_MS + 40}
-
-
-def test_the_batch_of_an_old_event_is_not_guessed() -> None:
-    journeys = Journeys()
-    journeys.add_records([record(7)])
-    batches = [Batch(3, {"t": {0: 9}}, AT_MS + 40), Batch(4, {"t": {0: 12}}, AT_MS + 60)]  # 0 to 2 are not kept
-    for _ in range(2):
-        journeys.add_sinks([replace(reader(12), batches=batches)], AT_MS + 500)
-        batches = batches[1:]
-    [changed] = journeys.changed()
-    assert changed.as_json()["sinks"]["s"] == {"batch": None, "applied": True, "at_ms": None}
-
-
-def test_the_first_batch_of_all_is_certain() -> None:
-    journeys = Journeys()
-    journeys.add_records([record(7)])
-    journeys.add_sinks([replace(reader(9), batches=[Batch(0, {"t": {0: 9}}, AT_MS + 40)])], AT_MS + 500)
-    [changed] = journeys.changed()
-    assert changed.as_json()["sinks"]["s"] == {"batch": 0, "applied": True, "at_ms": AT_MS + 40}
+    assert changed.as_json()["sinks"]["s"] == {"batch": expected[0], "applied": True, "at_ms": expected[1]}
 
 
 def test_a_repeat_is_counted_and_belongs_to_its_event() -> None:
