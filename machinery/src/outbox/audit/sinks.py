@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +12,8 @@ from psycopg2 import extensions
 from outbox.audit import letters, tables
 from outbox.audit.comparison_files import Comparison, folder_of, unusable
 from outbox.audit.declared import Declared
-from outbox.audit.letters import Letter
+from outbox.audit.letters import Letter, has_event_id
 from outbox.audit.source import snapshot
-from outbox.audit.topic_part import EVENT_ID_BYTES
 from outbox.audit.totals import Totals, read_totals, tables_read
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.spec import SinkSpec, TargetState
@@ -35,7 +33,7 @@ class SinkState:
         default_factory=dict
     )  # by topic and key, the version up to which its result is the source's
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, the highest applied
-    letters: Mapping[bytes, Letter] = field(default_factory=dict)  # by identity: the event id, or a longer hash
+    letters: Mapping[str, Letter] = field(default_factory=dict)  # by identity: the event id, or a hash
     discarded: Mapping[str, int] = field(default_factory=dict)  # by reason, how many dead letters
     duplicates: int = 0  # skipped, ever
     filtered: int = 0  # left out by its transform, ever
@@ -50,7 +48,7 @@ class Sinks:
     """All sinks in one snapshot."""
 
     states: Sequence[SinkState] = ()
-    acknowledged: frozenset[bytes] = frozenset()
+    acknowledged: frozenset[str] = frozenset()
     """Identities of the records that an operator has discarded."""
     uncompared_tables: Sequence[str] = ()
 
@@ -151,9 +149,8 @@ def _of_target(state: SinkState, target: TargetState) -> SinkState:
     """
     if target.unread:
         return replace(state, not_compared=target.unread)
-    named = {identity for identity in state.letters if len(identity) == EVENT_ID_BYTES}
-    not_discarded = {str(uuid.UUID(bytes=event_id)) for event_id in named if state.letters[event_id].is_open}
-    lacking = {uuid.UUID(event_id).bytes for event_id in target.lacking(not_discarded)}
+    named = {identity for identity in state.letters if has_event_id(identity)}
+    lacking = set(target.lacking({event_id for event_id in named if state.letters[event_id].is_open}))
     # The target finds events by id: any record of an event will do, not only the one that its letter names.
     mine = {
         identity: letter._replace(place=None)
