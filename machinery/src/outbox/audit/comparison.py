@@ -198,10 +198,11 @@ class Observed:
 class _Topic:
     """A topic of the comparison."""
 
-    def __init__(self, seen: Observed, topic: EventTopic, point: TopicPoint) -> None:
+    def __init__(self, seen: Observed, topic: EventTopic, point: TopicPoint, tallies: Iterable[Tally]) -> None:
         self.declared, self.point = topic, point
         self.log = seen.logs.ends[topic.number]
-        self.states = [state for state in seen.sinks.states if _reads(seen.declared, state, topic)]
+        self.states = [tally.state for tally in tallies if topic.name in tally.topics]
+        self._positions = [state.positions.get(topic.name, {}) for state in self.states]
         self.latest_ms = 0  # the time of the outbox's latest event that is on the topic
         self.report = TopicReport(
             topic.name,
@@ -233,11 +234,15 @@ class _Topic:
                 return event.version <= max(versions.get(event.key, 0) for versions in applied)
         return occurred_ms <= self.log.dropped_until_ms
 
+    def read_by_all(self) -> dict[int, int]:
+        """By partition, how far all sinks have read the topic. Sinks that lack a partition have not begun with it."""
+        partitions = {partition for one in self._positions for partition in one}
+        return {partition: min(one.get(partition, 0) for one in self._positions) for partition in partitions}
+
     def next_offsets(self) -> dict[int, int]:
-        """The offsets up to which all sinks have applied the topic."""
-        positions = [state.positions.get(self.declared.name, {}) for state in self.states]
+        """The offsets up to which all sinks have applied what was read of the topic."""
         return {
-            partition: min([offset, *(one.get(partition, 0) for one in positions)])
+            partition: min([offset, *(one.get(partition, 0) for one in self._positions)])
             for partition, offset in self.log.next_offsets.items()
         }
 
@@ -249,7 +254,9 @@ class _Comparison:
         self._seen, self._store = seen, seen.logs.store
         of_events = [state for state in seen.sinks.states if state.carries == "events"]
         self._tallies = [Tally(state, seen.declared, seen.source) for state in of_events]
-        self._topics = [_Topic(seen, topic, verified.topic(topic.name)) for topic in seen.declared.topics]
+        self._topics = [
+            _Topic(seen, topic, verified.topic(topic.name), self._tallies) for topic in seen.declared.topics
+        ]
         self._counts: list[EventCounts] = []  # by kind; those of an event are the same
         for kind in seen.declared.kinds:
             [topic] = (one for one in self._topics if one.declared.name == kind.topic)
@@ -288,15 +295,12 @@ class _Comparison:
     def _load(self) -> None:
         """Put what is compared into tables."""
         source, load = self._seen.source, self._store.load
-        names = [topic.declared.name for topic in self._topics]
         points = [topic.point for topic in self._topics]
         load("written", WRITTEN, source.events, "* EXCLUDE event_id, masked(event_id) AS id")
-        versions = (source.versions.get(name, {}).items() for name in names)
+        versions = (source.versions.get(topic.declared.name, {}).items() for topic in self._topics)
         load("source_versions", {**BY_KEY, "version": pa.int64()}, _numbered(versions))
-        positions = (_next_offsets(name, self._tallies).items() for name in names)
-        load("positions", POSITION, _numbered(positions))
-        read = [[()] if any(name in tally.topics for tally in self._tallies) else [] for name in names]
-        load("read_topics", TOPIC, _numbered(read))
+        load("positions", POSITION, _numbered(topic.read_by_all().items() for topic in self._topics))
+        load("read_topics", TOPIC, _numbered([()] if topic.states else [] for topic in self._topics))
         lettered = {one for tally in self._tallies for one in tally.state.letters if letters.has_event_id(one)}
         load("lettered", {"event_id": pa.string()}, ((one,) for one in lettered), "masked(event_id) AS id")
         load("verified_topics", TOPIC, _numbered([] if point.is_beginning else [()] for point in points))
@@ -509,19 +513,6 @@ def _compare_states(source: Totals, sink: Totals, drift: dict[str, Decimal]) -> 
         elif difference:
             drift[key] = difference
     return in_flight
-
-
-def _reads(declared: Declared, state: SinkState, topic: EventTopic) -> bool:
-    """Whether something is expected of a sink on a topic."""
-    spec = declared.sink(state.name) if state.is_declared and state.carries == "events" else None
-    return spec is not None and topic.name in spec.decoders
-
-
-def _next_offsets(topic: str, tallies: Iterable[Tally]) -> dict[int, int]:
-    """By partition, how far all sinks that read a topic have read it; those that lack a partition have not begun."""
-    positions = [tally.state.positions.get(topic, {}) for tally in tallies if topic in tally.topics]
-    partitions = {partition for one in positions for partition in one}
-    return {partition: min(one.get(partition, 0) for one in positions) for partition in partitions}
 
 
 def _numbered(rows: Iterable[Iterable[tuple[Any, ...]]]) -> Iterator[tuple[Any, ...]]:

@@ -89,7 +89,11 @@ def read(
     letters = rows(connection, LETTERS, [list(elsewhere)])
     while some := [_Stored(*row) for row in islice(letters, DECODED_AT_ONCE)]:
         for row in some:
-            found[row.sink][row.identity] = _letter(row)
+            place = TopicOffset(row.partition, row.offset)
+            key = bytes(row.key or b"")[:KEY_MAX_BYTES].decode(errors="replace")
+            found[row.sink][row.identity] = Letter(
+                row.topic, key, row.is_open, None if row.is_event else place, row.is_event, origin=place
+            )
         for topic in {row.topic for row in some if row.is_event} & topics.keys():
             events = [row for row in some if row.topic == topic and row.is_event]
             for event in _decoded(topics[topic], events):
@@ -147,13 +151,6 @@ class _Stored(NamedTuple):
     headers: list[dict[str, Any]] | None
     value: memoryview | None
     recorded_ms: int
-
-
-def _letter(row: _Stored) -> Letter:
-    """The letter of a row, without what its event says."""
-    origin = TopicOffset(row.partition, row.offset)
-    key = bytes(row.key or b"")[:KEY_MAX_BYTES].decode(errors="replace")
-    return Letter(row.topic, key, row.is_open, None if row.is_event else origin, row.is_event, origin=origin)
 
 
 def _decoded(topic: EventTopic, events: Sequence[_Stored]) -> list[dict[str, Any]]:

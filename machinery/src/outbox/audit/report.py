@@ -368,7 +368,7 @@ def sum_of_sizes(numbers: Iterable[Decimal]) -> Decimal:
 
 
 def _named(parts: Iterable[N], name: str, unknown: Failure) -> N:
-    """The part with a name. Raises a failure if there is none."""
+    """The part with a name. Raises ``unknown`` if no part has it."""
     for part in parts:
         if part.name == name:
             return part

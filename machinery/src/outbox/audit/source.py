@@ -30,6 +30,7 @@ PROPERTY = f", left(payload ->> {{}}, {DIGITS_MAX + 1})"  # longer ones are no n
 COUNTS = "SELECT aggregatetype, count(*), count(*) FILTER (WHERE {since}) FROM public.outbox GROUP BY aggregatetype"
 SINCE = "aggregatetype = ANY({aggregates}) AND occurred_at >= to_timestamp({since_ms} / 1000.0) AT TIME ZONE 'UTC'"
 MARKERS = ".markers"  # aggregate types of what `outbox prune` sends through the relay end like this
+VERSIONS = "SELECT key, version FROM {} WHERE version IS NOT NULL"
 NOW = "SELECT (extract(epoch FROM now()) * 1000)::bigint"
 
 
@@ -173,25 +174,20 @@ def version_of(text: str | None) -> int | None:
 def _versions(
     connection: extensions.connection, topics: Iterable[EventTopic]
 ) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """By topic and key the version in the source, where the views say it; and notes about views that do not."""
+    """By topic and key the version in the source, where the views say it; and notes about views that do not.
+
+    The events of a key on a topic are numbered together, whichever aggregate they are of.
+    """
     found: dict[str, dict[str, int]] = {}
     notes = []
     for topic in topics:
         lacking = [view for view in topic.sources if not column_names(connection, view) >= {"key", "version"}]
         if lacking:
-            notes.append(
-                f"topic {topic.name}: the source has no view {', '.join(lacking)} with columns key and version"
-            )
+            names = ", ".join(lacking)
+            notes.append(f"topic {topic.name}: the source has no view {names} with columns key and version")
         elif topic.sources:
-            found[topic.name] = _highest(connection, topic.sources)
+            highest = found[topic.name] = {}
+            for view in topic.sources:
+                for key, version in rows(connection, sql.SQL(VERSIONS).format(sql.Identifier("public", view))):
+                    highest[key] = max(version, highest.get(key, version))
     return found, notes
-
-
-def _highest(connection: extensions.connection, views: Iterable[str]) -> dict[str, int]:
-    """The events of a key on a topic are numbered together, whichever aggregate they are of."""
-    found: dict[str, int] = {}
-    for view in views:
-        query = sql.SQL("SELECT key, version FROM {} WHERE version IS NOT NULL").format(sql.Identifier("public", view))
-        for key, version in rows(connection, query):
-            found[key] = max(version, found.get(key, version))
-    return found

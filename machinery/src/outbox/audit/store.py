@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from outbox.base.errors import Failure
@@ -53,6 +52,9 @@ class Store:
 
     def __init__(self) -> None:
         self._closing = ExitStack()
+        # Not with the module: `outbox check` freezes what is imported before, and DuckDB's binding complains of that.
+        import duckdb
+
         folder = self._closing.enter_context(_temporary_folder())
         connection = duckdb.connect(config={**CONFIG, "temp_directory": str(folder)})
         self._connection = self._closing.enter_context(connection)
@@ -100,6 +102,8 @@ class Store:
 
 @contextmanager
 def _errors() -> Iterator[None]:
+    import duckdb
+
     try:
         yield
     except (duckdb.OutOfMemoryException, duckdb.IOException) as error:

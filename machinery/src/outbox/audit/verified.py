@@ -74,11 +74,6 @@ class TopicPoint(msgspec.Struct, frozen=True):
         """Whether nothing is verified."""
         return not self.next_offsets
 
-    @property
-    def end(self) -> TopicEnd:
-        """Where reading goes on."""
-        return TopicEnd(self.topic_id or None, dict(self.next_offsets))
-
     def require_usual(self, topic: str, states: Iterable[SinkState], versions: Mapping[str, int] | None) -> None:
         """Raise Doubt if a sink that reads the topic, or the source, is not at or after this point."""
         for state in states:
@@ -111,7 +106,7 @@ class Verified(msgspec.Struct, frozen=True):
     @property
     def ends(self) -> dict[str, TopicEnd]:
         """Where reading goes on, by topic."""
-        return {name: point.end for name, point in self.topics.items()}
+        return {name: TopicEnd(point.topic_id or None, dict(point.next_offsets)) for name, point in self.topics.items()}
 
     @property
     def since_ms(self) -> dict[str, int]:
