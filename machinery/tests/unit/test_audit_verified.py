@@ -180,9 +180,10 @@ def test_a_discarded_record_stays_acknowledged(chain: Chain, is_valid: bool) -> 
     chain.applied({"a": "5"}, letters=letters)
     since = point(chain)
     assert (of_stock(since).records, of_stock(since).acknowledged) == (2, int(not is_valid))
-    more(chain)
-    chain.publish(chain.outbox[-1])
-    chain.applied({"a": "9"})
+    if is_valid:
+        more(chain)
+        chain.publish(chain.outbox[-1])
+        chain.applied({"a": "9"})
     assert agree(chain, since).verified_before == 2
 
 
