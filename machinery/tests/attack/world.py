@@ -535,11 +535,9 @@ class World:
         written = []
         for event in outbox:
             kind = kinds.get(("order", event.type, event.schema))
-            numbers = (None if kind is None else Decimal(event.quantity),) * len(topic.properties)
-            row = Written(
-                topic.number, kind, event.key, event.version, numbers, int(event.id.replace("-", "")[:12], 16)
-            )
-            written.append((UUID(event.id).bytes, row))
+            numbers = [None if kind is None else str(event.quantity)] * len(topic.properties)
+            made_ms = int(event.id.replace("-", "")[:12], 16)
+            written.append(Written(topic.number, kind, event.id, event.key, event.version, made_ms, numbers))
         totals = Totals({key: Decimal(total) for key, (total, _) in books.items()}, has_version=True)
         versions = {key: version for key, (_, version) in books.items()}
         with closing(TopicLogs(known.topics)) as logs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.audit import tables
+from outbox.audit import totals
 from outbox.audit.comparison_files import Comparison
 from outbox.audit.source import snapshot
 from outbox.audit.totals import read_totals
@@ -38,10 +38,10 @@ def test_error_while_reading_has_the_remedy_of_its_cause(
 
 def test_machinery_tables_are_those_that_no_domain_has_made(databases: Settings) -> None:
     with snapshot(databases, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        found = set(tables.of_sinks(cursor))
-        assert found - tables.MACHINERY == {"activity", "orders", "stock"}
-        assert found >= tables.MACHINERY
-        assert tables.uncompared(cursor, {"orders", "stock"}) == ["activity"]
+        found = set(totals.sink_tables(cursor))
+        assert found - totals.MACHINERY_TABLES == {"activity", "orders", "stock"}
+        assert found >= totals.MACHINERY_TABLES
+        assert totals.uncompared_tables(cursor, {"orders", "stock"}) == ["activity"]
 
 
 @pytest.mark.parametrize(

@@ -454,25 +454,6 @@ def test_topics_are_read_together_and_reported_each(topic: Settings, history: Hi
     assert report.sink("activity").drift == {events[0].item: -1}, "one of its two events is lost"
 
 
-def test_waiting_reads_only_new_records(topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = history.item(5, 6)
-    history.publish(events[0])
-    history.sink(next_offset=4, **{events[0].item: 11})
-    read: list[int] = []
-    original = TopicLogs.read_on
-
-    def counting(self: TopicLogs, *arguments: Any) -> None:
-        before = self.records
-        original(self, *arguments)
-        read.append(self.records - before)
-        if len(read) == 1:
-            history.publish(events[1])
-
-    monkeypatch.setattr(TopicLogs, "read_on", counting)
-    report = check.check_settled(topic, timeout_s=10)
-    assert (codes(report), report.records, read) == ([], 2, [1, 1])
-
-
 @pytest.fixture
 def records_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many records each reading of the topic returned."""
@@ -486,6 +467,24 @@ def records_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(TopicLogs, "read_on", counting)
     return read
+
+
+def test_waiting_reads_only_new_records(
+    topic: Settings, history: History, records_read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = history.item(5, 6)
+    history.publish(events[0])
+    history.sink(next_offset=4, **{events[0].item: 11})
+    counting = TopicLogs.read_on
+
+    def then_publish(self: TopicLogs, *arguments: Any) -> None:
+        counting(self, *arguments)
+        if len(records_read) == 1:
+            history.publish(events[1])
+
+    monkeypatch.setattr(TopicLogs, "read_on", then_publish)
+    report = check.check_settled(topic, timeout_s=10)
+    assert (codes(report), report.records, records_read) == ([], 2, [1, 1])
 
 
 def test_an_incremental_check_reads_what_came_since(topic: Settings, history: History, records_read: list[int]) -> None:

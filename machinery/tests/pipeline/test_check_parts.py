@@ -19,8 +19,7 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from outbox.audit import declared, processes, topic_part
-from outbox.audit.buckets import COUNT
+from outbox.audit import declared, topic_log
 from outbox.audit.topic_log import TopicLogs
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
@@ -36,14 +35,13 @@ READ_AND_STAND_STILL = """
 import multiprocessing
 import time
 
-from outbox.audit import processes
-from outbox.audit import declared
+from outbox.audit import declared, topic_log
 from outbox.audit.topic_log import TopicLogs
 from outbox.base.settings import load
 
 if __name__ == "__main__":
     settings = load()
-    processes.PART_OFFSETS = 1
+    topic_log.PART_OFFSETS = 1
     log = TopicLogs(declared.load(settings).topics)
 
     def stand_still(_):
@@ -92,8 +90,10 @@ def contents(settings: Settings, progress: Callable[[str], None] = lambda _: Non
     """All that the logs have, read from the beginning of the topics. They show their progress after each piece."""
     with closing(TopicLogs(declared.load(settings).topics)) as logs:
         logs.read_on(settings, progress)
+        columns = "* REPLACE (masked(id) AS id)"
         rows = [
-            sorted(row for bucket in range(COUNT) for row in one.rows(bucket)) for one in (logs.delivered, logs.refused)
+            list(logs.store.rows(f'SELECT {columns} FROM {table} ORDER BY topic, partition, "offset"'))
+            for table in ("delivered", "refused")
         ]
         return logs.records, [(end.records, end.next_offsets) for end in logs.ends], rows
 
@@ -105,14 +105,14 @@ def whole(filled: Settings) -> tuple[object, ...]:
 
 
 def test_a_small_topic_is_read_by_one_process(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(processes, "_process")
+    monkeypatch.delattr(topic_log, "_process")
     assert contents(filled)[0]
 
 
 def test_many_parts_have_what_one_has(
     filled: Settings, whole: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "PART_OFFSETS", 37)
+    monkeypatch.setattr(topic_log, "PART_OFFSETS", 37)
     assert contents(filled) == whole
     assert not multiprocessing.active_children()
 
@@ -120,16 +120,15 @@ def test_many_parts_have_what_one_has(
 def test_a_part_that_does_not_fit_into_memory_comes_in_pieces(
     filled: Settings, whole: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_part, "PART_MAX_BYTES", 0)
+    monkeypatch.setattr(topic_log, "PART_MAX_BYTES", 0)
     monkeypatch.setattr("outbox.kafka.records.BATCH_RECORDS", 10)
-    monkeypatch.setattr("outbox.audit.buckets.PACKED_ROWS", 1)
     pieces: list[str] = []
     assert contents(filled, pieces.append) == whole
     assert len(pieces) > 10
 
 
 def test_a_killed_process_is_a_failure(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PART_OFFSETS", 1)
+    monkeypatch.setattr(topic_log, "PART_OFFSETS", 1)
 
     def kill(_: str) -> None:
         for child in multiprocessing.active_children():
@@ -144,10 +143,9 @@ def test_a_killed_process_is_a_failure(filled: Settings, monkeypatch: pytest.Mon
 def test_a_failure_in_a_process_is_the_failure_of_the_check(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", "0.1")
     away = filled.model_copy(update={"topic_prefix": f"missing-{uuid.uuid4()}"})
-    monkeypatch.setattr(processes, "PART_OFFSETS", 1)
-    reader = topic_part.PartReader(declared.load(away).topics, bytes(16))
+    monkeypatch.setattr(topic_log, "PART_OFFSETS", 1)
     with pytest.raises(Failure) as failure:
-        list(processes.read_parts(reader, away, {0: {0: (0, 2)}}))
+        list(topic_log.read_parts(declared.load(away).topics, away, {0: {0: (0, 2)}}))
     assert failure.value.code == "topic-silent"
     assert not multiprocessing.active_children()
 

@@ -16,11 +16,12 @@ from outbox.audit import declared
 from outbox.audit.comparison import Observed, compare
 from outbox.audit.comparison_files import AddsLine, Comparison
 from outbox.audit.declared import Declared
+from outbox.audit.letters import Letter, TopicOffset
+from outbox.audit.quantity import number_of
 from outbox.audit.report import ComparisonReport, Report, SinkReport
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import Source, Written
 from outbox.audit.topic_log import TopicLogs
-from outbox.audit.topic_part import TopicOffset
 from outbox.audit.totals import Totals
 from outbox.audit.verified import Verified
 from outbox.events import catalog
@@ -35,6 +36,7 @@ NOW_MS = 1_795_000_000_000
 MINUTE_MS = 60_000
 READ_RECORDS = 500
 SINK = "dedup"
+STOCK_TOPIC = "chain.stock"
 KEY = {"item": {"type": "string"}, "serial": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}}
 CHANGE = {"type": "number", "minimum": -1_000_000, "maximum": 1_000_000}
 # By event and version its properties; the chain's own event is the first.
@@ -55,15 +57,14 @@ STOCK = Comparison(Path("stock.sql"), (AddsLine(1, "change", frozenset({"stock.c
 class Made:
     """An event that was made, with its row in the outbox."""
 
-    event_id: bytes
     row: Written
     event: str
     payload: Mapping[str, Any]
 
     @property
-    def text(self) -> str:
-        """The id as a finding shows it."""
-        return str(uuid.UUID(bytes=self.event_id))
+    def event_id(self) -> str:
+        """Its id."""
+        return self.row.event_id
 
 
 def declare(
@@ -107,7 +108,7 @@ class Chain:
         self.totals: dict[str, Decimal] = {}
         self.versions: dict[str, dict[str, int]] | None = {topic.name: {} for topic in declared.topics}
         self.sink = SinkState(SINK, totals={one.id: Totals() for one in declared.all_comparisons})
-        self.acknowledged: set[bytes] = set()
+        self.acknowledged: set[str] = set()
         self.records: list[tuple[int, Record, TopicOffset]] = []
         self._unread: list[tuple[int, Record, TopicOffset]] = []
         self.offsets = {topic.name: {0: 0, 1: 0} for topic in declared.topics}
@@ -128,12 +129,14 @@ class Chain:
         row = Written(
             topic=topic.number,
             kind=kinds.index((aggregate, type_, int(schema_version))),
+            event_id=str(uuid.UUID(int=number)),
             key=key,
             version=None if topic.decoder.version is None else version,
-            numbers=tuple(Decimal(change if "named" not in event else 0) for _ in topic.properties),
+            numbers=[change if "named" not in event else None for _ in topic.properties],
             occurred_ms=at_ms,
+            payload=json.dumps(payload) if event == "order/placed.v1" else None,
         )
-        return Made(uuid.UUID(int=number).bytes, row, event, payload)
+        return Made(row, event, payload)
 
     def written(self, key: str, *changes: str, at_ms: int = NOW_MS, event: str = "stock/changed.v1") -> list[Made]:
         """A key with an event in the outbox per change."""
@@ -152,7 +155,7 @@ class Chain:
 
     def record(
         self,
-        event_id: bytes | None,
+        event_id: str | None,
         key: str,
         value: bytes,
         *,
@@ -165,7 +168,7 @@ class Chain:
         topic = self._topics[aggregate]
         headers = [("eventType", type_.encode()), ("schemaVersion", version.encode())]
         if event_id is not None:
-            headers.append(("id", str(uuid.UUID(bytes=event_id)).encode()))
+            headers.append(("id", event_id.encode()))
         place = TopicOffset(partition, self.offsets[topic.name][partition])
         self._unread.append((topic.number, Record(key.encode(), headers, value, NOW_MS), place))
         if self._keeps_records:
@@ -210,7 +213,7 @@ class Chain:
         """The source with these events."""
         totals = dict.fromkeys(self.sink.totals, Totals(dict(self.totals), has_version=True))
         return Source(
-            [(event.event_id, event.row) for event in events],
+            [event.row for event in events],
             totals,
             self.versions or {},
             before or {},
@@ -221,6 +224,20 @@ class Chain:
         """Compare everything."""
         self.read()
         return self._compare(self.source(self.outbox), self.logs)
+
+    def expect(self, *expected: str, **values: object) -> Report:
+        """Compare everything. The codes of the findings are these, and so are numbers of the report.
+
+        ``sink_…`` are numbers of the sink; ``drift``, ``uncertain`` and ``repeated`` are those of its first comparison.
+        """
+        report = self.compare()
+        sink = only_sink(report)
+        known: dict[str, object] = {f"sink_{name}": value for name, value in vars(sink).items()}
+        for one in sink.comparisons[:1]:
+            known |= {"drift": one.drift, "uncertain": one.uncertain, "repeated": one.repeated}
+        found = {name: known[name] if name in known else getattr(report, name) for name in values}
+        assert (codes(report), found) == (list(expected), values)
+        return report
 
     def compare_since(self, point: Verified) -> Report:
         """Compare what came since a point, as an incremental check does. May raise Doubt."""
@@ -264,6 +281,19 @@ def _records(read: Sequence[tuple[Record, TopicOffset]]) -> Records:
         partitions=[place.partition for place in places],
         offsets=[place.offset for place in places],
     )
+
+
+def letter(event: Made, **changes: Any) -> dict[str, Letter]:
+    """By its id the open dead letter of a valid event of the stock topic, with these changes."""
+    row = event.row
+    numbers = tuple(map(number_of, row.numbers))
+    made = Letter(STOCK_TOPIC, row.key, kind=row.kind, version=row.version, numbers=numbers)
+    return {event.event_id: made._replace(**changes)}
+
+
+def invalid(event: Made, place: TopicOffset, **changes: Any) -> dict[str, Letter]:
+    """By its id the open dead letter of a record of the stock topic that breaks the contract."""
+    return {event.event_id: Letter(STOCK_TOPIC, event.row.key, place=place, is_event=False, **changes)}
 
 
 def codes(report: Report) -> list[str]:

@@ -20,7 +20,7 @@ from contextlib import closing
 
 from outbox.audit import sinks, source, verified
 from outbox.audit.comparison import Observed, compare
-from outbox.audit.declared import Declared, EventTopic, load
+from outbox.audit.declared import EventTopic, load
 from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
@@ -142,21 +142,18 @@ class Check:
         with source.read(settings, declared, self._verified.since_ms) as read:
             since = self._verified if self._is_incremental else None
             report = compare(Observed(declared, of_sinks, self._logs, read), self.progress, since)
-            report.notes += _notes(declared, read)
+            report.notes += read.notes
+        for topic in declared.topics:
+            report.notes += _topic_notes(topic)
+        report.notes += [
+            f"{plural(count, 'event')} in the outbox of aggregate type {aggregate}, which is not declared: ignored"
+            for aggregate, count in sorted(read.undeclared.items())
+        ]
         report.notes += [
             f"nothing compares table {table}: it has a column sink, and no [sink] query of a comparison reads it"
             for table in report.uncompared_tables
         ]
         return report
-
-
-def _notes(declared: Declared, read: source.Source) -> Iterator[str]:
-    """What is not compared."""
-    yield from read.notes
-    for topic in declared.topics:
-        yield from _topic_notes(topic)
-    for aggregate, count in sorted(read.undeclared.items()):
-        yield f"{plural(count, 'event')} in the outbox of aggregate type {aggregate}, which is not declared: ignored"
 
 
 def _topic_notes(topic: EventTopic) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Compare source, topics and sinks: pure, on what was read before.
+"""Compare source, topics and sinks: DuckDB joins what was read before, and Python counts what is not as usual.
 
 Which events count
     A record that breaks the contract counts in no drift, gap or loss. If it is an event of the outbox, nobody knows
@@ -25,33 +25,164 @@ Foreign or pruned
 
 from __future__ import annotations
 
-import uuid
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property
-from itertools import product
+from typing import Any
 
-from outbox.audit import buckets, letters, versions
-from outbox.audit.buckets import Buckets
+import pyarrow as pa
+
+from outbox.audit import letters
 from outbox.audit.declared import Declared, EventTopic
+from outbox.audit.letters import TopicOffset
 from outbox.audit.quantity import EXACT
 from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
 from outbox.audit.sinks import Sinks, SinkState
-from outbox.audit.source import LATE_MS, Source, Written
-from outbox.audit.tally import Fate, Tally, TopicTally
+from outbox.audit.source import LATE_MS, Source
+from outbox.audit.tally import Event, Fate, Tally
 from outbox.audit.topic_log import TopicLogs
-from outbox.audit.topic_part import EVENT_ID_BYTES, Delivered, Refused, TopicOffset
 from outbox.audit.totals import Totals
 from outbox.audit.verified import Doubt, EventsBefore, TopicPoint, Verified
-from outbox.audit.versions import Counted, Numbered, Versions
 
+PASS_ROWS = 8_000_000  # as many as DuckDB joins within its memory
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
-UUID_V7 = 7
 UNDECLARED = "(undeclared)"  # events of the outbox whose type or version is not declared
 NO_VERSIONS = "a query has no column version, by which states are compared"
+
+TOPIC = {"topic": pa.uint16()}
+BY_KEY = {**TOPIC, "key": pa.string()}
+WRITTEN = {
+    **TOPIC,
+    "kind": pa.uint16(),
+    "event_id": pa.string(),
+    "key": pa.string(),
+    "version": pa.int64(),
+    "occurred_ms": pa.int64(),
+    "numbers": pa.list_(pa.string()),
+    "payload": pa.string(),
+}
+POSITION = {**TOPIC, "partition": pa.int32(), "next_offset": pa.int64()}
+ROWS = "SELECT (SELECT count(*) FROM delivered) + (SELECT count(*) FROM refused) + (SELECT count(*) FROM written)"
+# Tables, each made in passes over the rows whose hash has this remainder.
+REPEATS = """
+SELECT topic, id, min((partition, "offset")) AS first FROM delivered WHERE hash(id) % {passes} = {number}
+ GROUP BY ALL HAVING count(*) > 1
+"""
+REFUSED_EVENTS = """
+SELECT DISTINCT ON (topic, id) topic, id, key, partition, "offset" FROM refused
+ WHERE id IS NOT NULL AND hash(id) % {passes} = {number} ORDER BY topic, id, partition, "offset"
+"""
+# By id the first record of an event, its row in the outbox, or both: with a partition, with a time, or with both.
+EVENTS = """
+SELECT topic, id, coalesce(record.kind, row.kind) AS kind, coalesce(record.key, row.key) AS key,
+       coalesce(record.version, row.version) AS version, coalesce(record.numbers, row.numbers) AS numbers,
+       CASE WHEN partition IS NULL THEN payload END AS payload, partition, "offset", occurred_ms
+  FROM (SELECT delivered.* FROM delivered LEFT JOIN repeats USING (topic, id)
+         WHERE hash(id) % {passes} = {number} AND (first IS NULL OR first = (partition, "offset"))) AS record
+  FULL JOIN (FROM written WHERE hash(id) % {passes} = {number}) AS row USING (topic, id)
+"""
+# Versions that events on the topic have, foreign ones left out.
+VERSIONS = """
+SELECT topic, key, min(version) AS lowest, max(version) AS highest, count(*) AS versions,
+       count(*) FILTER (events > 1) AS repeated
+  FROM (SELECT topic, key, version, count(*) AS events FROM relayed
+         WHERE NOT is_foreign AND version IS NOT NULL AND hash(key, version) % {passes} = {number} GROUP BY ALL)
+ GROUP BY ALL
+"""
+# By partition the first of those records whose event the outbox has; the relay has come as far as `latest_ms`.
+EARLIEST = f"""
+CREATE OR REPLACE TABLE earliest AS
+SELECT topic, partition, min("offset") AS "offset", arg_min(occurred_ms, "offset") AS occurred_ms,
+       max(occurred_ms) AS latest_ms
+  FROM events WHERE partition IS NOT NULL AND occurred_ms IS NOT NULL GROUP BY ALL;
+
+CREATE OR REPLACE VIEW relayed AS
+SELECT events.*,
+       events.occurred_ms IS NULL
+       AND (coalesce(events.version > source_versions.version, false)
+            OR coalesce(earliest."offset" < events."offset"
+                        AND earliest.occurred_ms + {CLOCK_MARGIN_MS} < made_at_ms(id), false)) AS is_foreign
+  FROM events LEFT JOIN source_versions USING (topic, key) LEFT JOIN earliest USING (topic, partition)
+ WHERE partition IS NOT NULL;
+"""  # noqa: S608
+KEYS = """
+CREATE OR REPLACE TABLE keys AS
+SELECT topic, key, least(read.lowest, verified_keys.lowest) AS lowest,
+       greatest(read.highest, verified_keys.highest) AS highest,
+       coalesce(versions, 0) + coalesce(verified_keys.highest - verified_keys.lowest + 1, 0) AS versions,
+       coalesce(repeated, 0) AS repeated
+  FROM (SELECT topic, key, min(lowest) AS lowest, max(highest) AS highest, sum(versions) AS versions,
+               sum(repeated) AS repeated
+          FROM versions GROUP BY ALL) AS read
+  FULL JOIN verified_keys USING (topic, key);
+"""
+UNUSUAL = """
+SELECT topic, partition, "offset", occurred_ms IS NOT NULL
+  FROM relayed JOIN verified_topics USING (topic) LEFT JOIN verified_keys USING (topic, key)
+ WHERE occurred_ms IS NULL OR version <= highest LIMIT 1
+"""
+COUNTS = """
+SELECT kind, count(*), count(*) FILTER (is_foreign), count(*) FILTER (occurred_ms IS NULL AND NOT is_foreign)
+  FROM relayed GROUP BY kind
+"""
+FOREIGN = """
+SELECT topic, kind, masked(id)::VARCHAR, partition, "offset", key, numbers FROM relayed WHERE is_foreign
+"""
+SPREAD = """
+SELECT topic, key, list_sort(list(partition))
+  FROM (SELECT topic, key, partition FROM delivered UNION SELECT topic, key, partition FROM verified_partitions)
+ GROUP BY ALL HAVING count(*) > 1
+"""
+REPEATED = """
+SELECT topic, count(*), min(format('key {}, version {}: {} and {}', key, version, ids[1], ids[2]))
+  FROM (SELECT topic, key, version, min(masked(id)::VARCHAR, 2) AS ids
+          FROM relayed SEMI JOIN (FROM keys WHERE repeated > 0) AS keys USING (topic, key)
+         WHERE NOT is_foreign AND version IS NOT NULL GROUP BY ALL HAVING count(*) > 1)
+ GROUP BY topic
+"""
+# Each record that breaks the contract explains one version that no event on the topic has.
+GAPS = """
+SELECT topic, key, (highest::HUGEINT - lowest + 1 - versions - coalesce(refused, 0))::BIGINT AS missing
+  FROM keys LEFT JOIN (SELECT topic, key, count(*) AS refused FROM refused_events GROUP BY ALL) USING (topic, key)
+ WHERE missing > 0
+"""
+UNRELAYED = """
+SELECT events.topic, masked(id)::VARCHAR, events.kind, events.key, events.version, events.numbers, events.payload,
+       refused_events.partition, refused_events."offset", occurred_ms, keys.lowest, keys.highest
+  FROM events LEFT JOIN refused_events USING (topic, id)
+  LEFT JOIN keys ON keys.topic = events.topic AND keys.key = events.key
+  LEFT JOIN verified_keys ON verified_keys.topic = events.topic AND verified_keys.key = events.key
+ WHERE events.partition IS NULL AND NOT coalesce(events.version <= verified_keys.highest, false)
+"""
+DUPLICATES = """
+SELECT kind, key, numbers FROM delivered JOIN repeats USING (topic, id) WHERE first <> (partition, "offset")
+"""
+# Those that a sink has not read, or has a letter of.
+UNAPPLIED = """
+SELECT topic, masked(id)::VARCHAR, kind, key, version, numbers, NULL, partition, "offset", is_foreign
+  FROM relayed JOIN read_topics USING (topic) LEFT JOIN positions USING (topic, partition)
+ WHERE "offset" >= coalesce(next_offset, 0) OR id IN (SELECT id FROM lettered)
+"""
+APPLIED = """
+SELECT topic, kind, key, count(*), count(*) FILTER (first <> (partition, "offset")), min(version), max(version)
+  FROM delivered JOIN verified_positions USING (topic, partition) LEFT JOIN repeats USING (topic, id)
+ WHERE "offset" < next_offset GROUP BY ALL
+"""
+ACKNOWLEDGED = """
+SELECT topic, count(*) FROM refused JOIN verified_positions USING (topic, partition) WHERE "offset" < next_offset
+ GROUP BY topic
+"""
+# Rows of the outbox that are not verified, because their record is not before the point.
+OPEN = """
+SELECT events.topic, min(occurred_ms)
+  FROM events LEFT JOIN verified_keys USING (topic, key)
+  LEFT JOIN refused_events ON refused_events.topic = events.topic AND refused_events.id = events.id
+  LEFT JOIN verified_positions ON verified_positions.topic = events.topic
+        AND verified_positions.partition = coalesce(events.partition, refused_events.partition)
+ WHERE occurred_ms IS NOT NULL AND NOT coalesce(version <= highest, false)
+   AND NOT coalesce(coalesce(events."offset", refused_events."offset") < next_offset, false)
+ GROUP BY ALL
+"""
 
 
 @dataclass(frozen=True)
@@ -64,305 +195,75 @@ class Observed:
     source: Source
 
 
-@dataclass
-class _Bucket:
-    """The rows of one topic in one bucket; of events on the topic all, and by id the first of each."""
+class _Topic:
+    """A topic of the comparison."""
 
-    delivered: list[tuple[bytes, Delivered]] = field(default_factory=list)
-    firsts: dict[bytes, Delivered] = field(default_factory=dict)
-    refused: list[tuple[bytes, Refused]] = field(default_factory=list)
-    written: list[tuple[bytes, Written]] = field(default_factory=list)
-
-
-class _TopicComparison:
-    """The comparison of one topic: three passes over its buckets, because what a pass finds decides in the next one."""
-
-    def __init__(self, seen: Observed, topic: EventTopic, tallies: Iterable[Tally], point: TopicPoint) -> None:
-        declared = seen.declared
-        self.topic, self.point = topic, point
-        self._log = seen.logs.ends[topic.number]
-        self._source_versions = seen.source.versions.get(topic.name)
-        self._acknowledged = seen.sinks.acknowledged
-        self._states = [state for state in seen.sinks.states if _reads(declared, state, topic)]
-        self._tallies = [TopicTally(tally, topic) for tally in tallies if topic.name in tally.topics]
-        self._earliest: dict[int, tuple[int, int]] = {}  # by partition, offset and time of the outbox's first event
-        self._latest_ms = 0  # the time of the outbox's latest event that is on the topic
-        self.partitions = dict(point.partitions)  # by key, that of its first event
-        self._spread: dict[str, set[int]] = defaultdict(set)  # by key, its partitions if there are several
-        # By key, of the events on the topic that are not foreign.
-        self._versions = {key: Versions.complete(*one) for key, one in point.versions.items()}
-        self._refused_keys: Counter[str] = Counter()
-        self._distinct: Counter[str] = Counter()  # versions of the unclear keys that were read
+    def __init__(self, seen: Observed, topic: EventTopic, point: TopicPoint, tallies: Iterable[Tally]) -> None:
+        self.declared, self.point = topic, point
+        self.log = seen.logs.ends[topic.number]
+        self.states = [tally.state for tally in tallies if topic.name in tally.topics]
+        self._positions = [state.positions.get(topic.name, {}) for state in self.states]
+        self.latest_ms = 0  # the time of the outbox's latest event that is on the topic
         self.report = TopicReport(
             topic.name,
             outbox_events=seen.source.events_before.get(topic.name, 0),
-            records=point.records + self._log.records,
+            records=point.records + self.log.records,
             verified_before=point.records,
         )
         self.report.malformed.acknowledged = point.acknowledged
-        self._counts: dict[int, EventCounts] = {}  # by kind; those of an event are the same
-        for number, kind in enumerate(declared.kinds):
-            if kind.topic == topic.name:
-                before = point.events.get(kind.event, EventsBefore())
-                counts = EventCounts(before.delivered, before.duplicates, pruned=before.pruned)
-                self._counts[number] = self.report.events.setdefault(kind.event, counts)
         if not point.is_beginning:
-            if self._log.has_gap:
+            if self.log.has_gap:
                 raise Doubt(f"topic {topic.name} has dropped records that were not read")
-            point.require_usual(topic.name, self._states, self._source_versions)
+            point.require_usual(topic.name, self.states, seen.source.versions.get(topic.name))
 
-    def match(self, bucket: _Bucket) -> None:
-        """Count duplicates, and note which events of the outbox are on the topic."""
-        for event_id, event in bucket.delivered:
-            counts = self._counts[event.kind]
-            counts.delivered += 1
-            partition = self.partitions.setdefault(event.key, event.partition)
-            if partition != event.partition:
-                self._spread[event.key] |= {partition, event.partition}
-            if bucket.firsts[event_id] is not event:
-                counts.duplicates += 1
-                for tally in self._tallies:
-                    tally.repeat(event)
-        for event_id, row in bucket.written:
-            self.report.outbox_events += 1
-            if event_id in bucket.firsts:
-                self._note(bucket.firsts[event_id].place, row.occurred_ms)
-
-    def _note(self, place: TopicOffset, occurred_ms: int) -> None:
-        known = self._earliest.get(place.partition)
-        if known is None or place.offset < known[0]:
-            self._earliest[place.partition] = place.offset, occurred_ms
-        self._latest_ms = max(self._latest_ms, occurred_ms)
-
-    def count_delivered(self, bucket: _Bucket) -> None:
-        """Count the events on the topic. Those that the outbox does not have are foreign or pruned."""
-        written = dict(bucket.written)
-        for event_id, event in bucket.firsts.items():
-            is_written = event_id in written
-            if not self.point.is_beginning:
-                self._require_usual(event, is_written=is_written)
-            is_foreign = not is_written and self._is_foreign(event_id, event)
-            if is_foreign:
-                self._counts[event.kind].foreign += 1
-                text = f"{uuid.UUID(bytes=event_id)} at {event.place}, key {event.key}"
-                self.report.foreign.add(text, event.numbers)
-            else:
-                self._counts[event.kind].pruned += not is_written
-                versions.add(self._versions, event.key, event.version)
-            for tally in self._tallies:
-                tally.add(event_id, event, event.place, is_foreign=is_foreign)
-        for identity, refused in bucket.refused:
-            for tally in self._tallies:
-                tally.meet(identity)
-            if identity in self._acknowledged:
-                self.report.malformed.acknowledged += 1
-            else:
-                self.report.malformed.add(refused)
-
-    def _require_usual(self, event: Delivered, *, is_written: bool) -> None:
-        if not is_written:
-            raise Doubt(f"topic {self.topic.name}: an event at {event.place} is not in the outbox")
-        if self.point.has(event.key, event.version):
-            raise Doubt(f"topic {self.topic.name}: the event at {event.place} repeats a version that was verified")
-
-    def _is_foreign(self, event_id: bytes, event: Delivered) -> bool:
-        known = (self._source_versions or {}).get(event.key)
-        if known is not None and event.version is not None and event.version > known:
-            return True
-        # The outbox has an older event that stands before this one: so prune has not deleted this one.
-        offset, occurred_ms = self._earliest.get(event.partition, (event.offset, 0))
-        return offset < event.offset and occurred_ms + CLOCK_MARGIN_MS < _made_at_ms(event_id)
-
-    @cached_property
-    def _unclear(self) -> set[str]:
-        """The keys whose versions are counted one by one, because one is missing or repeated: for the last pass."""
-        return {key for key, found in self._versions.items() if not found.is_complete}
-
-    def count_missing(self, bucket: _Bucket, counted: Counted) -> None:
-        """Count the events of the outbox that are not on the topic, or that break the contract there."""
-        refused: dict[bytes, Refused] = {}
-        for event_id, record in bucket.refused:
-            if len(event_id) == EVENT_ID_BYTES and refused.setdefault(event_id, record) is record:
-                self._refused_keys[record.key] += record.key in self._unclear
-        for event_id, row in bucket.written:
-            if event_id in bucket.firsts or self.point.has(row.key, row.version):
-                continue
-            if event_id in refused or event_id in self._acknowledged:
-                self._count_refused(event_id, row, refused.get(event_id))
-                continue
-            self._count_unrelayed(event_id, row)
-        if self._unclear:
-            self._count_versions(bucket, counted)
-
-    def _count_refused(self, event_id: bytes, row: Written, refused: Refused | None) -> None:
-        """An event whose record breaks the contract, or was discarded and is on the topic no more."""
-        for tally in self._tallies:
-            if refused is None:
-                tally.add(event_id, row, None, "aged out")
-            else:
-                tally.add(event_id, row, refused.place, is_refused=True)
-
-    def _count_unrelayed(self, event_id: bytes, row: Written) -> None:
-        fate = self._fate(row)
-        kind = row.kind
-        counts = self._counts[kind] if kind is not None else self.report.events.setdefault(UNDECLARED, EventCounts())
-        if fate == "lost":
-            counts.lost += 1
-            self.report.lost.append(str(uuid.UUID(bytes=event_id)))
-        elif fate == "in flight":
-            counts.in_flight += 1
-        for tally in self._tallies:
-            tally.add(event_id, row, None, fate)
-
-    def _fate(self, row: Written) -> Fate:
-        known = self._versions.get(row.key)
-        if not self._log.is_whole and self._is_dropped(row):
+    def fate(self, event: Event, occurred_ms: int, lowest: int | None, highest: int | None) -> Fate:
+        """What became of an event that the topic does not have. It has these versions of its key."""
+        if not self.log.is_whole and self._is_dropped(event, occurred_ms, lowest):
             return "aged out"
-        if row.version is None:
-            return "lost" if row.occurred_ms + LATE_MS < self._latest_ms else "in flight"
-        return "lost" if known and row.version < known.highest else "in flight"
+        if event.version is None:
+            return "lost" if occurred_ms + LATE_MS < self.latest_ms else "in flight"
+        return "lost" if highest is not None and event.version < highest else "in flight"
 
-    def _is_dropped(self, row: Written) -> bool:
+    def _is_dropped(self, event: Event, occurred_ms: int, lowest: int | None) -> bool:
         """Whether a topic that is not whole has dropped an event, as far as its key or its time tells."""
-        if row.version is not None:
-            if known := self._versions.get(row.key):
-                return row.version < known.lowest
-            if any(state.versions.get(self.topic.name) for state in self._states):
-                return row.version <= self._applied(row.key)
-        return row.occurred_ms <= self._log.dropped_until_ms
+        if event.version is not None:
+            if lowest is not None:
+                return event.version < lowest
+            applied = [state.versions.get(self.declared.name, {}) for state in self.states]
+            if any(applied):
+                return event.version <= max(versions.get(event.key, 0) for versions in applied)
+        return occurred_ms <= self.log.dropped_until_ms
 
-    def _applied(self, key: str) -> int:
-        """The highest version of a key that any sink has."""
-        return max((state.versions.get(self.topic.name, {}).get(key, 0) for state in self._states), default=0)
-
-    def _count_versions(self, bucket: _Bucket, counted: Counted) -> None:
-        written = dict(bucket.written)
-        for event_id, event in bucket.firsts.items():
-            if event.version is None or event.key not in self._unclear:
-                continue
-            if event_id in written or not self._is_foreign(event_id, event):
-                counted.add(Numbered(self.topic.number, event.key, event.version, event_id))
-
-    def add_version(self, one: versions.Repeated) -> None:
-        """Count a version of an unclear key, and whether different events have it."""
-        self._distinct[one.key] += 1
-        if len(one.event_ids) > 1:
-            self.report.repeated_versions += 1
-            self.report.first_repeated = min(self.report.first_repeated or str(one), str(one))
-
-    def finish(self) -> None:
-        """Count the versions that no event on the topic has. Each record that breaks the contract explains one."""
-        self.report.lost.sort()  # the oldest first: UUIDv7s sort by time
-        self.report.spread_keys = len(self._spread)
-        if self._spread:
-            key, found_on = min(self._spread.items())
-            self.report.first_spread = f"key {key}, partitions {', '.join(map(str, sorted(found_on)))}"
-        gaps: dict[str, int] = {}
-        for key in self._unclear:
-            found, before = self._versions[key], self.point.versions.get(key)
-            distinct = self._distinct[key] + (before[1] - before[0] + 1 if before else 0)
-            missing = found.highest - found.lowest + 1 - distinct - self._refused_keys[key]
-            if missing > 0:
-                gaps[key] = missing
-        self.report.missing_versions = sum(gaps.values())
-        if gaps:
-            worst = max(gaps, key=lambda key: (gaps[key], key))
-            self.report.most_missing = f"key {worst}, {gaps[worst]}"
-
-    def letters(self, before: Mapping[int, int]) -> dict[str, bytes]:
-        """By sink, its letters of records before these offsets."""
-        return {state.name: letters.digest(state.letters, self.topic.name, before) for state in self._states}
-
-    def without_numbers(self) -> set[bytes]:
-        """The events with a dead letter that does not say their numbers: they are of an older version."""
-        return {
-            event_id
-            for state in self._states
-            for event_id, letter in state.letters.items()
-            if letter.topic == self.topic.name and None in letter.numbers
-        }
+    def read_by_all(self) -> dict[int, int]:
+        """By partition, how far all sinks have read the topic. Sinks that lack a partition have not begun with it."""
+        partitions = {partition for one in self._positions for partition in one}
+        return {partition: min(one.get(partition, 0) for one in self._positions) for partition in partitions}
 
     def next_offsets(self) -> dict[int, int]:
-        """The offsets up to which all sinks have applied the topic."""
-        positions = [state.positions.get(self.topic.name, {}) for state in self._states]
+        """The offsets up to which all sinks have applied what was read of the topic."""
         return {
-            partition: min([offset, *(one.get(partition, 0) for one in positions)])
-            for partition, offset in self._log.next_offsets.items()
+            partition: min([offset, *(one.get(partition, 0) for one in self._positions)])
+            for partition, offset in self.log.next_offsets.items()
         }
-
-
-class _Advance:
-    """Finds the point up to which all sinks have applied a topic, after a comparison that has found nothing wrong."""
-
-    def __init__(self, comparison: _TopicComparison, seen: Observed) -> None:
-        self._point, self._report = comparison.point, comparison.report
-        self._kinds = seen.declared.kinds
-        self._topic_id = seen.logs.ends[comparison.topic.number].topic_id or ""
-        self._next_offsets = comparison.next_offsets()
-        self._letters = comparison.letters(self._next_offsets)
-        self._partitions = comparison.partitions
-        self._without_numbers, self._numbers = comparison.without_numbers(), dict(self._point.numbers)
-        self._versions: dict[str, list[int]] = {key: list(one) for key, one in self._point.versions.items()}
-        self._records, self._acknowledged = self._point.records, self._point.acknowledged
-        self._events = {name: [before.delivered, before.duplicates] for name, before in self._point.events.items()}
-        self._open_ms = seen.source.read_at_ms
-
-    def add(self, bucket: _Bucket) -> None:
-        """Count what is before the point."""
-        known: set[bytes] = set()
-        for event_id, event in bucket.delivered:
-            if event.offset < self._next_offsets[event.partition]:
-                counts = self._events.setdefault(self._kinds[event.kind].event, [0, 0])
-                self._records += 1
-                counts[0] += 1
-                counts[1] += event_id in known
-                known.add(event_id)
-                if event_id in self._without_numbers:
-                    self._numbers.setdefault(event_id.hex(), tuple(map(Decimal, event.numbers)))
-                if event.version is not None:
-                    found = self._versions.setdefault(event.key, [event.version, event.version])
-                    found[:] = min(found[0], event.version), max(found[1], event.version)
-        for event_id, refused in bucket.refused:
-            if refused.offset < self._next_offsets[refused.partition]:
-                self._records += 1
-                self._acknowledged += 1
-                known.add(event_id)
-        for event_id, row in bucket.written:
-            if event_id not in known and not self._point.has(row.key, row.version):
-                self._open_ms = min(self._open_ms, row.occurred_ms)
-
-    def point(self) -> TopicPoint:
-        """The point."""
-        pruned = {name: counts.pruned for name, counts in self._report.events.items()}
-        return TopicPoint(
-            topic_id=self._topic_id,
-            next_offsets=self._next_offsets,
-            records=self._records,
-            acknowledged=self._acknowledged,
-            events={
-                name: EventsBefore(delivered, duplicates, pruned.get(name, 0))
-                for name, (delivered, duplicates) in self._events.items()
-            },
-            versions={key: (lowest, highest) for key, (lowest, highest) in self._versions.items()},
-            partitions=self._partitions,
-            since_ms=self._open_ms - LATE_MS,
-            letters=self._letters,
-            numbers=self._numbers,
-        )
 
 
 class _Comparison:
     """The comparison of all topics and sinks of events."""
 
-    def __init__(self, seen: Observed, outbox: Buckets[Written], verified: Verified) -> None:
-        self._seen, self._outbox = seen, outbox
+    def __init__(self, seen: Observed, verified: Verified) -> None:
+        self._seen, self._store = seen, seen.logs.store
         of_events = [state for state in seen.sinks.states if state.carries == "events"]
-        of_states = [state for state in seen.sinks.states if state.carries == "states"]
-        numbers = {name: point.numbers for name, point in verified.topics.items()}
-        self._tallies = [Tally(state, seen.declared, seen.source, numbers) for state in of_events]
+        self._tallies = [Tally(state, seen.declared, seen.source) for state in of_events]
         self._topics = [
-            _TopicComparison(seen, topic, self._tallies, verified.topic(topic.name)) for topic in seen.declared.topics
+            _Topic(seen, topic, verified.topic(topic.name), self._tallies) for topic in seen.declared.topics
         ]
+        self._counts: list[EventCounts] = []  # by kind; those of an event are the same
+        for kind in seen.declared.kinds:
+            [topic] = (one for one in self._topics if one.declared.name == kind.topic)
+            before = topic.point.events.get(kind.event, EventsBefore())
+            counts = EventCounts(before.delivered, before.duplicates, pruned=before.pruned)
+            self._counts.append(topic.report.events.setdefault(kind.event, counts))
+        of_states = [state for state in seen.sinks.states if state.carries == "states"]
         self.report = Report(
             topics=[topic.report for topic in self._topics],
             sinks=[
@@ -374,52 +275,196 @@ class _Comparison:
 
     def run(self, progress: Callable[[str], None]) -> None:
         """Fill the report."""
-        with closing(Counted(self._seen.logs.salt)) as counted:
-            passes: list[Callable[[_TopicComparison, _Bucket], None]] = [
-                _TopicComparison.match,
-                _TopicComparison.count_delivered,
-                lambda topic, bucket: topic.count_missing(bucket, counted),
-            ]
-            for done, (count, number) in enumerate(product(passes, range(buckets.COUNT)), start=1):
-                for topic, bucket in self._buckets(number):
-                    count(topic, bucket)
-                progress(f"compared {100 * done // (len(passes) * buckets.COUNT)} %")
-            for one in counted.all():
-                self._topics[one.topic].add_version(one)
+        steps = [
+            self._load,
+            self._join,
+            self._count_delivered,
+            self._count_keys,
+            self._count_refused,
+            self._count_unrelayed,
+            self._tally_delivered,
+        ]
+        for done, step in enumerate(steps, start=1):
+            step()
+            progress(f"compared {100 * done // len(steps)} %")
         for topic in self._topics:
-            topic.finish()
+            topic.report.lost.sort()  # the oldest first: UUIDv7s sort by time
         for tally in self._tallies:
             tally.compare()
 
-    def _buckets(self, bucket: int) -> Iterator[tuple[_TopicComparison, _Bucket]]:
-        """The rows of a bucket by topic, as far as there are any."""
-        found: dict[int, _Bucket] = defaultdict(_Bucket)
-        for event_id, event in self._seen.logs.delivered.rows(bucket):
-            of_topic = found[event.topic]
-            of_topic.delivered.append((event_id, event))
-            first = of_topic.firsts.setdefault(event_id, event)
-            # Records are read in batches, and within a batch by kind: one of another kind may stand before.
-            if first.partition == event.partition and event.offset < first.offset:
-                of_topic.firsts[event_id] = event
-        for event_id, refused in self._seen.logs.refused.rows(bucket):
-            found[refused.topic].refused.append((event_id, refused))
-        for event_id, row in self._outbox.rows(bucket):
-            found[row.topic].written.append((event_id, row))
-        for number, of_topic in found.items():
-            yield self._topics[number], of_topic
+    def _load(self) -> None:
+        """Put what is compared into tables."""
+        source, load = self._seen.source, self._store.load
+        points = [topic.point for topic in self._topics]
+        load("written", WRITTEN, source.events, "* EXCLUDE event_id, masked(event_id) AS id")
+        versions = (source.versions.get(topic.declared.name, {}).items() for topic in self._topics)
+        load("source_versions", {**BY_KEY, "version": pa.int64()}, _numbered(versions))
+        load("positions", POSITION, _numbered(topic.read_by_all().items() for topic in self._topics))
+        load("read_topics", TOPIC, _numbered([()] if topic.states else [] for topic in self._topics))
+        lettered = {one for tally in self._tallies for one in tally.state.letters if letters.has_event_id(one)}
+        load("lettered", {"event_id": pa.string()}, ((one,) for one in lettered), "masked(event_id) AS id")
+        load("verified_topics", TOPIC, _numbered([] if point.is_beginning else [()] for point in points))
+        bounds = [((key, *bounds) for key, bounds in point.versions.items()) for point in points]
+        load("verified_keys", {**BY_KEY, "lowest": pa.int64(), "highest": pa.int64()}, _numbered(bounds))
+        partitions = [point.partitions.items() for point in points]
+        load("verified_partitions", {**BY_KEY, "partition": pa.int32()}, _numbered(partitions))
+
+    def _join(self) -> None:
+        """Join topics and outbox by event id."""
+        store = self._store
+        [(rows,)] = store.rows(ROWS)
+        passes = 1 + rows // PASS_ROWS
+        store.make("repeats", REPEATS, passes)
+        store.make("refused_events", REFUSED_EVENTS, passes)
+        store.make("events", EVENTS, passes)
+        store.run(EARLIEST)
+        store.make("versions", VERSIONS, passes)
+        store.run(KEYS)
+        for topic, latest_ms in self._store.rows("SELECT topic, max(latest_ms) FROM earliest GROUP BY topic"):
+            self._topics[topic].latest_ms = latest_ms
+        for topic, partition, offset, is_written in self._store.rows(UNUSUAL):
+            what = "repeats a version that was verified" if is_written else "is not in the outbox"
+            name, place = self._topics[topic].declared.name, TopicOffset(partition, offset)
+            raise Doubt(f"topic {name}: the event at {place} {what}")
+
+    def _count_delivered(self) -> None:
+        """Count the events on the topics: duplicates, and those that the outbox does not have."""
+        for topic, count in self._store.rows("SELECT topic, count(*) FROM written GROUP BY topic"):
+            self._topics[topic].report.outbox_events += count
+        for kind, count in self._store.rows("SELECT kind, count(*) FROM delivered GROUP BY kind"):
+            self._counts[kind].delivered += count
+            self._counts[kind].duplicates += count
+        for kind, first, foreign, pruned in self._store.rows(COUNTS):
+            self._counts[kind].duplicates -= first
+            self._counts[kind].foreign += foreign
+            self._counts[kind].pruned += pruned
+        for topic, kind, event_id, partition, offset, key, texts in self._store.rows(FOREIGN):
+            text = f"{event_id} at {TopicOffset(partition, offset)}, key {key}"
+            self._topics[topic].report.foreign.add(text, self._seen.declared.numbers[kind].of(texts))
+
+    def _count_keys(self) -> None:
+        """Find keys on several partitions, with missing versions, or with repeated ones."""
+        for topic, key, partitions in self._store.rows(SPREAD):
+            self._topics[topic].report.add_spread(key, partitions)
+        for topic, key, missing in self._store.rows(GAPS):
+            self._topics[topic].report.add_gap(key, missing)
+        for topic, count, first in self._store.rows(REPEATED):
+            report = self._topics[topic].report
+            report.repeated_versions, report.first_repeated = count, first
+
+    def _count_refused(self) -> None:
+        """Count the records that break the contract. Those that were discarded are acknowledged."""
+        query = 'SELECT topic, identity, partition, "offset", reason, detail FROM refused'
+        for topic, identity, partition, offset, reason, detail in self._store.rows(query):
+            of_topic = self._topics[topic]
+            for tally in self._tallies:
+                tally.meet(of_topic.declared.name, identity)
+            if identity in self._seen.sinks.acknowledged:
+                of_topic.report.malformed.acknowledged += 1
+            else:
+                of_topic.report.malformed.add(TopicOffset(partition, offset), reason, detail)
+
+    def _count_unrelayed(self) -> None:
+        """Count the events of the outbox that are not on their topic, or that break the contract there."""
+        for *values, occurred_ms, lowest, highest in self._store.rows(UNRELAYED):
+            event = Event(*values)
+            is_refused = event.place is not None
+            fate: Fate = "relayed"
+            if not is_refused and event.event_id in self._seen.sinks.acknowledged:
+                fate = "aged out"
+            elif not is_refused:
+                topic = self._topics[event.topic]
+                fate = topic.fate(event, occurred_ms, lowest, highest)
+                topic.report.add_unrelayed(event.event_id, self._counts_of(event), fate)
+            for tally in self._tallies:
+                tally.add(event, fate, is_refused=is_refused)
+
+    def _counts_of(self, event: Event) -> EventCounts:
+        if event.kind is not None:
+            return self._counts[event.kind]
+        return self._topics[event.topic].report.events.setdefault(UNDECLARED, EventCounts())
+
+    def _tally_delivered(self) -> None:
+        """Count for each sink the events on the topics that it has not applied, and the duplicates."""
+        for *values, is_foreign in self._store.rows(UNAPPLIED):
+            event = Event(*values)
+            for tally in self._tallies:
+                tally.add(event, is_foreign=is_foreign)
+        for kind, key, texts in self._store.rows(DUPLICATES):
+            for tally in self._tallies:
+                tally.repeat(key, kind, texts)
 
     def verified(self, of: str) -> Verified:
         """The point up to which all sinks have applied the topics. Call it if nothing was found wrong."""
+        names = [topic.declared.name for topic in self._topics]
         points = {
-            topic.topic.name: _Advance(topic, self._seen)
-            for topic in self._topics
-            if topic.topic.decoder.version is not None and topic.topic.name in self._seen.source.versions
+            number: _Advance(topic, self._seen.source.read_at_ms)
+            for number, topic in enumerate(self._topics)
+            if topic.declared.decoder.version is not None and names[number] in self._seen.source.versions
         }
-        for bucket in range(buckets.COUNT):
-            for topic, of_topic in self._buckets(bucket):
-                if topic.topic.name in points:
-                    points[topic.topic.name].add(of_topic)
-        return Verified(of, {name: point.point() for name, point in points.items()})
+        offsets = [points[number].next_offsets.items() if number in points else () for number in range(len(names))]
+        self._store.load("verified_positions", POSITION, _numbered(offsets))
+        for topic, kind, key, *counts, lowest, highest in self._store.rows(APPLIED):
+            points[topic].count(self._seen.declared.kinds[kind].event, *counts)
+            points[topic].add_versions(key, lowest, highest)
+        for topic, count in self._store.rows(ACKNOWLEDGED):
+            points[topic].acknowledge(count)
+        for topic, key, partition in self._store.rows("SELECT DISTINCT topic, key, partition FROM delivered"):
+            if topic in points:
+                points[topic].partitions[key] = partition
+        for topic, occurred_ms in self._store.rows(OPEN):
+            if topic in points:
+                points[topic].open_ms = min(points[topic].open_ms, occurred_ms)
+        return Verified(of, {names[number]: point.result() for number, point in points.items()})
+
+
+class _Advance:
+    """Finds the point up to which all sinks have applied a topic, after a comparison that has found nothing wrong."""
+
+    def __init__(self, topic: _Topic, read_at_ms: int) -> None:
+        point = topic.point
+        self.next_offsets = topic.next_offsets()
+        self.partitions = dict(point.partitions)
+        self.open_ms = read_at_ms
+        self._topic = topic
+        self._versions = dict(point.versions)
+        self._records, self._acknowledged = point.records, point.acknowledged
+        self._events = {name: (before.delivered, before.duplicates) for name, before in point.events.items()}
+
+    def count(self, event: str, count: int, repeated: int) -> None:
+        """Count records of an event before the point, and the duplicates among them."""
+        delivered, duplicates = self._events.get(event, (0, 0))
+        self._events[event] = delivered + count, duplicates + repeated
+        self._records += count
+
+    def add_versions(self, key: str, lowest: int, highest: int) -> None:
+        """Note versions of a key that events before the point have."""
+        known = self._versions.get(key, (lowest, highest))
+        self._versions[key] = min(known[0], lowest), max(known[1], highest)
+
+    def acknowledge(self, count: int) -> None:
+        """Count records before the point that break the contract."""
+        self._records += count
+        self._acknowledged += count
+
+    def result(self) -> TopicPoint:
+        """The point."""
+        report = self._topic.report
+        pruned = {name: counts.pruned for name, counts in report.events.items()}
+        return TopicPoint(
+            topic_id=self._topic.log.topic_id or "",
+            next_offsets=self.next_offsets,
+            records=self._records,
+            acknowledged=self._acknowledged,
+            events={name: EventsBefore(*counts, pruned.get(name, 0)) for name, counts in self._events.items()},
+            versions=self._versions,
+            partitions=self.partitions,
+            since_ms=self.open_ms - LATE_MS,
+            letters={
+                state.name: letters.digest(state.letters, report.name, self.next_offsets)
+                for state in self._topic.states
+            },
+        )
 
 
 def compare(seen: Observed, progress: Callable[[str], None], verified: Verified | None = None) -> Report:
@@ -428,14 +473,11 @@ def compare(seen: Observed, progress: Callable[[str], None], verified: Verified 
     Its memory grows with the number of keys, and not with the number of events. With ``verified`` the report says up to
     where everything is verified. If source and logs begin at that point, it may raise Doubt.
     """
-    with closing(Buckets(Written, seen.logs.salt)) as outbox:
-        for event_id, row in seen.source.events:
-            outbox.add(event_id, row)
-        comparison = _Comparison(seen, outbox, verified or Verified())
-        comparison.run(progress)
-        if verified is not None and not comparison.report.findings:
-            comparison.report.verified = comparison.verified(verified.of)
-        return comparison.report
+    comparison = _Comparison(seen, verified or Verified())
+    comparison.run(progress)
+    if verified is not None and not comparison.report.findings:
+        comparison.report.verified = comparison.verified(verified.of)
+    return comparison.report
 
 
 def compare_states(declared: Declared, source: Source, state: SinkState) -> SinkReport:
@@ -445,14 +487,8 @@ def compare_states(declared: Declared, source: Source, state: SinkState) -> Sink
     total says nothing yet. So is a key whose change is lost or set aside, until the next change makes up for it. A key
     that the source does not have must have the total 0.
     """
-    report = SinkReport(
-        state.name,
-        parked=sum(letter.is_open for letter in state.letters.values()),
-        discarded=state.discarded,
-        duplicates=state.duplicates,
-        filtered=state.filtered,
-        not_compared=state.not_compared,
-    )
+    report = SinkReport.of(state)
+    report.parked = sum(letter.is_open for letter in state.letters.values())
     for comparison in () if state.not_compared else declared.comparisons_of(state.name):
         of_source, of_sink = source.totals[comparison.id], state.totals[comparison.id]
         compared = ComparisonReport(comparison.name, of_source.totals)
@@ -479,12 +515,6 @@ def _compare_states(source: Totals, sink: Totals, drift: dict[str, Decimal]) -> 
     return in_flight
 
 
-def _reads(declared: Declared, state: SinkState, topic: EventTopic) -> bool:
-    """Whether something is expected of a sink on a topic."""
-    spec = declared.sink(state.name) if state.is_declared and state.carries == "events" else None
-    return spec is not None and topic.name in spec.decoders
-
-
-def _made_at_ms(event_id: bytes) -> int:
-    """The time inside a UUIDv7, in milliseconds since 1970; 0 for another UUID."""
-    return int.from_bytes(event_id[:6]) if event_id[6] >> 4 == UUID_V7 else 0
+def _numbered(rows: Iterable[Iterable[tuple[Any, ...]]]) -> Iterator[tuple[Any, ...]]:
+    """Rows of the topics in their order, each with the number of its topic before it."""
+    return ((number, *row) for number, of_topic in enumerate(rows) for row in of_topic)

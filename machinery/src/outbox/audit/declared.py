@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 
 from outbox.audit import comparison_files
-from outbox.audit.comparison_files import Addend, Comparison
+from outbox.audit.comparison_files import NUMBERS, Addend, Comparison
+from outbox.audit.quantity import number_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog, Wanted
-from outbox.events.schema import EventSchema
+from outbox.events.schema import EventSchema, Rejection
 from outbox.events.upcasting import Upcaster
+from outbox.events.values import decode
 from outbox.sink import discovery
 from outbox.sink.decoding.decoder import EventDecoder
 from outbox.sink.repair import rebuild
@@ -79,6 +82,12 @@ class Declared:
         """Each comparison once; sinks may share them."""
         return list({one.id: one for of_sink in self.comparisons.values() for one in of_sink}.values())
 
+    @cached_property
+    def numbers(self) -> list[Numbers]:
+        """By kind, what finds the numbers of its events."""
+        topics = {topic.name: topic for topic in self.topics}
+        return [Numbers(topics[kind.topic], kind) for kind in self.kinds]
+
     def sink(self, name: str) -> SinkSpec | None:
         """The declaration of a sink, or of the sink that it is a copy of; None if it has none any more."""
         return self.sinks.get(name.removesuffix(rebuild.SUFFIX))
@@ -106,6 +115,30 @@ class Declared:
             place = topics[kind.topic].properties.index(adds.property)
             found.append(Addend(adds.sign, place, is_known=is_known))
         return found
+
+
+class Numbers:
+    """Finds the numbers of events of one kind, in the order of their topic's properties."""
+
+    def __init__(self, topic: EventTopic, kind: Kind) -> None:
+        self._names, self._upcaster = topic.properties, kind.upcaster
+        columns = {column.name: column for column in kind.form.columns if column.type in NUMBERS}
+        self._columns = [columns.get(name) for name in topic.properties]
+
+    def of(self, texts: Sequence[str | None], payload: str | None = None) -> tuple[Decimal | None, ...]:
+        """The numbers of an event with these properties; 0 where it has none, None where it has no valid one.
+
+        ``payload`` is that of an older version, which has to be upcast.
+        """
+        if payload is not None and self._upcaster is not None and any(self._columns):
+            upcast = self._upcaster.upcast(decode(payload))
+            if isinstance(upcast, Rejection):
+                return (None,) * len(self._columns)
+            texts = [None if upcast.get(name) is None else str(upcast[name]) for name in self._names]
+        return tuple(
+            Decimal(0) if column is None or (column.is_nullable and text is None) else number_of(text)
+            for column, text in zip(self._columns, texts, strict=True)
+        )
 
 
 def name_in(spec: SinkSpec, kind: Kind) -> str | None:

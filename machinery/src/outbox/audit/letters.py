@@ -6,7 +6,7 @@ A discarded dead letter is acknowledged: somebody has looked at it and given a r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from psycopg2 import extensions
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import Quantity
 from outbox.audit.source import rows
-from outbox.audit.topic_part import Delivered, TopicOffset, decoded_events, identity_bytes
+from outbox.audit.topic_log import delivered
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.records import Records
 from outbox.sink.remembering import dead_letters
@@ -45,6 +45,16 @@ SELECT identity FROM public.dead_letters WHERE sink = ANY(%(sinks)s) GROUP BY 1 
 """
 
 
+class TopicOffset(NamedTuple):
+    """The place of a record."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"partition {self.partition}, offset {self.offset}"
+
+
 class Letter(NamedTuple):
     """A dead letter that is open, or that is discarded and has an event id."""
 
@@ -68,34 +78,42 @@ class Letter(NamedTuple):
 
 def read(
     connection: extensions.connection, declared: Declared, elsewhere: Collection[str] = ()
-) -> dict[str, dict[bytes, Letter]]:
+) -> dict[str, dict[str, Letter]]:
     """By sink and identity, the letters that are open, and the discarded ones with an event id. An identity is that
     id, or a hash if the record has none.
 
     Those of sinks whose result is ``elsewhere`` count as open, too, after a replay: the result may be older.
     """
     topics = {topic.name: topic for topic in declared.topics}
-    found: dict[str, dict[bytes, Letter]] = defaultdict(dict)
+    found: dict[str, dict[str, Letter]] = defaultdict(dict)
     letters = rows(connection, LETTERS, [list(elsewhere)])
     while some := [_Stored(*row) for row in islice(letters, DECODED_AT_ONCE)]:
         for row in some:
-            found[row.sink][identity_bytes(row.identity)] = _letter(row)
+            place = TopicOffset(row.partition, row.offset)
+            key = bytes(row.key or b"")[:KEY_MAX_BYTES].decode(errors="replace")
+            found[row.sink][row.identity] = Letter(
+                row.topic, key, row.is_open, None if row.is_event else place, row.is_event, origin=place
+            )
         for topic in {row.topic for row in some if row.is_event} & topics.keys():
-            for sink, event_id, event in _events(topics[topic], [row for row in some if row.topic == topic]):
+            events = [row for row in some if row.topic == topic and row.is_event]
+            for event in _decoded(topics[topic], events):
+                sink, event_id = events[event["offset"]].sink, event["event_id"]
+                texts = [event[f"n{place}"] for place in range(len(topics[topic].properties))]
+                numbers = declared.numbers[event["kind"]].of(texts)
                 letter = found[sink][event_id]
-                found[sink][event_id] = letter._replace(kind=event.kind, version=event.version, numbers=event.numbers)
+                found[sink][event_id] = letter._replace(kind=event["kind"], version=event["version"], numbers=numbers)
     return found
 
 
-def digest(letters: Mapping[bytes, Letter], topic: str, before: Mapping[int, int]) -> bytes:
+def digest(letters: Mapping[str, Letter], topic: str, before: Mapping[int, int]) -> bytes:
     """Of a sink's letters those that were written for records before these offsets of a topic, as one short value.
 
     It differs if one of them comes, goes, is discarded, or turns out to hold a valid event.
     """
     found = blake2b(digest_size=DIGEST_BYTES)
-    for event_id, letter in sorted(letters.items()):
+    for identity, letter in sorted(letters.items()):
         if letter.topic == topic and letter.origin.offset < before.get(letter.origin.partition, 0):
-            found.update(event_id + bytes([letter.is_open, letter.is_event]))
+            found.update(identity.encode() + bytes([letter.is_open, letter.is_event]))
     return found.digest()
 
 
@@ -108,10 +126,15 @@ def reasons(cursor: extensions.cursor) -> dict[str, dict[str, int]]:
     return found
 
 
-def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset[bytes]:
+def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset[str]:
     """Identities of which these sinks have letters, all closed: discarded, or the event of that id was applied."""
     cursor.execute(ACKNOWLEDGED, {"sinks": list(sinks)})
-    return frozenset(identity_bytes(identity) for (identity,) in cursor)
+    return frozenset(identity for (identity,) in cursor)
+
+
+def has_event_id(identity: str) -> bool:
+    """Whether the identity of a dead letter is an event's id, and not a hash."""
+    return not identity.startswith("sha256:")
 
 
 class _Stored(NamedTuple):
@@ -130,16 +153,8 @@ class _Stored(NamedTuple):
     recorded_ms: int
 
 
-def _letter(row: _Stored) -> Letter:
-    """The letter of a row, without what its event says."""
-    origin = TopicOffset(row.partition, row.offset)
-    key = bytes(row.key or b"")[:KEY_MAX_BYTES].decode(errors="replace")
-    return Letter(row.topic, key, row.is_open, None if row.is_event else origin, row.is_event, origin=origin)
-
-
-def _events(topic: EventTopic, letters: Sequence[_Stored]) -> Iterator[tuple[str, bytes, Delivered]]:
-    """By sink and event id, the events of letters as they are decoded today; those that are no events are left out."""
-    events = [letter for letter in letters if letter.is_event]
+def _decoded(topic: EventTopic, events: Sequence[_Stored]) -> list[dict[str, Any]]:
+    """The events of letters as they are decoded today; those that are no events are left out."""
     records = Records(
         keys=[dead_records.content(letter.key) for letter in events],
         headers=[dead_records.headers(letter.headers or ()) for letter in events],
@@ -148,5 +163,5 @@ def _events(topic: EventTopic, letters: Sequence[_Stored]) -> Iterator[tuple[str
         partitions=[0] * len(events),
         offsets=range(len(events)),  # so that each finds its letter
     )
-    for event_id, event in decoded_events(topic, records):
-        yield events[event.offset].sink, identity_bytes(event_id), event
+    found: list[dict[str, Any]] = delivered(topic, records).to_pylist()
+    return found

@@ -6,12 +6,31 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
-from outbox.audit.quantity import EXACT, Quantity, text_of
-from outbox.audit.topic_part import Refused
+from outbox.audit.letters import TopicOffset
+from outbox.audit.quantity import EXACT, text_of
+from outbox.audit.sinks import SinkState
 from outbox.audit.verified import Verified
 from outbox.base.errors import Failure, plural
+
+# Counts of a topic that can be added up.
+COUNTS = (
+    *("outbox_events", "records", "verified_before", "duplicates", "in_flight", "pruned"),
+    *("missing_versions", "repeated_versions", "spread_keys"),
+)
+N = TypeVar("N", bound="ComparisonReport | SinkReport | TopicReport")
+
+
+class Total:
+    """A property: the sum of a count with its name, over the topics of a report or the events of a topic."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, report: Any, _: type) -> int:
+        parts = report.topics if isinstance(report, Report) else report.events.values()
+        return sum(getattr(part, self._name) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -41,11 +60,11 @@ class Foreign:
     worst: str = ""
     largest: Decimal = Decimal(-1)
 
-    def add(self, text: str, numbers: Sequence[Quantity]) -> None:
+    def add(self, text: str, numbers: Sequence[Decimal | None]) -> None:
         """Count an event."""
         self.count += 1
         self.first = min(self.first or text, text)  # the oldest: UUIDv7s sort by time
-        size = max((Decimal(number).copy_abs() for number in numbers), default=Decimal(0))
+        size = max((number.copy_abs() for number in numbers if number is not None), default=Decimal(0))
         if size > self.largest or (size == self.largest and text < self.worst):
             self.largest, self.worst = size, text
 
@@ -63,12 +82,12 @@ class Malformed:
     acknowledged: int = 0
     _first_place: tuple[int, int] = (0, 0)
 
-    def add(self, one: Refused) -> None:
+    def add(self, place: TopicOffset, reason: str, detail: str) -> None:
         """Count a record."""
         self.count += 1
-        self.reasons[one.reason] += 1
-        if not self.first or one.place < self._first_place:
-            self.first, self._first_place = f"{one.place}: {one.detail}", one.place
+        self.reasons[reason] += 1
+        if not self.first or place < self._first_place:
+            self.first, self._first_place = f"{place}: {detail}", place
 
 
 @dataclass
@@ -101,21 +120,31 @@ class TopicReport:
     first_spread: str = ""
     lost: list[str] = field(default_factory=list)  # ids of events that the topic has skipped
     foreign: Foreign = field(default_factory=Foreign)
+    _gap: tuple[int, str] = (0, "")
 
-    @property
-    def duplicates(self) -> int:
-        """How many records repeat an event."""
-        return sum(counts.duplicates for counts in self.events.values())
+    duplicates = Total()  # records that repeat an event
+    in_flight = Total()  # events of the outbox that are not on the topic yet
+    pruned = Total()  # events that `outbox prune` may have deleted from the outbox
 
-    @property
-    def in_flight(self) -> int:
-        """How many events of the outbox are not on the topic yet."""
-        return sum(counts.in_flight for counts in self.events.values())
+    def add_spread(self, key: str, partitions: Sequence[int]) -> None:
+        """Count a key whose events are on several partitions."""
+        self.spread_keys += 1
+        text = f"key {key}, partitions {', '.join(map(str, partitions))}"
+        self.first_spread = min(self.first_spread or text, text)
 
-    @property
-    def pruned(self) -> int:
-        """How many events `outbox prune` may have deleted from the outbox."""
-        return sum(counts.pruned for counts in self.events.values())
+    def add_gap(self, key: str, missing: int) -> None:
+        """Count the missing versions of a key."""
+        self.missing_versions += missing
+        self._gap = max(self._gap, (missing, key))
+        self.most_missing = f"key {self._gap[1]}, {self._gap[0]}"
+
+    def add_unrelayed(self, event_id: str, counts: EventCounts, fate: str) -> None:
+        """Count an event of the outbox that is not on the topic."""
+        if fate == "lost":
+            counts.lost += 1
+            self.lost.append(event_id)
+        elif fate == "in flight":
+            counts.in_flight += 1
 
     @property
     def findings(self) -> list[Finding]:
@@ -154,31 +183,10 @@ class TopicReport:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "name": self.name,
-            **self.counts(),
-            "lost": self.lost,
-            "malformed": {
-                "count": self.malformed.count,
-                "first": self.malformed.first,
-                "reasons": dict(self.malformed.reasons),
-                "acknowledged": self.malformed.acknowledged,
-            },
-            "foreign": {"count": self.foreign.count, "first": self.foreign.first, "worst": self.foreign.worst},
+            **_picked(self, "name", *COUNTS, "lost"),
+            "malformed": _picked(self.malformed, "count", "first", "reasons", "acknowledged"),
+            "foreign": _picked(self.foreign, "count", "first", "worst"),
             "events": {name: vars(counts) for name, counts in self.events.items()},
-        }
-
-    def counts(self) -> dict[str, int]:
-        """What can be added up over topics."""
-        return {
-            "outbox_events": self.outbox_events,
-            "records": self.records,
-            "verified_before": self.verified_before,
-            "duplicates": self.duplicates,
-            "in_flight": self.in_flight,
-            "pruned": self.pruned,
-            "missing_versions": self.missing_versions,
-            "repeated_versions": self.repeated_versions,
-            "spread_keys": self.spread_keys,
         }
 
 
@@ -201,12 +209,9 @@ class ComparisonReport:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "name": self.name,
+            **_picked(self, "name", "drift", "drift_total", "not_compared"),
             "keys": len(self.totals),
-            "drift": self.drift,
-            "drift_total": self.drift_total,
             "uncertain_keys": len(self.uncertain),
-            "not_compared": self.not_compared,
         }
 
 
@@ -225,6 +230,18 @@ class SinkReport:
     filtered: int = 0  # events that its transform has left out, ever
     not_compared: str = ""  # why none of its totals is compared, if so
 
+    @classmethod
+    def of(cls, state: SinkState, comparisons: Sequence[ComparisonReport] = ()) -> SinkReport:
+        """The report of a sink of which nothing was compared yet."""
+        return cls(
+            state.name,
+            list(comparisons),
+            discarded=state.discarded,
+            duplicates=state.duplicates,
+            filtered=state.filtered,
+            not_compared=state.not_compared,
+        )
+
     @property
     def drift(self) -> dict[str, Decimal]:
         """By key, the drifts of all comparisons added up."""
@@ -241,10 +258,8 @@ class SinkReport:
 
     def comparison(self, name: str) -> ComparisonReport:
         """One of the comparisons. Raises Failure if no comparison has this name."""
-        for one in self.comparisons:
-            if one.name == name:
-                return one
-        raise Failure(f"sink {self.name} has no comparison {name}", "correct the name", code="comparison-unknown")
+        unknown = Failure(f"sink {self.name} has no comparison {name}", "correct the name", code="comparison-unknown")
+        return _named(self.comparisons, name, unknown)
 
     @property
     def findings(self) -> list[Finding]:
@@ -272,14 +287,8 @@ class SinkReport:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "name": self.name,
-            "in_flight": self.in_flight,
-            "lost": self.lost,
-            "parked": self.parked,
-            "duplicates": self.duplicates,
-            "filtered": self.filtered,
+            **_picked(self, "name", "in_flight", "lost", "parked", "duplicates", "filtered", "not_compared"),
             "comparisons": [one.as_dict() for one in self.comparisons],
-            "not_compared": self.not_compared,
         }
 
 
@@ -292,6 +301,9 @@ class Report:
     uncompared_tables: list[str] = field(default_factory=list)  # of sinks, and no comparison reads them
     notes: list[str] = field(default_factory=list)  # what is not compared, and why
     verified: Verified | None = None  # where the next incremental check may begin
+
+    outbox_events, records, verified_before = Total(), Total(), Total()
+    duplicates, missing_versions, in_flight, pruned = Total(), Total(), Total(), Total()
 
     @property
     def findings(self) -> list[Finding]:
@@ -312,44 +324,9 @@ class Report:
         return ", ".join([*topics, *sinks]) or "nothing"
 
     @property
-    def outbox_events(self) -> int:
-        """How many events the outbox has."""
-        return sum(topic.outbox_events for topic in self.topics)
-
-    @property
-    def records(self) -> int:
-        """How many records the topics have."""
-        return sum(topic.records for topic in self.topics)
-
-    @property
-    def verified_before(self) -> int:
-        """How many of them were not read again by an incremental check."""
-        return sum(topic.verified_before for topic in self.topics)
-
-    @property
-    def duplicates(self) -> int:
-        """How many records repeat an event."""
-        return sum(topic.duplicates for topic in self.topics)
-
-    @property
-    def missing_versions(self) -> int:
-        """How many versions are missing on the topics."""
-        return sum(topic.missing_versions for topic in self.topics)
-
-    @property
     def lost(self) -> list[str]:
         """Ids of events that the topics have skipped."""
         return [event_id for topic in self.topics for event_id in topic.lost]
-
-    @property
-    def in_flight(self) -> int:
-        """How many events of the outbox are not on their topic yet."""
-        return sum(topic.in_flight for topic in self.topics)
-
-    @property
-    def pruned(self) -> int:
-        """How many events on the topics `outbox prune` may have deleted from the outbox."""
-        return sum(topic.pruned for topic in self.topics)
 
     @property
     def acknowledged(self) -> list[dict[str, Any]]:
@@ -362,31 +339,21 @@ class Report:
 
     def topic(self, name: str) -> TopicReport:
         """The report of one topic. Raises Failure if it is not declared."""
-        for topic in self.topics:
-            if topic.name == name:
-                return topic
-        raise Failure(f"topic {name} is not declared", "`outbox events` lists topics", code="topic-unknown")
+        unknown = Failure(f"topic {name} is not declared", "`outbox events` lists topics", code="topic-unknown")
+        return _named(self.topics, name, unknown)
 
     def sink(self, name: str) -> SinkReport:
         """The report of one sink. Raises Failure if it never ran."""
-        for sink in self.sinks:
-            if sink.name == name:
-                return sink
-        raise Failure(f"sink {name} has never run", f"`outbox sink {name}` runs it", code="sink-never-ran")
+        never_ran = Failure(f"sink {name} has never run", f"`outbox sink {name}` runs it", code="sink-never-ran")
+        return _named(self.sinks, name, never_ran)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. Its keys are stable; numbers may have a fraction."""
-        total: Counter[str] = Counter()
-        for topic in self.topics:
-            total.update(topic.counts())
         return {
             "topics": [topic.as_dict() for topic in self.topics],
-            "total": dict(total),
+            "total": {name: sum(getattr(topic, name) for topic in self.topics) for name in COUNTS},
             "sinks": [sink.as_dict() for sink in self.sinks],
-            "uncompared_tables": self.uncompared_tables,
-            "acknowledged": self.acknowledged,
-            "notes": self.notes,
-            "settled": self.settled,
+            **_picked(self, "uncompared_tables", "acknowledged", "notes", "settled"),
             "findings": [vars(finding) for finding in self.findings],
         }
 
@@ -397,3 +364,15 @@ def sum_of_sizes(numbers: Iterable[Decimal]) -> Decimal:
     for one in numbers:
         total = EXACT.add(total, one.copy_abs())
     return total
+
+
+def _named(parts: Iterable[N], name: str, unknown: Failure) -> N:
+    """The part with a name. Raises ``unknown`` if no part has it."""
+    for part in parts:
+        if part.name == name:
+            return part
+    raise unknown
+
+
+def _picked(part: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in names}

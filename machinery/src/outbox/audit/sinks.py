@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +9,12 @@ from typing import Any, Literal
 
 from psycopg2 import extensions
 
-from outbox.audit import letters, tables
+from outbox.audit import letters
 from outbox.audit.comparison_files import Comparison, folder_of, unusable
 from outbox.audit.declared import Declared
-from outbox.audit.letters import Letter
+from outbox.audit.letters import Letter, has_event_id
 from outbox.audit.source import snapshot
-from outbox.audit.topic_part import EVENT_ID_BYTES
-from outbox.audit.totals import Totals, read_totals, tables_read
+from outbox.audit.totals import Totals, read_totals, tables_read, uncompared_tables
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.spec import SinkSpec, TargetState
 
@@ -35,7 +33,7 @@ class SinkState:
         default_factory=dict
     )  # by topic and key, the version up to which its result is the source's
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, the highest applied
-    letters: Mapping[bytes, Letter] = field(default_factory=dict)  # by identity: the event id, or a longer hash
+    letters: Mapping[str, Letter] = field(default_factory=dict)  # by identity: the event id, or a hash
     discarded: Mapping[str, int] = field(default_factory=dict)  # by reason, how many dead letters
     duplicates: int = 0  # skipped, ever
     filtered: int = 0  # left out by its transform, ever
@@ -50,7 +48,7 @@ class Sinks:
     """All sinks in one snapshot."""
 
     states: Sequence[SinkState] = ()
-    acknowledged: frozenset[bytes] = frozenset()
+    acknowledged: frozenset[str] = frozenset()
     """Identities of the records that an operator has discarded."""
     uncompared_tables: Sequence[str] = ()
 
@@ -61,17 +59,33 @@ def read(settings: Settings, declared: Declared) -> Sinks:
     Raises Failure if a database or a target cannot be read, or if a comparison cannot be used.
     """
     targets = _targets(settings, declared)  # before their dead letters
+    elsewhere = [name for name, target in targets.items() if not target.unread]
+    queries = _queries(declared, targets)
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        reader = _Reader(connection, declared, targets)
-        counts = _counts(cursor)
-        states = [reader.state(name, *of_sink) for name, of_sink in counts.items() if reader.is_ours(name)]
-        read_by_any = set[str]()
-        for one in reader.queries:
-            read_by_any |= tables_read(connection, one)
+        totals = {one.id: read_totals(connection, one, one.sink or "", by_sink=True) for one in queries}
+        set_aside = letters.read(connection, declared, elsewhere)
+        discarded = letters.reasons(cursor)
+        positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM public.positions")
+        bases = _by_topic(cursor, "SELECT sink, topic, key, version FROM public.base_versions")
+        cursor.execute("SELECT name, duplicates, filtered FROM public.sinks ORDER BY name")
+        states = [
+            SinkState(
+                name,
+                positions.get(name, {}),
+                bases=bases.get(name, {}),
+                letters=set_aside.get(name, {}),
+                discarded=discarded.get(name, {}),
+                duplicates=duplicates,
+                filtered=filtered,
+            )
+            for name, duplicates, filtered in cursor
+        ]
+        states = [_as_declared(state, declared, totals) for state in states if _is_ours(state, declared)]
+        read_by_any = set[str]().union(*(tables_read(connection, one) for one in queries))
         return Sinks(
             [state if state.name not in targets else _of_target(state, targets[state.name]) for state in states],
             letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
-            tables.uncompared(cursor, read_by_any | _remembered(declared)),
+            uncompared_tables(cursor, read_by_any | _remembered(declared)),
         )
 
 
@@ -80,53 +94,27 @@ def _remembered(declared: Declared) -> set[str]:
     return {one.strategy.memory.table for one in declared.sinks.values() if one.strategy.memory is not None}
 
 
-class _Reader:
-    """What the database holds of all sinks."""
+def _is_ours(state: SinkState, declared: Declared) -> bool:
+    """Whether a sink has begun to read a topic of its job, or none at all."""
+    spec = declared.sink(state.name)
+    return spec is None or not state.positions or not state.positions.keys().isdisjoint(spec.decoders)
 
-    def __init__(
-        self, connection: extensions.connection, declared: Declared, targets: Mapping[str, TargetState]
-    ) -> None:
-        self._declared = declared
-        self.queries = _queries(declared, targets)
-        self._totals = {one.id: read_totals(connection, one, one.sink or "", by_sink=True) for one in self.queries}
-        self._letters = letters.read(
-            connection, declared, elsewhere=[name for name, target in targets.items() if not target.unread]
-        )
-        with connection.cursor() as cursor:
-            self._discarded = letters.reasons(cursor)
-            self._positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM public.positions")
-            self._bases = _by_topic(cursor, "SELECT sink, topic, key, version FROM public.base_versions")
 
-    def is_ours(self, name: str) -> bool:
-        """Whether it has begun to read a topic of its job, or none at all."""
-        spec = self._declared.sink(name)
-        positions = self._positions.get(name, {})
-        return spec is None or not positions or not positions.keys().isdisjoint(spec.decoders)
-
-    def state(self, name: str, duplicates: int, filtered: int) -> SinkState:
-        """The state of a sink."""
-        spec = self._declared.sink(name)
-        state = SinkState(
-            name,
-            self._positions.get(name, {}),
-            bases=self._bases.get(name, {}),
-            duplicates=duplicates,
-            filtered=filtered,
-        )
-        if spec is None:
-            return replace(state, not_compared=UNDECLARED, is_declared=False)
-        comparisons = self._declared.comparisons_of(name)
-        totals = {one.id: self._totals.get(one.id, {}).get(name, Totals(has_version=True)) for one in comparisons}
-        return replace(
-            state,
-            totals=totals,
-            versions=versions_of(self._declared, spec, comparisons, totals),
-            letters=self._letters.get(name, {}),
-            discarded=self._discarded.get(name, {}),
-            carries=spec.job.carries,
-            takes_states=spec.strategy.takes == "states",
-            not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
-        )
+def _as_declared(state: SinkState, declared: Declared, totals: Mapping[str, Mapping[str, Totals]]) -> SinkState:
+    """A sink with what its job says of it, and its totals."""
+    spec = declared.sink(state.name)
+    if spec is None:
+        return replace(state, letters={}, discarded={}, not_compared=UNDECLARED, is_declared=False)
+    comparisons = declared.comparisons_of(state.name)
+    mine = {one.id: totals.get(one.id, {}).get(state.name, Totals(has_version=True)) for one in comparisons}
+    return replace(
+        state,
+        totals=mine,
+        versions=versions_of(declared, spec, comparisons, mine),
+        carries=spec.job.carries,
+        takes_states=spec.strategy.takes == "states",
+        not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
+    )
 
 
 def versions_of(
@@ -151,9 +139,8 @@ def _of_target(state: SinkState, target: TargetState) -> SinkState:
     """
     if target.unread:
         return replace(state, not_compared=target.unread)
-    named = {identity for identity in state.letters if len(identity) == EVENT_ID_BYTES}
-    not_discarded = {str(uuid.UUID(bytes=event_id)) for event_id in named if state.letters[event_id].is_open}
-    lacking = {uuid.UUID(event_id).bytes for event_id in target.lacking(not_discarded)}
+    named = {identity for identity in state.letters if has_event_id(identity)}
+    lacking = set(target.lacking({event_id for event_id in named if state.letters[event_id].is_open}))
     # The target finds events by id: any record of an event will do, not only the one that its letter names.
     mine = {
         identity: letter._replace(place=None)
@@ -191,12 +178,6 @@ def _queries(declared: Declared, targets: Mapping[str, TargetState]) -> list[Com
 def _targets(settings: Settings, declared: Declared) -> dict[str, TargetState]:
     found = {name: one.target.state(settings, one) for name, one in declared.sinks.items()}
     return {name: state for name, state in found.items() if state is not None}
-
-
-def _counts(cursor: extensions.cursor) -> dict[str, tuple[int, int]]:
-    """By sink how many duplicates it has skipped, and how many events its transform has left out."""
-    cursor.execute("SELECT name, duplicates, filtered FROM public.sinks ORDER BY name")
-    return {name: (duplicates, filtered) for name, duplicates, filtered in cursor}
 
 
 def _by_topic(cursor: extensions.cursor, query: str) -> dict[str, dict[str, dict[Any, int]]]:

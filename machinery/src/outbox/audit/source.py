@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
-from outbox.audit.comparison_files import NUMBERS
-from outbox.audit.declared import Declared, EventTopic, Kind
-from outbox.audit.quantity import EXACT
+from outbox.audit.declared import Declared, EventTopic
+from outbox.audit.quantity import DIGITS_MAX, number_of
 from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import column_names, connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
-from outbox.events.schema import BIGINT_MAX, BIGINT_MIN, Rejection
-from outbox.events.values import decode
+from outbox.events.schema import BIGINT_MAX, BIGINT_MIN
 
 AGAIN = "run the command again"
 FETCH_ROWS = 10_000
+SURE_DIGITS = 19  # a number with fewer fits into 64 bits
 LATE_MS = 600_000  # longer than any transaction that writes events
-DIGITS_MAX = 200  # of a number; the contract refuses longer ones
 EVENTS = """
 SELECT id, aggregatetype, type, schema_version, aggregateid, (extract(epoch FROM occurred_at) * 1000)::bigint,
        CASE WHEN (aggregatetype, type, schema_version) IN ({old}) THEN payload::text END{properties}
   FROM public.outbox
  WHERE {since}
 """
+PROPERTY = f", left(payload ->> {{}}, {DIGITS_MAX + 1})"  # longer ones are no numbers
 COUNTS = "SELECT aggregatetype, count(*), count(*) FILTER (WHERE {since}) FROM public.outbox GROUP BY aggregatetype"
 SINCE = "aggregatetype = ANY({aggregates}) AND occurred_at >= to_timestamp({since_ms} / 1000.0) AT TIME ZONE 'UTC'"
 MARKERS = ".markers"  # aggregate types of what `outbox prune` sends through the relay end like this
+VERSIONS = "SELECT key, version FROM {} WHERE version IS NOT NULL"
 NOW = "SELECT (extract(epoch FROM now()) * 1000)::bigint"
 
 
@@ -41,17 +39,19 @@ class Written(NamedTuple):
 
     topic: int
     kind: int | None  # None if its type or version is not declared
+    event_id: str
     key: str
     version: int | None  # None if the events have none, or if this one has no valid one
-    numbers: tuple[Decimal | None, ...]  # of the topic's properties; None where this event has no valid one
     occurred_ms: int
+    numbers: Sequence[str | None]  # of the topic's properties, as texts
+    payload: str | None = None  # of an older version, which has to be upcast
 
 
 @dataclass
 class Source:
     """The source in one snapshot."""
 
-    events: Iterable[tuple[bytes, Written]] = ()  # by id, read once; those since the moments that were asked for
+    events: Iterable[Written] = ()  # read once; those since the moments that were asked for
     totals: Mapping[str, Totals] = field(default_factory=dict)  # by comparison
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, if they are known
     events_before: Mapping[str, int] = field(default_factory=dict)  # by topic, how many more events there are
@@ -128,31 +128,30 @@ def _counts(
     return before, undeclared
 
 
-def _events(
-    connection: extensions.connection, declared: Declared, since: sql.Composable
-) -> Iterator[tuple[bytes, Written]]:
-    known = {aggregate.name: topic for topic in declared.topics for aggregate in topic.aggregates}
+def _events(connection: extensions.connection, declared: Declared, since: sql.Composable) -> Iterator[Written]:
+    topics = {aggregate.name: topic for topic in declared.topics for aggregate in topic.aggregates}
     kinds = {kind.row: number for number, kind in enumerate(declared.kinds)}
     names = property_names(declared.topics)
-    properties = [sql.SQL(", payload ->> {}").format(sql.Literal(name)) for name in names]
+    places = {topic.number: [names.index(name) for name in topic.properties] for topic in declared.topics}
+    versions = {topic.number: topic.decoder.version for topic in declared.topics}
     old = [kind.row for kind in declared.kinds if kind.upcaster is not None] or [("", "", 0)]
     query = sql.SQL(EVENTS).format(
-        old=sql.SQL(", ").join(map(sql.Literal, old)), properties=sql.Composed(properties), since=since
+        old=sql.SQL(", ").join(map(sql.Literal, old)),
+        properties=sql.Composed(sql.SQL(PROPERTY).format(sql.Literal(name)) for name in names),
+        since=since,
     )
-    numbers = [Numbers(known[kind.row[0]], kind) for kind in declared.kinds]
-    for event_id, aggregate, type_, version, key, occurred_ms, payload, *values in rows(connection, query):
-        topic, kind = known[aggregate], kinds.get((aggregate, type_, version))
-        texts = dict(zip(names, values, strict=True))
-        yield (
-            uuid.UUID(event_id).bytes,
-            Written(
-                topic.number,
-                kind,
-                key,
-                version_of(texts.get(topic.decoder.version or "")),
-                (None,) * len(topic.properties) if kind is None else numbers[kind].of(texts, payload),
-                occurred_ms,
-            ),
+    for event_id, aggregate, type_, schema_version, key, occurred_ms, payload, *texts in rows(connection, query):
+        topic = topics[aggregate].number
+        version = versions[topic]
+        yield Written(
+            topic,
+            kinds.get((aggregate, type_, schema_version)),
+            event_id,
+            key,
+            None if version is None else version_of(texts[names.index(version)]),
+            occurred_ms,
+            [texts[place] for place in places[topic]],
+            payload,
         )
 
 
@@ -162,71 +161,33 @@ def property_names(topics: Iterable[EventTopic]) -> list[str]:
     return sorted(name for name in found if name is not None)
 
 
-class Numbers:
-    """Finds the numbers of events of one kind, in the order of their topic's properties."""
-
-    def __init__(self, topic: EventTopic, kind: Kind) -> None:
-        self._upcaster = kind.upcaster
-        columns = {column.name: column for column in kind.form.columns if column.type in NUMBERS}
-        self._columns = [columns.get(name) for name in topic.properties]
-
-    def of(self, texts: Mapping[str, str | None], payload: str | None = None) -> tuple[Decimal | None, ...]:
-        """The numbers of an event with these properties; 0 where it has none, None where it has no valid one.
-
-        ``payload`` is that of an older version, which has to be upcast.
-        """
-        if payload is not None and self._upcaster is not None and any(self._columns):
-            upcast = self._upcaster.upcast(decode(payload))
-            if isinstance(upcast, Rejection):
-                return (None,) * len(self._columns)
-            texts = {name: None if value is None else str(value) for name, value in upcast.items()}
-        return tuple(
-            Decimal(0)
-            if column is None or (column.is_nullable and texts.get(column.name) is None)
-            else number_of(texts.get(column.name))
-            for column in self._columns
-        )
-
-
 def version_of(text: str | None) -> int | None:
     """A version as the contract has it: a whole number of 64 bits; None if the property is not one."""
+    if text is not None and text.isdecimal() and len(text) < SURE_DIGITS:
+        return int(text)
     number = number_of(text)
     if number is None or number != number.to_integral_value() or not BIGINT_MIN <= number <= BIGINT_MAX:
         return None
     return int(number)
 
 
-def number_of(text: str | None) -> Decimal | None:
-    """The number of a property; None if it has none, as in a payload that breaks the contract."""
-    try:
-        number = None if text is None or len(text) > DIGITS_MAX else EXACT.create_decimal(text)
-    except InvalidOperation:
-        return None
-    return number if number is not None and number.is_finite() else None
-
-
 def _versions(
     connection: extensions.connection, topics: Iterable[EventTopic]
 ) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """By topic and key the version in the source, where the views say it; and notes about views that do not."""
+    """By topic and key the version in the source, where the views say it; and notes about views that do not.
+
+    The events of a key on a topic are numbered together, whichever aggregate they are of.
+    """
     found: dict[str, dict[str, int]] = {}
     notes = []
     for topic in topics:
         lacking = [view for view in topic.sources if not column_names(connection, view) >= {"key", "version"}]
         if lacking:
-            notes.append(
-                f"topic {topic.name}: the source has no view {', '.join(lacking)} with columns key and version"
-            )
+            names = ", ".join(lacking)
+            notes.append(f"topic {topic.name}: the source has no view {names} with columns key and version")
         elif topic.sources:
-            found[topic.name] = _highest(connection, topic.sources)
+            highest = found[topic.name] = {}
+            for view in topic.sources:
+                for key, version in rows(connection, sql.SQL(VERSIONS).format(sql.Identifier("public", view))):
+                    highest[key] = max(version, highest.get(key, version))
     return found, notes
-
-
-def _highest(connection: extensions.connection, views: Iterable[str]) -> dict[str, int]:
-    """The events of a key on a topic are numbered together, whichever aggregate they are of."""
-    found: dict[str, int] = {}
-    for view in views:
-        query = sql.SQL("SELECT key, version FROM {} WHERE version IS NOT NULL").format(sql.Identifier("public", view))
-        for key, version in rows(connection, query):
-            found[key] = max(version, found.get(key, version))
-    return found

@@ -1,27 +1,47 @@
-"""Count what one sink has not applied, and compare its totals: pure, on what was read before.
+"""Count the events that one sink has not applied, and compare its totals.
 
 A sink expects the events that it has asked for. Others are not in flight, lost or set aside for it.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from outbox.audit.comparison_files import Addend, Comparison
-from outbox.audit.declared import Declared, EventTopic
-from outbox.audit.letters import Letter
+from outbox.audit.declared import Declared
+from outbox.audit.letters import Letter, TopicOffset
 from outbox.audit.quantity import EXACT, Quantity
 from outbox.audit.report import ComparisonReport, SinkReport
 from outbox.audit.sinks import SinkState
-from outbox.audit.source import Source, Written
-from outbox.audit.topic_part import EVENT_ID_BYTES, Delivered, TopicOffset
+from outbox.audit.source import Source
 from outbox.audit.totals import Totals
 
 Fate = Literal["relayed", "in flight", "lost", "aged out"]
+
+
+class Event(NamedTuple):
+    """An event of a topic or of the outbox, with its first place on the topic, if it has one.
+
+    ``texts`` and ``payload`` say its numbers: see `Written`.
+    """
+
+    topic: int
+    event_id: str
+    kind: int | None
+    key: str
+    version: int | None
+    texts: Sequence[str | None]
+    payload: str | None = None
+    partition: int | None = None
+    offset: int = 0
+
+    @property
+    def place(self) -> TopicOffset | None:
+        """Where it is."""
+        return None if self.partition is None else TopicOffset(self.partition, self.offset)
 
 
 class Compared:
@@ -38,13 +58,13 @@ class Compared:
         self._excused: set[str] = set()  # keys whose difference has a known reason, and nobody knows how large it is
         self.report = ComparisonReport(comparison.name, source.totals)
 
-    def repeat(self, event: Delivered) -> None:
+    def repeat(self, key: str, kind: int, numbers: Sequence[Quantity | None]) -> None:
         """Note what a duplicate would add."""
-        addend = self._addends[event.kind]
-        added = None if addend is None else addend.of(event.numbers)
+        addend = self._addends[kind]
+        added = None if addend is None else addend.of(numbers)
         if added is not None:
             repeated = self.report.repeated
-            repeated[event.key] = EXACT.add(repeated.get(event.key, Decimal(0)), added)
+            repeated[key] = EXACT.add(repeated.get(key, Decimal(0)), added)
 
     def lack(
         self, key: str, kind: int | None, numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool
@@ -91,159 +111,122 @@ class Compared:
 class Tally:
     """Counts the events that one sink has not applied, on all topics."""
 
-    def __init__(
-        self,
-        state: SinkState,
-        declared: Declared,
-        source: Source,
-        verified: Mapping[str, Mapping[str, tuple[Quantity | None, ...]]],
-    ) -> None:
-        """``verified``: by topic and event id in hex, the numbers of events that are not read again."""
-        self.state, self._verified = state, verified
+    def __init__(self, state: SinkState, declared: Declared, source: Source) -> None:
+        self.state = state
         spec = declared.sink(state.name) if state.is_declared else None
-        self.wanted = declared.wanted(spec)
         self.topics = set() if spec is None else set(spec.decoders)
         self.compared = [
             Compared(one, declared.addends(spec, one), state.totals[one.id], source.totals[one.id])
             for one in declared.comparisons_of(state.name)
             if spec is not None and not state.not_compared
         ]
-        self.report = SinkReport(
-            state.name,
-            [one.report for one in self.compared],
-            discarded=state.discarded,
-            duplicates=state.duplicates,
-            filtered=state.filtered,
-            not_compared=state.not_compared,
-        )
-        self.met: set[bytes] = set()  # letters whose event is on a topic or in the outbox
-        self.malformed: set[bytes] = set()  # letters whose invalid record is on a topic, and is a finding there
-        self._declared, self._source = declared, source
+        self.report = SinkReport.of(state, [one.report for one in self.compared])
+        self._names = [topic.name for topic in declared.topics]
+        self._wanted = declared.wanted(spec)
+        self._numbers, self._source = declared.numbers, source
+        self._met: set[str] = set()  # letters whose event is on a topic or in the outbox
+        self._malformed: set[str] = set()  # letters whose invalid record is on a topic, and is a finding there
 
-    def lack(
-        self, key: str, kind: int | None, numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool = False
-    ) -> None:
-        """See `Compared`."""
-        for one in self.compared:
-            one.lack(key, kind, numbers, is_in_flight=is_in_flight)
+    def meet(self, topic: str, identity: str) -> None:
+        """Note an invalid record of a topic."""
+        letter = self.state.letters.get(identity)
+        if letter is not None and letter.topic == topic:
+            self._malformed.add(identity)
 
-    def excuse(self, key: str) -> None:
-        """See `Compared`."""
-        for one in self.compared:
-            one.excuse(key)
-
-    def park(self, identity: bytes) -> None:
-        """Count an event, or a record that nobody can read, that is set aside."""
-        self.report.parked += 1
-        text = str(uuid.UUID(bytes=identity)) if len(identity) == EVENT_ID_BYTES else f"sha256:{identity.hex()}"
-        self.report.first_parked = min(self.report.first_parked or text, text)  # the oldest
-
-    def compare(self) -> None:
-        """Count the letters whose events are nowhere else, and compare the totals."""
-        for identity, letter in self.state.letters.items():
-            if identity not in self.met and letter.topic in self.topics:
-                self._count_letter(identity, letter)
-        for one in self.compared:
-            one.compare()
-
-    def _count_letter(self, identity: bytes, letter: Letter) -> None:
-        """Count what the topic has dropped, and the outbox has no more; its letter is what is left.
-
-        Nobody knows what the event in an invalid record adds, or whether the source has it.
-        """
-        if not letter.is_event:
-            if letter.is_open and identity not in self.malformed:
-                self.park(identity)
-            self.excuse(letter.key)
-            return
-        topic = next(topic for topic in self._declared.topics if topic.name == letter.topic)
-        of_topic = TopicTally(self, topic)
-        if (letter.kind is not None and not self.wanted[letter.kind]) or of_topic.is_based(letter.key, letter.version):
-            return
-        if letter.is_open:
-            self.park(identity)
-        known = self._source.versions.get(letter.topic, {}).get(letter.key)
-        is_foreign = known is not None and letter.version is not None and letter.version > known
-        if not is_foreign and not of_topic.is_superseded(letter.key, letter.version):
-            numbers = self._verified.get(letter.topic, {}).get(identity.hex(), letter.numbers)
-            self.lack(letter.key, letter.kind, numbers)
-
-
-class TopicTally:
-    """Counts the events of one topic that one sink has not applied."""
-
-    def __init__(self, tally: Tally, topic: EventTopic) -> None:
-        state = tally.state
-        self._tally, self._topic = tally, topic.name
-        self._wanted, self._reads = tally.wanted, topic.name in tally.topics
-        self._letters = state.letters
-        self._positions = state.positions.get(topic.name, {})
-        self._bases = state.bases.get(topic.name, {})
-        self._versions = state.versions.get(topic.name, {})
-
-    def is_based(self, key: str, version: int | None) -> bool:
-        """Whether the event is in the state that was taken from the source."""
-        return version is not None and version <= self._bases.get(key, 0)
-
-    def is_superseded(self, key: str, version: int | None) -> bool:
-        """Whether a later state makes up for the event."""
-        return self._tally.state.takes_states and version is not None and version <= self._versions.get(key, 0)
-
-    def meet(self, identity: bytes) -> None:
-        """Note an invalid record of the topic."""
-        letter = self._letters.get(identity)
-        if letter is not None and letter.topic == self._topic:
-            self._tally.malformed.add(identity)
-
-    def repeat(self, event: Delivered) -> None:
+    def repeat(self, key: str, kind: int, texts: Sequence[str | None]) -> None:
         """Note a duplicate."""
-        if self._wanted[event.kind]:
-            for one in self._tally.compared:
-                one.repeat(event)
+        if self._wanted[kind]:
+            for one in self.compared:
+                one.repeat(key, kind, self._numbers[kind].of(texts))
 
-    def add(
-        self,
-        event_id: bytes,
-        event: Written | Delivered,
-        place: TopicOffset | None,
-        fate: Fate = "relayed",
-        *,
-        is_foreign: bool = False,
-        is_refused: bool = False,
-    ) -> None:
-        """Count an event, which the topic has first at this place, unless the sink has applied it.
+    def add(self, event: Event, fate: Fate = "relayed", *, is_foreign: bool = False, is_refused: bool = False) -> None:
+        """Count an event, unless the sink has applied it.
 
         The source's totals contain it unless it is foreign. If it is refused, its record breaks the contract.
         """
-        if not (self._reads if event.kind is None else self._wanted[event.kind]):
+        topic, place = self._names[event.topic], event.place
+        if not (topic in self.topics if event.kind is None else self._wanted[event.kind]):
             return
-        has_seen = place is not None and place.offset < self._positions.get(place.partition, 0)
-        letter = self._letters.get(event_id)
+        positions = self.state.positions.get(topic, {})
+        has_seen = place is not None and place.offset < positions.get(place.partition, 0)
+        letter = self.state.letters.get(event.event_id)
         if letter is None and has_seen:
             return
         if letter is not None:
-            self._tally.met.add(event_id)
-            if not letter.is_of(self._topic, place):
+            self._met.add(event.event_id)
+            if not letter.is_of(topic, place):
                 letter = None
-        if self.is_based(event.key, event.version):
+        if self._is_based(topic, event.key, event.version):
             if letter is not None and letter.is_open and not letter.is_event:
-                self._tally.park(event_id)  # rebuilding from the source closes letters of events only
+                self._park(event.event_id)  # rebuilding from the source closes letters of events only
             return
         is_in_flight = False
         if letter is None:
             if has_seen or fate == "aged out":
                 return
             is_in_flight = fate != "lost"
-            self._tally.report.in_flight += is_in_flight
-            self._tally.report.lost += not is_in_flight
+            self.report.in_flight += is_in_flight
+            self.report.lost += not is_in_flight
         elif letter.is_open:
-            self._tally.park(event_id)
-        if is_foreign or self.is_superseded(event.key, event.version):
+            self._park(event.event_id)
+        if is_foreign or self._is_superseded(topic, event.key, event.version):
             return
         # What is left of an invalid record that the topic has dropped is its letter.
         is_unknown = is_refused or (place is None and letter is not None and not letter.is_event)
         if is_unknown and letter is not None and not letter.is_open:
-            self._tally.excuse(event.key)
-        else:
-            numbers = None if is_unknown else event.numbers
-            self._tally.lack(event.key, event.kind, numbers, is_in_flight=is_in_flight)
+            self._excuse(event.key)
+            return
+        numbers = None if is_unknown or event.kind is None else self._numbers[event.kind].of(event.texts, event.payload)
+        self._lack(event.key, event.kind, numbers, is_in_flight=is_in_flight)
+
+    def compare(self) -> None:
+        """Count the letters whose events are nowhere else, and compare the totals."""
+        for identity, letter in self.state.letters.items():
+            if identity not in self._met and letter.topic in self.topics:
+                self._count_letter(identity, letter)
+        for one in self.compared:
+            one.compare()
+
+    def _count_letter(self, identity: str, letter: Letter) -> None:
+        """Count what the topic has dropped, and the outbox has no more; its letter is what is left.
+
+        Nobody knows what the event in an invalid record adds, or whether the source has it.
+        """
+        topic, key, version = letter.topic, letter.key, letter.version
+        if not letter.is_event:
+            if letter.is_open and identity not in self._malformed:
+                self._park(identity)
+            self._excuse(key)
+            return
+        if (letter.kind is not None and not self._wanted[letter.kind]) or self._is_based(topic, key, version):
+            return
+        if letter.is_open:
+            self._park(identity)
+        known = self._source.versions.get(topic, {}).get(key)
+        is_foreign = known is not None and version is not None and version > known
+        if not is_foreign and not self._is_superseded(topic, key, version):
+            self._lack(key, letter.kind, letter.numbers)
+
+    def _is_based(self, topic: str, key: str, version: int | None) -> bool:
+        """Whether an event is in the state that was taken from the source."""
+        return version is not None and version <= self.state.bases.get(topic, {}).get(key, 0)
+
+    def _is_superseded(self, topic: str, key: str, version: int | None) -> bool:
+        """Whether a later state makes up for an event."""
+        applied = self.state.versions.get(topic, {}).get(key, 0)
+        return self.state.takes_states and version is not None and version <= applied
+
+    def _lack(
+        self, key: str, kind: int | None, numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool = False
+    ) -> None:
+        for one in self.compared:
+            one.lack(key, kind, numbers, is_in_flight=is_in_flight)
+
+    def _excuse(self, key: str) -> None:
+        for one in self.compared:
+            one.excuse(key)
+
+    def _park(self, identity: str) -> None:
+        """Count an event, or a record that nobody can read, that is set aside."""
+        self.report.parked += 1
+        self.report.first_parked = min(self.report.first_parked or identity, identity)  # the oldest

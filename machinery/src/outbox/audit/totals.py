@@ -1,8 +1,8 @@
-"""The totals that the queries of a comparison return, and which tables they read."""
+"""The totals that the queries of a comparison return, the tables that they read, and those that none reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -18,6 +18,30 @@ FETCH_ROWS = 10_000
 # The columns of a query are looked up before it is run: it may take minutes.
 COLUMNS = "SELECT * FROM (\n{query}\n) AS compared LIMIT 0"
 TOTALS = "SELECT {sink}, key, total, {version} FROM (\n{query}\n) AS compared"
+# What the migrations of the machinery make. A project compares its own tables.
+MACHINERY_TABLES = frozenset(
+    (
+        "applied_versions",
+        "base_versions",
+        "checkpoint_generations",
+        "dead_letters",
+        "key_versions",
+        "landed_events",
+        "positions",
+        "processed_changes",
+        "processed_events",
+        "skipped_events",
+    )
+)
+SINK_TABLES = """
+SELECT pg_class.oid::regclass::text
+  FROM pg_class
+  JOIN pg_namespace ON pg_namespace.oid = relnamespace
+  JOIN pg_attribute ON attrelid = pg_class.oid
+ WHERE relkind IN ('r', 'p') AND NOT relispartition AND attname = 'sink' AND NOT attisdropped
+   AND nspname <> 'information_schema' AND nspname NOT LIKE 'pg\\_%'
+ ORDER BY 1
+"""
 # By the name of a partition that of its table.
 TABLES = """
 SELECT DISTINCT coalesce(pg_partition_root(pg_class.oid), pg_class.oid)::regclass::text
@@ -83,6 +107,17 @@ def tables_read(connection: extensions.connection, comparison: Comparison) -> se
         read = list(_relations(plans))
         cursor.execute(TABLES, [[schema for schema, _ in read], [name for _, name in read]])
         return {table for (table,) in cursor}
+
+
+def sink_tables(cursor: extensions.cursor) -> list[str]:
+    """Every table with a column ``sink``, by the name that a query gives it."""
+    cursor.execute(SINK_TABLES)
+    return [table for (table,) in cursor]
+
+
+def uncompared_tables(cursor: extensions.cursor, read: Collection[str]) -> list[str]:
+    """The project's tables with rows per sink that are not among those that comparisons read."""
+    return [table for table in sink_tables(cursor) if table not in MACHINERY_TABLES and table not in read]
 
 
 def _relations(plan: Any) -> Iterator[tuple[str, str]]:

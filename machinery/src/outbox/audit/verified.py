@@ -27,7 +27,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from outbox.base.settings import Settings
 from outbox.events.values import KEY_MAX_BYTES
 
 IDENTITY_BYTES = 32
+FORMAT = 2  # of a stored point
 
 
 class Doubt(Exception):
@@ -68,22 +68,11 @@ class TopicPoint(msgspec.Struct, frozen=True):
     partitions: dict[str, int] = {}  # by key, also of events that came later
     since_ms: int = 0  # a row of the outbox from before this moment is verified
     letters: dict[str, bytes] = {}  # by sink, those of records before the point (`outbox.audit.letters.digest`)
-    # By event id in hex, the numbers of events before the point that have a dead letter which does not say them.
-    numbers: dict[str, tuple[Decimal | None, ...]] = {}
 
     @property
     def is_beginning(self) -> bool:
         """Whether nothing is verified."""
         return not self.next_offsets
-
-    @property
-    def end(self) -> TopicEnd:
-        """Where reading goes on."""
-        return TopicEnd(self.topic_id or None, dict(self.next_offsets))
-
-    def has(self, key: str, version: int | None) -> bool:
-        """Whether the event with this version of the key is verified."""
-        return version is not None and key in self.versions and version <= self.versions[key][1]
 
     def require_usual(self, topic: str, states: Iterable[SinkState], versions: Mapping[str, int] | None) -> None:
         """Raise Doubt if a sink that reads the topic, or the source, is not at or after this point."""
@@ -117,7 +106,7 @@ class Verified(msgspec.Struct, frozen=True):
     @property
     def ends(self) -> dict[str, TopicEnd]:
         """Where reading goes on, by topic."""
-        return {name: point.end for name, point in self.topics.items()}
+        return {name: TopicEnd(point.topic_id or None, dict(point.next_offsets)) for name, point in self.topics.items()}
 
     @property
     def since_ms(self) -> dict[str, int]:
@@ -128,6 +117,7 @@ class Verified(msgspec.Struct, frozen=True):
 def identity(settings: Settings, declared: Declared) -> str:
     """What is compared: a point is of use for the same only."""
     compared: dict[str, Any] = {
+        "format": FORMAT,
         "kafka": settings.kafka_bootstrap,
         "source": [settings.source_db_host, settings.source_db_port, settings.source_db_name],
         "sink": [settings.sink_db_host, settings.sink_db_port, settings.sink_db_name],
