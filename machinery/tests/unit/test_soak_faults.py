@@ -100,7 +100,8 @@ def test_each_connector_is_applied_and_its_releases_are_counted(
 ) -> None:
     ran: list[Sequence[str]] = []
 
-    def run(_: Settings, words: Sequence[str]) -> Done:
+    def run(_: Settings, words: Sequence[str], release: None) -> Done:
+        del release
         ran.append(words)
         connector = capturing.connectors[len(ran) - 1]
         said = f"{lifecycle.released(connector)}\n" if connector.is_outbox else ""
@@ -129,8 +130,7 @@ def test_a_rebuild_that_is_refused_tries_the_next_sink(
 ) -> None:
     tried: list[str] = []
 
-    def run(command: str, sink: str, *_: str, links: Sequence[str]) -> Done:
-        del links
+    def run(command: str, sink: str, *_: str, **__: object) -> Done:
         tried.append(sink)
         return failed("topic-incomplete") if sink in refused else Done(0, f"{command} of {sink}\n", "")
 

@@ -204,15 +204,18 @@ class Done:
         return lines[-1].strip()[:300] if lines else ""
 
 
-def run_command(settings: Settings, words: Sequence[str]) -> Done:
-    """Run an `outbox` command to its end, with exactly these settings.
+def run_command(settings: Settings, words: Sequence[str], release: Path | None = None) -> Done:
+    """Run an `outbox` command to its end, with exactly these settings, for the project or for an older release of it.
 
     The first Ctrl-C of a terminal, which ends the faults, does not reach it. Raises Failure once a signal has ended the
     run, and then the command is killed.
     """
+    command = _Released(words[0], settings, words)
+    command.release = release
     with subprocess.Popen(
         [sys.executable, "-c", CODED, *words],
-        env={**os.environ, **Command(words[0], settings, words).env()},
+        env={**os.environ, **command.env()},
+        cwd=release,  # the first place where it looks for the project's modules
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -432,9 +435,9 @@ class Testbed:
             cursor.execute(sql, parameters)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
 
-    def run(self, *words: str, links: Sequence[str] = ()) -> Done:
+    def run(self, *words: str, links: Sequence[str] = (), release: Path | None = None) -> Done:
         """Run an `outbox` command to its end, as an operator would beside everything; through links, if any."""
-        done = run_command(self.stack.through(*links), words)
+        done = run_command(self.stack.through(*links), words, release)
         for connector in self.connectors:
             self.released[connector.kind] += lifecycle.released(connector) in done.output
         return done

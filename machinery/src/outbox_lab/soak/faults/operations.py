@@ -347,10 +347,18 @@ class _Rollout:
         service.start()
 
     def deploy_sinks(self, *, is_older: bool) -> None:
-        """Restart all sinks for a release. What they read next shows that they are ready."""
+        """Restart all sinks for a release. What they read next shows that they are ready.
+
+        A sink refuses to ask for less than before, unless a person has decided that.
+        """
+        release = self._release(is_older=is_older)
         for process in self._testbed.sinks:
             process.stop()
-            process.release = self._release(is_older=is_older)
+            process.release = release
+            for sink in self._testbed.names_of(process) if is_older else ():
+                if sink in self.sinks:
+                    words = ("rewind", sink, "--to-positions", "--yes")
+                    run(self._testbed, *words, temporary={"sink-has-driver"}, release=release)
             process.spawn()
 
     def wait_applied(self, *, is_older: bool) -> None:
