@@ -20,7 +20,8 @@ from outbox import cli
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.project import Project
-from outbox.events import catalog, examples, revision
+from outbox.events import catalog
+from outbox_lab.events import examples, revision
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from tests.support.declared import EXAMPLE, Events, payload

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.sink",),
     ("outbox.sink.applying",),
     ("outbox.sink.discovery",),
-    ("outbox.sink.examination", "outbox.sink.repair", "outbox.sink.spark"),
+    ("outbox.sink.repair", "outbox.sink.spark"),
     ("outbox.sink.frames", "outbox.sink.applying.lakehouse"),
     ("outbox.sink.reading",),
     ("outbox.sink.running",),
@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.__main__", "outbox.submit"),
     ("outbox.__init__", "outbox.dbapi", "outbox.sinks", "outbox.spark", "outbox.web"),
     # What develops and proves.
+    ("outbox_lab.events",),
     ("outbox_lab.stack",),
     ("outbox_lab.walkthrough",),
     ("outbox_lab.soak",),

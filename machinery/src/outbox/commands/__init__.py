@@ -49,9 +49,6 @@ COMMANDS = {
         "outbox.commands.check:check_command",
         "compare source, topics and sinks: duplicates, losses, drift",
     ),
-    "events": Entry(
-        "Check", "outbox.commands.events:events", "the declared events; check examples, upcasters and edits"
-    ),
     "doctor": Entry("Check", "outbox.commands.doctor:doctor", "examine every hop, and say how to fix what is wrong"),
     "monitor": Entry(
         "Check",

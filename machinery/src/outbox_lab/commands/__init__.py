@@ -14,5 +14,8 @@ COMMANDS = {
     "reset": Entry("Run", "outbox_lab.commands.stack:reset", "stop the embedded stack and delete its data"),
     "status": Entry("Check", "outbox_lab.commands.stack:status", "the parts of the embedded stack"),
     "logs": Entry("Check", "outbox_lab.commands.stack:logs", "the log of one part of the embedded stack"),
+    "events": Entry(
+        "Check", "outbox_lab.commands.events:events", "the declared events; check examples, upcasters and edits"
+    ),
     "soak": Entry("Check", "outbox_lab.commands.soak:soak", "break every hop at random, and judge the result"),
 }

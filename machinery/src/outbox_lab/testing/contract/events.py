@@ -21,11 +21,11 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate
-from outbox.events.expansion import NotComparableError, Tree, expanded
 from outbox.events.schema import EventSchema
 from outbox.sink.decoding.decoder import DAY_MS
 from outbox.sink.decoding.records import Record
 from outbox.sink.spec import SinkSpec
+from outbox_lab.events.expansion import NotComparableError, Tree, expanded
 from outbox_lab.testing.contract import values
 
 KEYS = 2

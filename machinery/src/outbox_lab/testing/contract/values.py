@@ -1,6 +1,6 @@
 """Values that a JSON Schema allows, as Hypothesis strategies.
 
-The schema is the tree of `outbox.events.expansion`. The keywords that narrow a type make values. The validator of
+The schema is the tree of `outbox_lab.events.expansion`. The keywords that narrow a type make values. The validator of
 `append` and the sinks, which knows all other keywords, then leaves out those that are not valid. If none is left, the
 examples of the schema file serve.
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 
 from outbox.base.errors import Failure
-from outbox.events.expansion import RECURSION
+from outbox_lab.events.expansion import RECURSION
 
 Json = Any
 Rule = Mapping[str, Json]

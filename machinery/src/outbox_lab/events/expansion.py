@@ -1,7 +1,7 @@
 """A schema as a plain tree: its references are replaced by their targets, and its annotations are left out.
 
 Two schemas that differ only in how they are written (an inline rule or a `$ref`, a description, the order of the
-members) are the same tree. `outbox.events.compatibility` compares these.
+members) are the same tree. `outbox_lab.events.compatibility` compares these.
 """
 
 from __future__ import annotations

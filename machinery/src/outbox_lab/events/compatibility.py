@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outbox.events.catalog import AGGREGATE_FILE, Aggregate, Catalog, Finding
-from outbox.events.expansion import NotComparableError, Tree, expanded
 from outbox.events.schema import EventSchema
+from outbox_lab.events.expansion import NotComparableError, Tree, expanded
 
 Problem = tuple[str, str, str]  # rule, property, message
 

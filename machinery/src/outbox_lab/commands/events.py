@@ -12,9 +12,10 @@ from outbox.base import project
 from outbox.base.errors import Failure, plural
 from outbox.base.settings import Settings, load
 from outbox.commands import table
-from outbox.events import catalog, compatibility, examples, revision
+from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog, Finding
 from outbox.events.schema import EventSchema
+from outbox_lab.events import compatibility, examples, revision
 
 HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")
 
@@ -89,7 +90,7 @@ def check(published: str | None, as_json: bool) -> None:
 def _of_sinks(settings: Settings, before: Catalog | None) -> tuple[list[Finding], str | None]:
     """The problems of the project's sinks; and why its sinks are unknown, if it has none here."""
     try:
-        from outbox.sink import examination
+        from outbox_lab.events import examination
     except ImportError as error:  # beside a service, the libraries of sinks may not be installed
         return [], f"the sinks are not checked: {_line(error)}"
     try:
