@@ -50,7 +50,7 @@ def test_a_line_that_looks_like_a_section_is_reported(tmp_path: Path, line: str)
     "begin", ["SELECT 1;\n", "/* what\n-- it does */ SELECT 1;\n", "-- a comment\n\nSELECT 1\n;\n"]
 )
 def test_sql_before_the_first_section_is_reported(tmp_path: Path, begin: str) -> None:
-    with raises("sql-outside-section"):
+    with raises("sql-section-unknown"):
         projection_of(tmp_path, f"{begin}-- [apply]\nSELECT 2;")
 
 

@@ -160,7 +160,7 @@ SELECT kind, key, numbers FROM delivered JOIN repeats USING (topic, id) WHERE fi
 # Those that a sink has not read, or has a letter of.
 UNAPPLIED = """
 SELECT topic, masked(id)::VARCHAR, kind, key, version, numbers, NULL, partition, "offset", is_foreign
-  FROM relayed JOIN read_topics USING (topic) LEFT JOIN positions USING (topic, partition)
+  FROM relayed JOIN read_topics USING (topic) LEFT JOIN read_positions USING (topic, partition)
  WHERE "offset" >= coalesce(next_offset, 0) OR id IN (SELECT id FROM lettered)
 """
 APPLIED = """
@@ -299,7 +299,7 @@ class _Comparison:
         load("written", WRITTEN, source.events, "* EXCLUDE event_id, masked(event_id) AS id")
         versions = (source.versions.get(topic.declared.name, {}).items() for topic in self._topics)
         load("source_versions", {**BY_KEY, "version": pa.int64()}, _numbered(versions))
-        load("positions", POSITION, _numbered(topic.read_by_all().items() for topic in self._topics))
+        load("read_positions", POSITION, _numbered(topic.read_by_all().items() for topic in self._topics))
         load("read_topics", TOPIC, _numbered([()] if topic.states else [] for topic in self._topics))
         lettered = {one for tally in self._tallies for one in tally.state.letters if letters.has_event_id(one)}
         load("lettered", {"event_id": pa.string()}, ((one,) for one in lettered), "masked(event_id) AS id")
