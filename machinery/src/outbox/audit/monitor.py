@@ -142,29 +142,47 @@ def of_project(settings: Settings) -> Monitor:
     def slot() -> list[Metric]:
         rows = query(settings, SourceRole.AUDITOR, SLOT, [name])
         is_active, lag_bytes, is_lost = rows[0] if rows else (False, 0.0, True)
-        return [
-            _gauge("outbox_slot_active", "Whether a client reads the slot", {name: is_active}, "slot"),
-            _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", {name: lag_bytes}, "slot"),
-            _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", {name: is_lost}, "slot"),
-        ]
+        return slot_metrics(name, is_active=is_active, lag_bytes=lag_bytes, is_lost=is_lost)
 
-    def dead_letters() -> list[Metric]:
-        counts = dict(query(settings, SinkRole.AUDITOR, DEAD_LETTERS))
-        return [_gauge("outbox_dead_letters", "Records set aside and not resolved", counts, "sink")]
+    return Monitor(
+        {
+            "source": slot,
+            "sink": lambda: dead_letter_metrics(dict(query(settings, SinkRole.AUDITOR, DEAD_LETTERS))),
+            "connect": lambda: connector_metrics(name, lifecycle.status(settings, connector).is_running),
+        }
+    )
 
-    def running() -> list[Metric]:
-        is_running = lifecycle.status(settings, connector).is_running
-        documentation = "Whether the connector and its task run"
-        return [_gauge("outbox_connector_running", documentation, {name: is_running}, "connector")]
 
-    return Monitor({"source": slot, "sink": dead_letters, "connect": running})
+def slot_metrics(slot: str, *, is_active: bool, lag_bytes: float, is_lost: bool) -> list[Metric]:
+    """The metrics of a slot."""
+    return [
+        _gauge("outbox_slot_active", "Whether a client reads the slot", {slot: is_active}, "slot"),
+        _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", {slot: lag_bytes}, "slot"),
+        _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", {slot: is_lost}, "slot"),
+    ]
+
+
+def connector_metrics(connector: str, is_running: bool) -> list[Metric]:
+    """The metrics of a connector."""
+    documentation = "Whether the connector and its task run"
+    return [_gauge("outbox_connector_running", documentation, {connector: is_running}, "connector")]
+
+
+def dead_letter_metrics(counts: Mapping[str, int]) -> list[Metric]:
+    """The metrics of the sinks' dead letters."""
+    return [_gauge("outbox_dead_letters", "Records set aside and not resolved", counts, "sink")]
+
+
+def restart_counter(registry: CollectorRegistry) -> Counter:
+    """Counts how often the monitor has restarted a connector's task, by connector."""
+    return Counter("outbox_connector_restarts_total", "Restarts of its task", ["connector"], registry=registry)
 
 
 def serve(settings: Settings, every_s: float, report: Callable[[str], None], ended: threading.Event) -> None:
     """Serve the metrics, and check every so many seconds, until ``ended``. Raises Failure if the port is taken."""
     monitor, registry = of_project(settings), CollectorRegistry()
     registry.register(monitor)
-    restarted = Counter("outbox_connector_restarts_total", "Restarts of its task", ["connector"], registry=registry)
+    restarted = restart_counter(registry)
 
     def count(connector: str, error: str) -> None:
         restarted.labels(connector).inc()
