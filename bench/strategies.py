@@ -112,5 +112,5 @@ def _batches(spec: SinkSpec, batches: int, batch_events: int, days: int, keys: i
                 "occurred_at": pa.array([datetime.now(UTC)] * batch_events, pa.timestamp("us", tz="UTC")),
             }
         )
-        chunk = chunking.of_decoded(Decoded({EVENT: rows}, [], []))
+        chunk = chunking.of_decoded(Decoded({EVENT: rows}, []))
         yield Batch(topic, "bench", {0: start}, {0: start + batch_events}, chunk)
