@@ -83,7 +83,7 @@ def client(app: Flask, databases: Settings) -> Client:
 
 @pytest.fixture
 def database(databases: Settings) -> Database:
-    """What the sink database of the test holds."""
+    """The rows in the sink database of the test."""
     from tests.support.sink_driver import Database  # knows the project's jobs, which not every test needs
 
     return Database(databases)

@@ -529,7 +529,7 @@ class World:
 
     def check(self, outbox: Sequence[Event], books: Mapping[str, tuple[int, int]]) -> tuple[SinkReport, list[str]]:
         """What `outbox check` says of the sink, and the codes of all that it has found, of a source like this."""
-        known = declared.of(self.catalog, {NAME: self.spec}, {NAME: comparison_files.load(self.spec)})
+        known = declared.of_catalog(self.catalog, {NAME: self.spec}, {NAME: comparison_files.load(self.spec)})
         [topic], [comparison] = known.topics, known.all_comparisons
         kinds = {kind.row: number for number, kind in enumerate(known.kinds)}
         written = []

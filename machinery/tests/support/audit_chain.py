@@ -93,7 +93,7 @@ def declare(
     }
     job = SinkJob(name=SINK, events=names, projections=folder)
     spec = SinkSpec(SINK, job, strategy.find(takes), decoders, PostgresTarget())
-    return declared.of(known, {SINK: spec}, {SINK: comparisons})
+    return declared.of_catalog(known, {SINK: spec}, {SINK: comparisons})
 
 
 class Chain:

@@ -1,4 +1,4 @@
-"""Compare source, topics and sinks: DuckDB joins what was read before, and Python counts what is not as usual.
+"""Compare source, topics and sinks, after all of them were read. DuckDB joins the rows; Python judges the unusual ones.
 
 Which events count
     A record that breaks the contract counts in no drift, gap or loss. If it is an event of the outbox, nobody knows
@@ -157,7 +157,7 @@ SELECT events.topic, masked(id)::VARCHAR, events.kind, events.key, events.versio
 DUPLICATES = """
 SELECT kind, key, numbers FROM delivered JOIN repeats USING (topic, id) WHERE first <> (partition, "offset")
 """
-# Those that a sink has not read, or has a letter of.
+# Events on the topics that some sink has not read, or has set aside as a dead letter.
 UNAPPLIED = """
 SELECT topic, masked(id)::VARCHAR, kind, key, version, numbers, NULL, partition, "offset", is_foreign
   FROM relayed JOIN read_topics USING (topic) LEFT JOIN read_positions USING (topic, partition)
@@ -187,7 +187,7 @@ SELECT events.topic, min(occurred_ms)
 
 @dataclass(frozen=True)
 class Observed:
-    """What was read: the sinks first, then the topics, then the source."""
+    """The data to compare, in the order in which it was read: sinks, topics, source."""
 
     declared: Declared
     sinks: Sinks
@@ -217,7 +217,7 @@ class _Topic:
             point.require_usual(topic.name, self.states, seen.source.versions.get(topic.name))
 
     def fate(self, event: Event, occurred_ms: int, lowest: int | None, highest: int | None) -> Fate:
-        """What became of an event that the topic does not have. It has these versions of its key."""
+        """The fate of an event that the topic does not have. The topic has these versions of its key."""
         if not self.log.is_whole and self._is_dropped(event, occurred_ms, lowest):
             return "aged out"
         if event.version is None:
@@ -320,9 +320,9 @@ class _Comparison:
         store.run(EARLIEST)
         store.make("versions", VERSIONS, passes)
         store.run(KEYS)
-        for topic, latest_ms in self._store.rows("SELECT topic, max(latest_ms) FROM earliest GROUP BY topic"):
+        for topic, latest_ms in store.rows("SELECT topic, max(latest_ms) FROM earliest GROUP BY topic"):
             self._topics[topic].latest_ms = latest_ms
-        for topic, partition, offset, is_written in self._store.rows(UNUSUAL):
+        for topic, partition, offset, is_written in store.rows(UNUSUAL):
             what = "repeats a version that was verified" if is_written else "is not in the outbox"
             name, place = self._topics[topic].declared.name, TopicOffset(partition, offset)
             raise Doubt(f"topic {name}: the event at {place} {what}")

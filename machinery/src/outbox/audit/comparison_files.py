@@ -39,14 +39,16 @@ NUMBERS = {"bigint", "numeric"}
 
 
 class Addend(NamedTuple):
-    """What events of one kind add to a total: so many, or their number at a place; nobody knows if not ``is_known``."""
+    """The number that events of one kind add to a total: a fixed one, or that of a property; unknown if not
+    ``is_known``.
+    """
 
     sign: int
     place: int | None = None
     is_known: bool = True
 
     def of(self, numbers: Sequence[Quantity | None]) -> Quantity | None:
-        """What an event with these numbers adds; None if nobody knows."""
+        """The number that an event with these numbers adds; None if nobody knows."""
         if self.place is None:
             return self.sign
         number = numbers[self.place] if self.is_known else None

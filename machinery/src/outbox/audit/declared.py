@@ -1,4 +1,4 @@
-"""What a project declares, as a check needs it: topics, the kinds of events on them, sinks and their comparisons.
+"""The declarations of a project, as a check needs them: topics, the kinds of events on them, sinks and comparisons.
 
 A *kind* is one version of one event. Events are decoded as sinks that ask for the event get them: older versions become
 the newest by upcasters. A version that no upcaster takes stays as it is. Kinds and topics have numbers, because every
@@ -83,10 +83,14 @@ class Declared:
         return list({one.id: one for of_sink in self.comparisons.values() for one in of_sink}.values())
 
     @cached_property
+    def topic_by_name(self) -> Mapping[str, EventTopic]:
+        """The topics by their names."""
+        return {topic.name: topic for topic in self.topics}
+
+    @cached_property
     def numbers(self) -> list[Numbers]:
         """By kind, what finds the numbers of its events."""
-        topics = {topic.name: topic for topic in self.topics}
-        return [Numbers(topics[kind.topic], kind) for kind in self.kinds]
+        return [Numbers(self.topic_by_name[kind.topic], kind) for kind in self.kinds]
 
     def sink(self, name: str) -> SinkSpec | None:
         """The declaration of a sink, or of the sink that it is a copy of; None if it has none any more."""
@@ -102,7 +106,6 @@ class Declared:
 
     def addends(self, spec: SinkSpec, comparison: Comparison) -> list[Addend | None]:
         """By kind, what an event adds to the totals of a comparison; None if it adds nothing."""
-        topics = {topic.name: topic for topic in self.topics}
         found: list[Addend | None] = []
         for kind in self.kinds:
             name = name_in(spec, kind)
@@ -112,7 +115,7 @@ class Declared:
                 continue
             # A sink that has asked for an old version alone has other columns than the check.
             is_known = name == kind.event or kind.upcaster is None
-            place = topics[kind.topic].properties.index(adds.property)
+            place = self.topic_by_name[kind.topic].properties.index(adds.property)
             found.append(Addend(adds.sign, place, is_known=is_known))
         return found
 
@@ -149,7 +152,7 @@ def name_in(spec: SinkSpec, kind: Kind) -> str | None:
 
 
 def load(settings: Settings) -> Declared:
-    """What this project declares.
+    """The declarations of this project.
 
     Raises Failure if it declares no event, or if a comparison cannot be used.
     """
@@ -162,16 +165,16 @@ def load(settings: Settings) -> Declared:
         )
     sinks = discovery.sinks(settings)
     comparisons = {name: comparison_files.load(one) for name, one in sinks.items()}
-    return of(known, sinks, comparisons, settings.sink_id_age_max_days)
+    return of_catalog(known, sinks, comparisons, settings.sink_id_age_max_days)
 
 
-def of(
+def of_catalog(
     known: Catalog,
     sinks: Mapping[str, SinkSpec],
     comparisons: Mapping[str, Sequence[Comparison]],
     age_max_days: int = 3660,
 ) -> Declared:
-    """All that is declared by a catalog, sinks and their comparisons."""
+    """The declarations of a catalog, of sinks and of their comparisons."""
     kinds: list[Kind] = []
     topics: list[EventTopic] = []
     for number, (name, aggregates) in enumerate(known.topics.items()):

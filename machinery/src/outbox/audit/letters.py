@@ -82,9 +82,10 @@ def read(
     """By sink and identity, the letters that are open, and the discarded ones with an event id. An identity is that
     id, or a hash if the record has none.
 
-    Those of sinks whose result is ``elsewhere`` count as open, too, after a replay: the result may be older.
+    Some sinks have their results ``elsewhere``, and a restored result may be older than a replay. So replayed letters
+    of these sinks count as open too.
     """
-    topics = {topic.name: topic for topic in declared.topics}
+    topics = declared.topic_by_name
     found: dict[str, dict[str, Letter]] = defaultdict(dict)
     letters = rows(connection, LETTERS, [list(elsewhere)])
     while some := [_Stored(*row) for row in islice(letters, DECODED_AT_ONCE)]:
@@ -106,9 +107,9 @@ def read(
 
 
 def digest(letters: Mapping[str, Letter], topic: str, before: Mapping[int, int]) -> bytes:
-    """Of a sink's letters those that were written for records before these offsets of a topic, as one short value.
+    """A digest of the letters of a sink that were written for records before these offsets of a topic.
 
-    It differs if one of them comes, goes, is discarded, or turns out to hold a valid event.
+    The digest changes if one of them comes, goes, is discarded, or turns out to hold a valid event.
     """
     found = blake2b(digest_size=DIGEST_BYTES)
     for identity, letter in sorted(letters.items()):

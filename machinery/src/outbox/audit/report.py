@@ -1,4 +1,4 @@
-"""What a check found, as data."""
+"""The report of a check, as data."""
 
 from __future__ import annotations
 
@@ -20,17 +20,6 @@ COUNTS = (
     *("missing_versions", "repeated_versions", "spread_keys"),
 )
 N = TypeVar("N", bound="ComparisonReport | SinkReport | TopicReport")
-
-
-class Total:
-    """A property: the sum of a count with its name, over the topics of a report or the events of a topic."""
-
-    def __set_name__(self, _: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, report: Any, _: type) -> int:
-        parts = report.topics if isinstance(report, Report) else report.events.values()
-        return sum(getattr(part, self._name) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -92,7 +81,7 @@ class Malformed:
 
 @dataclass
 class EventCounts:
-    """What became of one event, in all its versions."""
+    """Counts of one event, in all its versions."""
 
     delivered: int = 0  # on the topic, duplicates too
     duplicates: int = 0
@@ -122,9 +111,20 @@ class TopicReport:
     foreign: Foreign = field(default_factory=Foreign)
     _gap: tuple[int, str] = (0, "")
 
-    duplicates = Total()  # records that repeat an event
-    in_flight = Total()  # events of the outbox that are not on the topic yet
-    pruned = Total()  # events that `outbox prune` may have deleted from the outbox
+    @property
+    def duplicates(self) -> int:
+        """The number of records that repeat an event."""
+        return sum(counts.duplicates for counts in self.events.values())
+
+    @property
+    def in_flight(self) -> int:
+        """The number of events of the outbox that are not on the topic yet."""
+        return sum(counts.in_flight for counts in self.events.values())
+
+    @property
+    def pruned(self) -> int:
+        """The number of events that `outbox prune` may have deleted from the outbox."""
+        return sum(counts.pruned for counts in self.events.values())
 
     def add_spread(self, key: str, partitions: Sequence[int]) -> None:
         """Count a key whose events are on several partitions."""
@@ -148,7 +148,7 @@ class TopicReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong. Duplicates are not: sinks must cope with them."""
+        """The problems of the topic. A duplicate is no problem: sinks must cope with it."""
         return [
             Finding(code, f"topic {self.name}: {text}", count, first, worst, topic=self.name)
             for code, text, count, first, worst in self._problems()
@@ -263,7 +263,7 @@ class SinkReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong with this sink."""
+        """The problems of this sink."""
         found = []
         for one in self.comparisons:
             if one.drift:
@@ -302,12 +302,44 @@ class Report:
     notes: list[str] = field(default_factory=list)  # what is not compared, and why
     verified: Verified | None = None  # where the next incremental check may begin
 
-    outbox_events, records, verified_before = Total(), Total(), Total()
-    duplicates, missing_versions, in_flight, pruned = Total(), Total(), Total(), Total()
+    @property
+    def outbox_events(self) -> int:
+        """The number of events in the outbox."""
+        return sum(topic.outbox_events for topic in self.topics)
+
+    @property
+    def records(self) -> int:
+        """The number of records on the topics."""
+        return sum(topic.records for topic in self.topics)
+
+    @property
+    def verified_before(self) -> int:
+        """The number of these records that an incremental check has not read again."""
+        return sum(topic.verified_before for topic in self.topics)
+
+    @property
+    def duplicates(self) -> int:
+        """The number of records that repeat an event."""
+        return sum(topic.duplicates for topic in self.topics)
+
+    @property
+    def missing_versions(self) -> int:
+        """The number of versions that are missing on the topics."""
+        return sum(topic.missing_versions for topic in self.topics)
+
+    @property
+    def in_flight(self) -> int:
+        """The number of events of the outbox that are not on their topic yet."""
+        return sum(topic.in_flight for topic in self.topics)
+
+    @property
+    def pruned(self) -> int:
+        """The number of events on the topics that `outbox prune` may have deleted from the outbox."""
+        return sum(topic.pruned for topic in self.topics)
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong."""
+        """All problems, those of topics first."""
         of_topics = [finding for topic in self.topics for finding in topic.findings]
         return of_topics + [finding for sink in self.sinks for finding in sink.findings]
 
@@ -330,7 +362,7 @@ class Report:
 
     @property
     def acknowledged(self) -> list[dict[str, Any]]:
-        """What an operator has discarded: by sink how many dead letters, and by reason."""
+        """Dead letters that an operator has discarded: by sink how many, and by reason."""
         return [
             {"sink": sink.name, "count": sum(sink.discarded.values()), "reasons": dict(sink.discarded)}
             for sink in self.sinks

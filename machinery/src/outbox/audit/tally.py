@@ -180,7 +180,7 @@ class Tally:
         self._lack(event.key, event.kind, numbers, is_in_flight=is_in_flight)
 
     def compare(self) -> None:
-        """Count the letters whose events are nowhere else, and compare the totals."""
+        """Count the dead letters whose events are neither on a topic nor in the outbox, and compare the totals."""
         for identity, letter in self.state.letters.items():
             if identity not in self._met and letter.topic in self.topics:
                 self._count_letter(identity, letter)

@@ -70,7 +70,7 @@ class Totals:
 def read_totals(
     connection: extensions.connection, comparison: Comparison, query: str, *, by_sink: bool = False
 ) -> dict[str, Totals]:
-    """What a query of a comparison returns: by sink, or all of it under the name ``""``.
+    """The totals that a query of a comparison returns: by sink, or all under the name ``""``.
 
     Raises Failure if the query cannot be run, or lacks a column.
     """

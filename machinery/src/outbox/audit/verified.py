@@ -1,4 +1,4 @@
-"""What a check has verified, so that the next one reads only what came since.
+"""The point up to which a check has verified everything: the next one reads only what came since.
 
 A check that finds no problem notes a *verified point*: for each topic and partition the offset up to which every sink
 had applied it, and for each key the versions up to there. An incremental check reads the topics from that point on, and
@@ -57,7 +57,7 @@ class EventsBefore(msgspec.Struct, frozen=True):
 
 
 class TopicPoint(msgspec.Struct, frozen=True):
-    """What is verified of a topic. Without arguments nothing is."""
+    """The verified part of a topic. Without arguments nothing is verified."""
 
     topic_id: str = ""
     next_offsets: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 def identity(settings: Settings, declared: Declared) -> str:
-    """What is compared: a point is of use for the same only."""
+    """A digest of what is compared: a point is of use for the same only."""
     compared: dict[str, Any] = {
         "format": FORMAT,
         "kafka": settings.kafka_bootstrap,

@@ -97,9 +97,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
         raise Failure(f"there is no dead letter {identity}", "`outbox dead-letters list --status all` lists them")
     if len(letters) > 1:
         sinks = ", ".join(letter["sink"] for letter in letters)
-        raise Failure(
-            f"several sinks have dead letter {identity}: {sinks}", "choose one by --sink", code="letter-unknown"
-        )
+        raise Failure(f"several sinks have dead letter {identity}: {sinks}", "choose one by --sink")
     found = _json(letters[0])
     click.echo(json.dumps(found, indent=2) if as_json else _page(found))
 

@@ -19,11 +19,13 @@ GUNICORN_MODULE = "outbox.http.serving"
 @click.command()
 def serve() -> None:
     """Run the service under gunicorn. On SIGTERM it completes the requests that have arrived, and exits."""
+    from outbox.http.app import FOLDER_VARIABLE
+
     module, function = _app(project.current().service)
     # An invalid setting is one line here, instead of a traceback from each worker.
     getattr(importlib.import_module(module), function)()
     # Each worker counts in a file, so that /metrics can add them up. The folder is removed at the end.
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp(prefix="outbox-metrics-")
+    os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="outbox-metrics-")
     gunicorn = [sys.executable, "-m", "gunicorn", "--config", f"python:{GUNICORN_MODULE}", f"{module}:{function}()"]
     os.execv(sys.executable, gunicorn)  # noqa: S606
 

@@ -124,7 +124,7 @@ def _measure(app: Flask, metrics: Metrics) -> None:
 def _trace(app: Flask) -> None:
     """Bind the trace id of a request to its log lines, and log the response of a sampled request.
 
-    The response is logged after the commit. If the process ends in between, only the sinks' lines exist.
+    The response is logged after the commit. If the process ends in between, the line is missing.
     """
 
     @app.before_request

@@ -46,7 +46,7 @@ COLUMNS = tuple(field.name for field in fields(Event))
 
 @dataclass(frozen=True)
 class Contract:
-    """What the project allows to be written."""
+    """The events that the project allows to be written."""
 
     catalog: Catalog
     validates: bool

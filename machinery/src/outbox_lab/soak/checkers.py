@@ -60,9 +60,9 @@ def _explains(fault: Injection, death: Death, grace_s: float) -> bool:
 
 
 def losses(run: RunRecord) -> Iterator[str]:
-    """What `outbox check` must not find. Hostile records are no loss.
+    """Losses that `outbox check` has found. A hostile record is no loss.
 
-    Foreign events are, and their totals are drift: both are right for those that a fault has sent, and for no other.
+    Foreign events are losses, and their totals are drift: right for those that a fault has sent, and for no others.
     """
     for one in run.checks:
         for problem in one.problems:
@@ -197,7 +197,7 @@ def wrong_numbers_of_events(run: RunRecord) -> Iterator[str]:
 
 
 def lost_events(run: RunRecord) -> Iterable[str]:
-    """What `outbox prune` has deleted is judged by `wrong_numbers_of_events`."""
+    """Events that the outbox has and no topic. Those that `outbox prune` has deleted: `wrong_numbers_of_events`."""
     return run.seen.source.outbox - run.seen.firsts.keys()
 
 

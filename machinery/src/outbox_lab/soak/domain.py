@@ -1,4 +1,4 @@
-"""What a project tells the soak, in one file: its clients, what their changes are, and what must always hold."""
+"""The domain that a project describes to the soak, in one file: clients, their changes, and what must always hold."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def foreign_keys(events: Iterable[ForeignEvent]) -> set[str]:
 
 
 class OlderRelease(NamedTuple):
-    """What an older release of the project lacks: a version of an event, which the service writes today.
+    """The version of an event that an older release of the project lacks, and that the service writes today.
 
     Its service writes the version before, and its sinks do not know the newer one.
     """

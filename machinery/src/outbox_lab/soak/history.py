@@ -58,7 +58,7 @@ class Operation:
 
     @property
     def outcome(self) -> Outcome:
-        """That of its first definite attempt; ``unknown`` without any."""
+        """The outcome of its first definite attempt; ``unknown`` without any."""
         return next((one.outcome for one in self.attempts if one.outcome != "unknown"), "unknown")
 
     @property

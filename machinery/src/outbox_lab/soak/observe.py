@@ -179,7 +179,7 @@ class _Sinks:
                 self._foreign_set_aside[sink][others[position]] = reason
 
     def sink(self, spec: SinkSpec) -> Sink:
-        """What a sink has. Raises Failure if nothing says what it must have."""
+        """The state of a sink. Raises Failure if nothing says what it must have."""
         comparisons = self._known.comparisons_of(spec.name)
         if not comparisons:
             raise Failure(
@@ -265,7 +265,7 @@ def require_copies(settings: Settings, domain: Domain, specs: Iterable[SinkSpec]
 
 
 class Captured:
-    """What a run has left of the captured tables, and of their changes on the topics."""
+    """The captured tables after a run, and their changes on the topics."""
 
     def __init__(self, settings: Settings, specs: Sequence[SinkSpec], dropped: Sequence[RowChange]) -> None:
         """``dropped``: what a fault has let topics drop."""
@@ -283,7 +283,7 @@ class Captured:
         return [one for one in self.changes if one.topic in spec.decoders and one.position not in self._dropped]
 
     def copies(self, domain: Domain) -> list[Copy]:
-        """What the source and the sinks have of the tables. Raises Failure if a query of the domain cannot be used."""
+        """The rows of source and sinks. Raises Failure if a query of the domain cannot be used."""
         return [self._copy(domain, one, topic) for topic in self._topics for one in self._readers(topic)]
 
     def _readers(self, topic: str) -> list[SinkSpec]:

@@ -47,7 +47,7 @@ class RunRecord:
     may_repeat: bool = False
     """Whether the relay may bring an event twice: Connect's exactly-once was off."""
     timeout_scale: float = 1.0
-    """What multiplied every deadline."""
+    """The factor that multiplied every deadline."""
 
     @property
     def foreign(self) -> list[ForeignRecord]:
@@ -75,7 +75,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for."""
+    """The plan of the run."""
 
     seed: int
     duration_s: float
@@ -85,7 +85,7 @@ class Plan:
     faults: Sequence[str]
     """The faults that were selected."""
     timeout_scale: float = 1.0
-    """What multiplies every deadline."""
+    """The factor that multiplies every deadline."""
 
 
 class Folder:
@@ -124,7 +124,7 @@ class Folder:
 
     @property
     def seen(self) -> Seen:
-        """What was left."""
+        """The state that the run has left."""
         events = self._lines("events.jsonl", TopicEvent)
         has_changes = (self.path / "row_changes.jsonl").is_file()
         row_changes = self._lines("row_changes.jsonl", RowChange) if has_changes else []

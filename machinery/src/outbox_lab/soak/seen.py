@@ -1,4 +1,4 @@
-"""What was seen of a run: faults, ends of processes and checks while it ran; source, topics and sinks after it."""
+"""Observations of a run: faults, ends of processes and checks while it ran; source, topics and sinks after it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Injection:
-    """What became of a planned fault."""
+    """The outcome of a planned fault."""
 
     planned: Planned
     evidence: str = ""  # empty if it has not happened
@@ -131,7 +131,7 @@ def checked(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checke
 
 
 class _OnTopic:
-    """What has a position on a topic."""
+    """A record with its position on a topic."""
 
     __slots__ = ()
     topic: str
@@ -235,7 +235,7 @@ class Copy:
 
 
 class Adds(NamedTuple):
-    """What an event adds to the total of its key: the number of a property, or 1; or that much less."""
+    """The number that an event adds to the total of its key: the number of a property, or 1; or that much less."""
 
     sign: int = 1
     property: str | None = None
@@ -243,7 +243,7 @@ class Adds(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedTotals:
-    """What one sink has of one comparison of `outbox.audit.comparison_files`, and what it should have."""
+    """The totals that one sink has for a comparison (`outbox.audit.comparison_files`), and those it should have."""
 
     name: str
     totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key, of the sink
@@ -253,7 +253,7 @@ class ComparedTotals:
     versions: Mapping[str, int] | None = None  # by key, the highest that the sink has applied, where it says so
 
     def added_by(self, event: TopicEvent) -> Decimal | None:
-        """What an event adds to the total of its key; None if this comparison is not about it."""
+        """The number that an event adds to the total of its key; None if this comparison is not about it."""
         adds = (self.adds or {}).get(event.type)
         if adds is None:
             return None
@@ -287,7 +287,7 @@ class Sink:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run has left once everything has settled: read once, kept in files, and judged by the checkers."""
+    """The state that a run leaves once everything has settled: read once, kept in files, judged by the checkers."""
 
     events: Sequence[TopicEvent] = ()  # the valid ones of the service, in the order of offsets within a partition
     source: Source = field(default_factory=Source)

@@ -99,7 +99,7 @@ def wrong_totals(run: RunRecord, sink: Sink, one: ComparedTotals) -> Iterator[st
 
 
 def _due(seen: Seen, sink: Sink, one: ComparedTotals) -> Totals:
-    """What a sink that recognises every repeat has to have."""
+    """The totals that a sink must have if it recognises every repeat."""
     if one.adds is None:
         return one.source
     due: dict[str, Decimal] = defaultdict(Decimal)
@@ -179,7 +179,7 @@ def foreign_events_set_aside(_: RunRecord, sink: Sink) -> Iterator[str]:
 
 
 def miscounted_foreign_events(run: RunRecord, sink: Sink) -> Iterator[str]:
-    """Of a sink that counts, the events whose count is not what their totals say."""
+    """Events whose count in the sink differs from what their totals say, if the sink counts."""
     for one in run.seen.foreign if sink.applied is not None else ():
         counted, applied = (sink.applied or {}).get(one.event.id, 0), sink.times(one.event)
         if one.event.id not in run.seen.firsts and applied is not None and applied != counted:

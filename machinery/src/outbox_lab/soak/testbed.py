@@ -185,7 +185,7 @@ except Failure as failure:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a command."""
+    """The end of a command."""
 
     status: int
     output: str
@@ -319,7 +319,7 @@ class Testbed:
 
     @property
     def sink_specs(self) -> Sequence[SinkSpec]:
-        """What the project declares of them."""
+        """The declarations of these sinks in the project."""
         known = discovery.sinks(self.settings) if self.sink_names else {}
         return [known[name] for name in self.sink_names]
 

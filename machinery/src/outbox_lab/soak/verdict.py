@@ -138,7 +138,7 @@ def judge(run: RunRecord, broken_off: str = "") -> Verdict:
 
 
 def _findings(judged: Iterable[tuple[str, Callable[[], Cases]]]) -> tuple[list[Finding], str]:
-    """What the checkers find, and which of them have failed: an answer may be nothing that the domain knows."""
+    """The findings, and the checkers that have failed: the domain may not know what a service has answered."""
     found: list[Finding] = []
     failed: list[str] = []
     for promise, check in judged:
@@ -155,7 +155,7 @@ def _findings(judged: Iterable[tuple[str, Callable[[], Cases]]]) -> tuple[list[F
 
 
 def _lacking(run: RunRecord) -> str:
-    """What a run without findings lacks to be valid. The operations that set it up do not count."""
+    """The reason why a run without findings is not valid, if any. The operations that set it up do not count."""
     if not run.seen.sinks:
         return "no sink was looked at"
     sent = [operation for operation in run.history.operations.values() if operation.attempts[0].client != SET_UP]

@@ -147,7 +147,7 @@ class Development:
                 self._show(name, line)
 
     def _changed(self) -> list[str]:
-        """What has changed since the last call. A change of the schema restarts the others too."""
+        """The parts whose files have changed since the last call. A change of the schema restarts the others too."""
         now = self._look()
         changed = [what for what in now if now[what] != self._seen[what]]
         self._seen = now

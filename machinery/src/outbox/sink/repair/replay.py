@@ -108,7 +108,9 @@ class Selection:
     since: datetime | None = None
     until: datetime | None = None
     status: Status = "open"
-    elsewhere: Sequence[str] = ()  # sinks whose results may be older than the letters: replayed ones count as open
+    # Sinks with their results outside the sink database. A restored result may have lost replayed events, so the
+    # replayed letters of these sinks pass the filter for open ones.
+    elsewhere: Sequence[str] = ()
 
     @property
     def is_narrow(self) -> bool:

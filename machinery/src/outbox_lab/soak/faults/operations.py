@@ -57,7 +57,7 @@ def _prune(testbed: Testbed) -> Done:
 
 
 def check(strike: Strike) -> str:
-    """What `outbox check` finds must come from other faults, and is not a loss."""
+    """Run `outbox check`. Its findings must come from other faults, and must be no loss."""
     testbed = strike.testbed
     done = run(testbed, "check", "--incremental", "--json", expected={"problems-found"})
     known = discovery.sinks(testbed.settings)
