@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,3 +80,28 @@ def test_images_are_built_from_both_packages(tmp_path: Path) -> None:
         there == {"outbox", "outbox_lab"} == {entry.parent.name for entry in install.HERE.parent.glob("*/__init__.py")}
     )
     assert (tmp_path / "context" / "src" / "outbox_lab" / "stack" / "connect.sh").is_file()
+
+
+@pytest.fixture
+def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, and an index that does not answer."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://localhost:9/simple")
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_whether_the_cache_has_all_packages(tmp_path: Path) -> None:
+    package, _ = PIN.findall((install.LOCKS / "service.txt").read_text())[0]
+    assert install.installed_from_cache([package])
+    assert not install.installed_from_cache(["--target", str(tmp_path / "packages"), package])
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_full_disk_is_reported_before_a_download(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(install, "installed_from_cache", lambda _: False)
+    monkeypatch.setattr(shutil, "disk_usage", {install.VENV: SimpleNamespace(free=3 * 1024**3)}.get)
+    with pytest.raises(SystemExit):
+        install.install("service")
+    assert "free disk" in capsys.readouterr().err
