@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         if not item.nodeid.endswith(item.name):
-            item._id = replace(item.id, names=(*item.id.names[:-1], item.name))
+            item._id = replace(item.id, names=(*item.id.names[:-1], item.name))  # noqa: SLF001 (pytest has no public way)
     shared = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
     if shared:
         raise pytest.UsageError(f"several tests have the id {shared[0]}")

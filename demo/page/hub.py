@@ -28,8 +28,8 @@ class Hub:
         """The logs and the tables, each with its greatest length."""
         self._changed = threading.Condition()
         self._limits = {**logs, **tables}
-        self._parts: dict[str, Json] = {}
-        self._logs: dict[str, list[Json]] = {name: [] for name in logs}
+        self.parts: dict[str, Json] = {}
+        self.logs: dict[str, list[Json]] = {name: [] for name in logs}
         self._tables: dict[str, dict[str, Json]] = {name: {} for name in tables}
         self._version = 0
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=CHANGES_KEPT)
@@ -45,7 +45,7 @@ class Hub:
     def part(self, name: str) -> Json:
         """A part as it is now; None if it does not exist."""
         with self._changed:
-            return self._parts.get(name)
+            return self.parts.get(name)
 
     def publish(
         self,
@@ -56,13 +56,13 @@ class Hub:
         """Replace parts, append to logs, change rows. Parts that are as they were are not sent."""
         with self._changed:
             change: dict[str, Json] = {}
-            fresh = {name: value for name, value in (parts or {}).items() if self._parts.get(name) != value}
+            fresh = {name: value for name, value in (parts or {}).items() if self.parts.get(name) != value}
             if fresh:
-                self._parts.update(fresh)
+                self.parts.update(fresh)
                 change["parts"] = fresh
             grown = {name: list(entries) for name, entries in (logs or {}).items() if entries}
             for name, entries in grown.items():
-                self._logs[name] = [*self._logs[name], *entries][-self._limits[name] :]
+                self.logs[name] = [*self.logs[name], *entries][-self._limits[name] :]
             if grown:
                 change["logs"] = grown
             rows = {name: list(changed) for name, changed in (tables or {}).items() if changed}
@@ -79,7 +79,7 @@ class Hub:
     def clear_log(self, name: str) -> None:
         """Empty a log. Subscribers get the whole document again."""
         with self._changed:
-            self._logs[name] = []
+            self.logs[name] = []
             self._recent.clear()
             self._version += 1
             self._changed.notify_all()
@@ -129,7 +129,7 @@ class Hub:
     def _document(self) -> bytes:
         if self._whole[0] != self._version:
             tables = {name: list(rows.values()) for name, rows in self._tables.items()}
-            whole = {"parts": self._parts, "logs": self._logs, "tables": tables, "limits": self._limits}
+            whole = {"parts": self.parts, "logs": self.logs, "tables": tables, "limits": self._limits}
             self._whole = (self._version, _frame("whole", whole))
         return self._whole[1]
 

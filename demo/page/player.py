@@ -38,16 +38,16 @@ class PagePlayer(Player, Desk):
     """
 
     def __init__(self) -> None:
-        self._hub = Hub(LOGS, TABLES)
-        self.screen = self._terminal = PageScreen(self._hub)
-        self._lesson = Lesson(self._hub, self._mark, self._played)
-        self._poller = Poller(self._read, self._hub)
-        self._asked: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=1)
+        self.hub = Hub(LOGS, TABLES)
+        self.screen = self._terminal = PageScreen(self.hub)
+        self._lesson = Lesson(self.hub, self._mark, self._played)
+        self._poller = Poller(self._read, self.hub)
+        self.asked_for: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=1)
         self._freedom = threading.Lock()  # of what follows, and of the page's word on it
-        self._is_free = False
+        self.is_free = False
         self._is_started = False  # whether the chain is
         self._probe: Probe | None = None
-        self._server: Server | None = None
+        self.server: Server | None = None
 
     # The player -------------------------------------------------------------------------------------------------------
 
@@ -62,23 +62,23 @@ class PagePlayer(Player, Desk):
 
     def wait(self) -> None:
         """Do what the page asks for, until Ctrl-C."""
-        self._finish()
+        self.finish()
         while True:
             try:
-                asked = self._asked.get(timeout=WAIT_S)
+                asked = self.asked_for.get(timeout=WAIT_S)
             except queue.Empty:
                 continue
             try:
                 asked()
             finally:
-                self._finish()
+                self.finish()
 
     def close(self) -> None:
         """Stop the page."""
         has_ended = self._poller.stop()
-        if self._server is not None:
-            self._hub.close()
-            self._server.stop()
+        if self.server is not None:
+            self.hub.close()
+            self.server.stop()
         if self._probe is not None and has_ended:  # else its connections are in use, and end with this process
             self._probe.close()
 
@@ -87,12 +87,12 @@ class PagePlayer(Player, Desk):
     def act(self, name: str) -> bool:
         """Begin an action."""
         action = ACTIONS[name]
-        return action.lacks(self._hands) is None and self._ask(action.label, lambda: self._do(action))
+        return action.lacks(self._hands) is None and self.ask(action.label, lambda: self._do(action))
 
     def lesson(self, verb: str) -> bool:
         """Play, pause, resume or step the lesson."""
         if verb == "play":
-            return self._ask("the lesson is played", self._play_again)
+            return self.ask("the lesson is played", self._play_again)
         return {"pause": self._lesson.pause, "resume": self._lesson.resume, "step": self._lesson.step}[verb]()
 
     def look_up(self, event_id: str) -> dict[str, Any] | None:
@@ -125,20 +125,20 @@ class PagePlayer(Player, Desk):
 
     def _serve(self) -> None:
         settings = load_settings()
-        server = self._server = _listening(settings.demo_host, settings.demo_port)
+        server = self.server = _listening(settings.demo_host, settings.demo_port)
         guard = Guard()
-        server.start(create_app(self._hub, self, guard))
+        server.start(create_app(self.hub, self, guard))
         self._poller.start()
         note = "" if settings.demo_host in LOOPBACK else " (`docker compose run --service-ports` publishes it)"
         self._terminal.address(f"http://127.0.0.1:{server.port}/#token={guard.token}", note)
 
-    def _ask(self, label: str, do: Callable[[], None]) -> bool:
+    def ask(self, label: str, do: Callable[[], None]) -> bool:
         with self._freedom:
-            if not self._is_free:
+            if not self.is_free:
                 return False
-            self._is_free = False
+            self.is_free = False
             self._show_stage(label)
-            self._asked.put_nowait(do)
+            self.asked_for.put_nowait(do)
         return True
 
     def _do(self, action: Action) -> None:
@@ -169,7 +169,7 @@ class PagePlayer(Player, Desk):
 
     def _play_again(self) -> None:
         """Another story on the same chain. Its failures are shown, and do not change this command's exit status."""
-        screen = PageScreen(self._hub)
+        screen = PageScreen(self.hub)
         story = Story(self._story.chain, self._story.workload, screen)
         has_failed = False
         self._poller.forget_settled()
@@ -203,9 +203,9 @@ class PagePlayer(Player, Desk):
             return not_readable(failure.message)
         return self._probe.read()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         with self._freedom:
-            self._is_free = True
+            self.is_free = True
             self._show_stage(None)
 
     def _report(self, text: str) -> None:
@@ -214,17 +214,17 @@ class PagePlayer(Player, Desk):
 
     def _mark(self, kind: str, text: str) -> None:
         self._poller.state.cause = text
-        self._hub.publish(logs={"marks": [{"at_ms": now_ms(), "kind": kind, "text": text}]})
+        self.hub.publish(logs={"marks": [{"at_ms": now_ms(), "kind": kind, "text": text}]})
 
     def _say(self, kind: str, label: str, text: str) -> None:
-        self._hub.publish(logs={"said": [{"at_ms": now_ms(), "kind": kind, "label": label, "text": text}]})
+        self.hub.publish(logs={"said": [{"at_ms": now_ms(), "kind": kind, "label": label, "text": text}]})
 
     def _show_stage(self, busy: str | None) -> None:
         actions = [
             {"name": name, "label": one.label, "hint": one.hint, "group": one.group, "lacks": one.lacks(self._hands)}
             for name, one in ACTIONS.items()
         ]
-        self._hub.publish({"stage": {"busy": busy, "actions": actions}})
+        self.hub.publish({"stage": {"busy": busy, "actions": actions}})
 
 
 def _forget_cause(state: State) -> None:

@@ -194,7 +194,7 @@ class World:
         self._folder = folder
         self._catalogs: dict[frozenset[str], Catalog] = {}
         self._idle: dict[str, list[Pooled]] = {}
-        self._now_ms = NOW_MS
+        self.now_ms = NOW_MS
         self._patch(patch)
         owners: dict[str, Role] = {
             settings.sink_db_name: SinkRole.OWNER,
@@ -229,7 +229,7 @@ class World:
         patch.setattr(discovery, "jobs", lambda _: [self.spec.job])
         patch.setattr(evidence, "event_topics", lambda _: [TOPIC])
         patch.setattr(connectors, "others", lambda _: [])
-        patch.setattr(decoder, "_now_ms", lambda: self._now_ms)
+        patch.setattr(decoder, "now_ms", lambda: self.now_ms)
         patch.setattr(topics, "describe", lambda *_: self.described)
         patch.setattr(topics, "first_offsets", lambda *_: {0: self.topic.first})
 
@@ -280,7 +280,7 @@ class World:
 
     def set_clock(self, days_ago: int) -> str:
         """Let the present be so many days ago. Returns the greatest id that is not from the future."""
-        self._now_ms = NOW_MS - days_ago * DAY_MS
+        self.now_ms = NOW_MS - days_ago * DAY_MS
         return real_id(0, days_ago - 1)
 
     # What is declared and deployed --------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class World:
 
     def publish(self, record: Record) -> Record:
         """Add a record to the topic. Returns it with its identity."""
-        made = _record(record, self._now_ms)
+        made = _record(record, self.now_ms)
         self.topic.records.append(made)
         self.topic.arrived.append(self._agings)
         if record.flaw == "missing id":

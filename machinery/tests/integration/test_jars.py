@@ -21,7 +21,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     jar.parent.mkdir(parents=True)
     jar.write_bytes(CONTENT)
     monkeypatch.setenv("OUTBOX_MAVEN_MIRROR", (tmp_path / "repository").as_uri())
-    monkeypatch.setattr(jars, "_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(jars, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(jars, "LOCK_FILE", tmp_path / "jars.lock")
     return jar
 

@@ -265,7 +265,7 @@ def test_down_ends_what_a_killed_start_has_left(seen: str, interrupted: Path) ->
 
 
 def test_two_commands_at_once_on_one_home_are_told_so(small: Stack) -> None:
-    with small._locked(), raises("stack-locked", str(small.home)):
+    with small.locked(), raises("stack-locked", str(small.home)):
         small.up(only=["postgres"])
 
 
@@ -561,7 +561,7 @@ def test_no_log_has_a_password(postgres: Postgres, postgres_stack: Stack) -> Non
         for name, value in talkative.items():
             postgres.psql(f"ALTER ROLE postgres SET {name} = '{value}'")
         begin = postgres.log_file.stat().st_size
-        postgres._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
+        postgres.run_psql(["-d", "postgres", "-f", str(ROLES_FILE)])
         logged = postgres.log_file.read_bytes()[begin:].decode()
     finally:
         postgres.psql("ALTER ROLE postgres RESET ALL")

@@ -61,7 +61,7 @@ def failure_during_stop() -> None:
 
     def make_with_lock(self: stream.Stream, **arguments: Any) -> None:
         make(self, **arguments)
-        self._applying = GivenToStop(self)  # type: ignore[assignment]
+        self.applying = GivenToStop(self)  # type: ignore[assignment]
 
     def apply(self: PostgresWriter, batch: Batch) -> Counts:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -75,12 +75,12 @@ def stop_before_apply() -> None:
     """The process is asked to stop when it has read a batch and not begun to apply it. Spark gets the time to record
     what the apply makes of that.
     """
-    read, stop = stream.Stream._read, stream.Stream._stop_query
+    read, stop = stream.Stream.read_part, stream.Stream.stop_query
 
     def read_until_stop(self: stream.Stream, waiting: deque[Part]) -> tuple[Batch, float]:
         found = read(self, waiting)
         os.kill(os.getpid(), signal.SIGTERM)
-        wait_for("the stop", lambda: self._stopping, timeout_s=TIMEOUT_S)
+        wait_for("the stop", lambda: self.is_stopping, timeout_s=TIMEOUT_S)
         return found
 
     def stop_late(self: stream.Stream, query: StreamingQuery) -> None:
@@ -91,7 +91,7 @@ def stop_before_apply() -> None:
         )
         stop(self, query)
 
-    patch(stream.Stream, _read=read_until_stop, _stop_query=stop_late)
+    patch(stream.Stream, read_part=read_until_stop, stop_query=stop_late)
 
 
 def short_waits() -> None:
@@ -243,20 +243,20 @@ class GivenToStop:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._lock.release()
         if error is not None:
-            wait_for("the stop", lambda: self._of._stopping, timeout_s=TIMEOUT_S)
+            wait_for("the stop", lambda: self._of.is_stopping, timeout_s=TIMEOUT_S)
 
 
 def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:
     """The process gets a signal when a sink is about to apply this part of its first batch."""
     patch(reader, PART_MAX_RECORDS=PART_RECORDS)
-    apply, parts = stream.Stream._apply_part, count(1)
+    apply, parts = stream.Stream.apply_part, count(1)
 
     def apply_one(self: stream.Stream, batch_id: int, batch: Batch, read_s: float) -> None:
         if self._spec.name == sink and next(parts) == number:
             os.kill(os.getpid(), which)
         apply(self, batch_id, batch, read_s)
 
-    patch(stream.Stream, _apply_part=apply_one)
+    patch(stream.Stream, apply_part=apply_one)
 
 
 def change(sink: str, **attributes: Any) -> None:

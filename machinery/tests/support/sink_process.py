@@ -60,8 +60,8 @@ class Publisher:
         config = {"transactional.id": f"test-{settings.topic_prefix}", "linger.ms": 5, "log_level": 0}
         self._producer = Producer({**client_config(settings), **config})
         self._producer.init_transactions()
-        self._versions: dict[str, int] = {} if continued is None else continued._versions
-        self._totals: dict[str, int] = {} if continued is None else continued._totals
+        self.versions: dict[str, int] = {} if continued is None else continued.versions
+        self.totals: dict[str, int] = {} if continued is None else continued.totals
 
     def events(self, count: int, keys: int = 5) -> list[Event]:
         """Fresh events, in the order of their keys' versions, all quantities different."""
@@ -85,9 +85,9 @@ class Publisher:
         self.send_records(self._topic, [Record(None if key is None else key.encode(), encoded, value, NOW_MS)])
 
     def _event(self, key: str, quantity: int) -> Event:
-        version = self._versions.get(key, 0) + 1
-        self._versions[key] = version
-        self._totals[key] = total = self._totals.get(key, 0) + quantity
+        version = self.versions.get(key, 0) + 1
+        self.versions[key] = version
+        self.totals[key] = total = self.totals.get(key, 0) + quantity
         return Event(uuid7(RANDOM), key, quantity, version, total_after=total)
 
     def _end(self, abort: bool) -> None:

@@ -104,7 +104,7 @@ def test_spark_s_driver_logs_as_the_project_s_file_says(
     monkeypatch.setattr(archive, "options", lambda *_: [])
 
     def used() -> str:
-        option = session._launch(settings, ())["spark.driver.extraJavaOptions"].split()[0]
+        option = session.launch_config(settings, ())["spark.driver.extraJavaOptions"].split()[0]
         return option.removeprefix("-Dlog4j2.configurationFile=")
 
     assert session.LOG_CONFIG.exists()

@@ -49,6 +49,6 @@ def test_no_jar_for_spark_is_another_copy_of_one_that_pyspark_has() -> None:
 
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(jars, "_cache", lambda: tmp_path / "file" / "jars")
+    monkeypatch.setattr(jars, "cache_folder", lambda: tmp_path / "file" / "jars")
     with raises("jars-not-writable", str(tmp_path)):
         jars.resolve("lakehouse")

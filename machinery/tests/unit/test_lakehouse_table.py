@@ -41,7 +41,7 @@ def state(settings: Settings, query: str = TOTALS) -> SinkState:
     file = settings.home / "totals.sql"
     file.write_text(query)
     known = SinkState(NAME, {"t": {0: 1}}, totals={"stock": Totals()})
-    return sinks._of_target(known, table.read(settings, NAME, file))
+    return sinks.with_target(known, table.read(settings, NAME, file))
 
 
 def test_sums_of_many_digits_are_exact(lake: Settings) -> None:

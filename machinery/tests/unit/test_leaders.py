@@ -16,6 +16,6 @@ def test_a_partition_without_a_leader_is_unavailable(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(topics, "REQUEST_TIMEOUT_S", 0.01)
     with pytest.raises(Failure) as raised:
-        topics._led("orders", ask)
+        topics.ask_leaders("orders", ask)
     assert not isinstance(raised.value, WaitTimeoutError)
     assert raised.value.code == "kafka-unavailable"

@@ -36,7 +36,7 @@ SERVER = 'connection to server at "127.0.0.1", port 15041 failed: FATAL:  '
 )
 def test_a_login_that_fails_for_now_is_not_refused_for_good(tmp_path: Path, said: str, code: str) -> None:
     settings = load(tmp_path, environment=False)
-    assert database._refusal(settings, SinkRole.WRITER, [SERVER + said])[2] == code
+    assert database.refusal_of(settings, SinkRole.WRITER, [SERVER + said])[2] == code
 
 
 PASSWORD = "a-secret"

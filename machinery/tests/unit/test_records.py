@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection
-from outbox.kafka.records import _size_bytes
+from outbox.kafka.records import size_bytes
 from outbox.sink.decoding.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
 from outbox.sink.decoding.records import Decoded, Record, Records
 from tests.support.made_events import DECODER, NOW_MS, as_read
@@ -164,7 +164,7 @@ def both_ways(records: Records, decoder: RecordDecoder = DECODER) -> Decoded:
 
 def test_a_header_weighs_what_its_objects_take() -> None:
     many = Message("t", 0, 1, value=b"v", headers=[("h", b"")] * 10_000)
-    assert _size_bytes([many]) >= 1_000_000
+    assert size_bytes([many]) >= 1_000_000
 
 
 class TestRecords:

@@ -85,7 +85,7 @@ def test_the_chain_is_torn_down_when_the_player_cannot_be_closed(monkeypatch: py
     story = SimpleNamespace(tear_down=lambda: ended.append("the chain"))
     monkeypatch.setattr(player, "load", Careless)
     monkeypatch.setattr(workload, "load", lambda _: SimpleNamespace())
-    monkeypatch.setattr(demo, "_processes", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(demo, "chain_of_processes", lambda *_: SimpleNamespace())
     monkeypatch.setattr(demo, "Story", lambda *_: story)
     with pytest.raises(RuntimeError, match="hangs"):
         demo.demo.main(["--once"], standalone_mode=False)

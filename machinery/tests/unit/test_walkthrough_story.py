@@ -245,8 +245,8 @@ def tell(
     monkeypatch.setattr(story, "Rest", lambda _: SimpleNamespace(restart_task=lambda: None))
     monkeypatch.setattr(story, "Traffic", lambda *_, **__: traffic)
     monkeypatch.setattr(crash, "Window", lambda *_: Window(model))
-    monkeypatch.setattr(Story, "_published", lambda _: next(published))
-    monkeypatch.setattr(Story, "_unrelayed", lambda _: unrelayed)
+    monkeypatch.setattr(Story, "published_events", lambda _: next(published))
+    monkeypatch.setattr(Story, "unrelayed_events", lambda _: unrelayed)
     told = Told()
     one = Story(model, workload or Workload(), told)
     try:

@@ -63,7 +63,7 @@ class Fixed:
 
 
 def traffic(service: Service, workload: Fixed, monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    monkeypatch.setattr(Traffic, "_session", lambda _: service)
+    monkeypatch.setattr(Traffic, "session", lambda _: service)
     return Traffic(load(Path("/nonexistent"), environment=False, service_token=SecretStr("secret")), workload)
 
 

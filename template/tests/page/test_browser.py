@@ -202,7 +202,7 @@ def test_nothing_is_green_before_all_has_come(page: Page, stage: Stage) -> None:
 
 
 def test_server_without_data_empties_the_page_without_an_error(page: Page, stage: Stage) -> None:
-    stage.hub._parts.clear()
+    stage.hub.parts.clear()
     stage.hub.clear_log("said")  # everybody gets the whole document
     expect(page.locator(".card")).to_have_count(0)
     expect(page.locator("#said p")).to_have_count(0)

@@ -93,7 +93,7 @@ def played(settings: Settings, story: Told, monkeypatch: pytest.MonkeyPatch) -> 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     yield made
-    wait_for("the player to be free", lambda: made._ask("the end", _end), timeout_s=10)
+    wait_for("the player to be free", lambda: made.ask("the end", _end), timeout_s=10)
     assert ended.wait(10)
     made.close()
 
@@ -103,7 +103,7 @@ def _end() -> None:
 
 
 def said(made: PagePlayer) -> list[dict[str, Any]]:
-    return list(made._hub._logs["said"])
+    return list(made.hub.logs["said"])
 
 
 def _has_said(made: PagePlayer, count: int) -> bool:
@@ -114,7 +114,7 @@ def test_the_story_is_played_and_the_address_is_on_the_terminal(
     capsys: pytest.CaptureFixture[str], played: PagePlayer, story: Told
 ) -> None:
     assert story.played == list(range(6))
-    assert f"http://127.0.0.1:{played._server and played._server.port}/#token=" in capsys.readouterr().out
+    assert f"http://127.0.0.1:{played.server and played.server.port}/#token=" in capsys.readouterr().out
 
 
 def test_each_start_has_a_token_of_its_own(
@@ -141,7 +141,7 @@ def test_one_thing_is_done_at_a_time(played: PagePlayer, monkeypatch: pytest.Mon
     monkeypatch.setitem(ACTIONS, "burst", Action("Slow", "", "traffic", slow))
     wait_for("the first action to be taken", lambda: played.act("burst"), timeout_s=10)
     assert begun.wait(10)
-    assert played._hub.part("stage")["busy"] == "Slow"
+    assert played.hub.part("stage")["busy"] == "Slow"
     assert not played.act("transfer")
     assert not played.lesson("play")
     go_on.set()
@@ -172,14 +172,14 @@ def test_an_unexpected_error_of_an_action_does_not_end_the_demo(
 
 
 def test_what_this_chain_cannot_do_is_not_offered_and_is_refused(played: PagePlayer) -> None:
-    lacks = {one["name"]: one["lacks"] for one in played._hub.part("stage")["actions"]}
+    lacks = {one["name"]: one["lacks"] for one in played.hub.part("stage")["actions"]}
     assert lacks.keys() == ACTIONS.keys()
     assert lacks["stop-kafka"]  # why: its process is out of reach
     assert lacks["rewind-naive"]
     assert lacks["transfer"] is None
-    wait_for("the player to be free", lambda: played._is_free, timeout_s=10)
+    wait_for("the player to be free", lambda: played.is_free, timeout_s=10)
     assert not played.act("stop-kafka")
-    assert played._is_free
+    assert played.is_free
     for ask in (played.act, played.lesson):
         with pytest.raises(KeyError):
             ask("nothing")
@@ -200,9 +200,9 @@ def test_a_lesson_that_fails_is_stopped_and_the_chain_is_repaired(
 def test_an_action_that_ends_at_once_leaves_the_player_free(
     played: PagePlayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_for("the player to be free", lambda: played._is_free, timeout_s=10)
+    wait_for("the player to be free", lambda: played.is_free, timeout_s=10)
     finished = threading.Event()
-    finish, put = played._finish, played._asked.put_nowait
+    finish, put = played.finish, played.asked_for.put_nowait
 
     def noted_finish() -> None:
         finish()
@@ -212,12 +212,12 @@ def test_an_action_that_ends_at_once_leaves_the_player_free(
         put(do)
         finished.wait(1)  # the other thread may do it now
 
-    monkeypatch.setattr(played, "_finish", noted_finish)
-    monkeypatch.setattr(played._asked, "put_nowait", put_and_let_it_end)
-    assert played._ask("Short", lambda: None)
+    monkeypatch.setattr(played, "finish", noted_finish)
+    monkeypatch.setattr(played.asked_for, "put_nowait", put_and_let_it_end)
+    assert played.ask("Short", lambda: None)
     assert finished.wait(10)
-    assert played._is_free
-    assert played._hub.part("stage")["busy"] is None
+    assert played.is_free
+    assert played.hub.part("stage")["busy"] is None
 
 
 def test_a_chain_that_has_not_started_offers_no_broker(settings: Settings) -> None:

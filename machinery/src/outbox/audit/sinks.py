@@ -83,7 +83,7 @@ def read(settings: Settings, declared: Declared) -> Sinks:
         states = [_as_declared(state, declared, totals) for state in states if _is_ours(state, declared)]
         read_by_any = set[str]().union(*(tables_read(connection, one) for one in queries))
         return Sinks(
-            [state if state.name not in targets else _of_target(state, targets[state.name]) for state in states],
+            [state if state.name not in targets else with_target(state, targets[state.name]) for state in states],
             letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
             uncompared_tables(cursor, read_by_any | _remembered(declared)),
         )
@@ -132,7 +132,7 @@ def versions_of(
     return found
 
 
-def _of_target(state: SinkState, target: TargetState) -> SinkState:
+def with_target(state: SinkState, target: TargetState) -> SinkState:
     """The state of a sink whose result is not in the sink database: positions and dead letters as of that result.
 
     If that result cannot be read, its open dead letters count as set aside, as for other sinks.

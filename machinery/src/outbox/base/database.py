@@ -67,7 +67,7 @@ def connect(settings: Settings, role: Role) -> connection:
         name = settings.role_name(role)
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {name}"
         lines = [line for line in str(error).strip().splitlines() if not line.startswith("\t")]  # libpq's own advice
-        reason, remedy, code = _refusal(settings, role, lines)
+        reason, remedy, code = refusal_of(settings, role, lines)
         raise Failure(f"{where}: {reason}", remedy, code=code) from error
 
 
@@ -115,7 +115,7 @@ def column_names(connection: connection, relation: str) -> set[str]:
         return {name for (name,) in cursor}
 
 
-def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str, str, str]:
+def refusal_of(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str, str, str]:
     """Why a login failed: the most informative line of libpq, the remedy, and the failure's code.
 
     libpq reports one line per attempt. After a refused attempt with TLS it may try one without, which a server may

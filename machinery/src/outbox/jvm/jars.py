@@ -77,7 +77,7 @@ def resolve(configuration: str, report: Progress = lambda _: None, ivy_file: Pat
     is_ours = ivy_file == IVY_FILE
     together = _set(configuration) if is_ours else tuple(CONFIGURATION.findall(ivy_file.read_text()))
     version = hashlib.sha256((LOCK_FILE if is_ours else ivy_file).read_bytes()).hexdigest()[:12]
-    folder = _cache() / f"{version}-{together[0]}"
+    folder = cache_folder() / f"{version}-{together[0]}"
     if not folder.exists():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def lock() -> None:
     LOCK_FILE.write_text(header + "".join(" ".join(jar) + "\n" for jar in found))
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     return platformdirs.user_cache_path("outbox") / "jars"
 
 

@@ -231,7 +231,7 @@ def _stops(name: str, messages: Iterable[Message]) -> Sequence[Message]:
 
 def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int]) -> Sequence[Message]:
     """The records between the first offset and the end of a partition that was not read before them."""
-    # By columns, as in `_size_bytes`: without a call in Python for each record.
+    # By columns, as in `size_bytes`: without a call in Python for each record.
     places: Iterable[tuple[Message, Any, Any]] = zip(
         messages, map(Message.partition, messages), map(Message.offset, messages), strict=True
     )
@@ -245,7 +245,7 @@ def _selected(messages: Sequence[Message], within: Within, end: Mapping[int, int
 def _sized(parts: Iterable[Sequence[Message]]) -> Iterator[tuple[Sequence[Message], int]]:
     """The records in parts that are bounded in bytes, each with its size. None is empty."""
     for messages in parts:
-        size = _size_bytes(messages)
+        size = size_bytes(messages)
         if size <= BATCH_BYTES:
             if messages:
                 yield messages, size
@@ -253,7 +253,7 @@ def _sized(parts: Iterable[Sequence[Message]]) -> Iterator[tuple[Sequence[Messag
         part, size = list[Message](), 0
         for message in messages:
             part.append(message)
-            size += _size_bytes([message])
+            size += size_bytes([message])
             if size > BATCH_BYTES:
                 yield part, size
                 part, size = [], 0
@@ -261,7 +261,7 @@ def _sized(parts: Iterable[Sequence[Message]]) -> Iterator[tuple[Sequence[Messag
             yield part, size
 
 
-def _size_bytes(messages: Sequence[Message]) -> int:
+def size_bytes(messages: Sequence[Message]) -> int:
     """About how many bytes values, keys and headers have together."""
     headers = list(map(headers_of, messages))
     others = filter(None, chain(map(Message.key, messages), chain.from_iterable(chain.from_iterable(headers))))

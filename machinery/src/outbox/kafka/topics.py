@@ -174,7 +174,7 @@ def offsets_since(settings: Settings, name: str, moment: datetime) -> dict[int, 
     at_ms = round(moment.timestamp() * 1000)
     query = [TopicPartition(name, number, at_ms) for number in range(describe(settings, name).partitions)]
     with consumer(settings) as client:
-        found = _led(name, lambda: client.offsets_for_times(query, timeout=request_timeout_s()))
+        found = ask_leaders(name, lambda: client.offsets_for_times(query, timeout=request_timeout_s()))
     return {place.partition: place.offset for place in found if place.offset >= 0}
 
 
@@ -192,7 +192,7 @@ def watermarks(
         def of(number: int) -> tuple[int, int] | None:
             return client.get_watermark_offsets(TopicPartition(name, number), timeout=request_timeout_s())
 
-        return {number: _led(name, partial(of, number)) for number in partitions}
+        return {number: ask_leaders(name, partial(of, number)) for number in partitions}
 
 
 def wait_decided(settings: Settings, name: str, timeout_s: float) -> dict[int, int]:
@@ -209,7 +209,7 @@ def wait_decided(settings: Settings, name: str, timeout_s: float) -> dict[int, i
     return wait_for(f"the transactions on topic {name} to end", decided, timeout_s=timeout_s, poll_s=0.2)
 
 
-def _led(name: str, ask: Callable[[], T | None]) -> T:
+def ask_leaders(name: str, ask: Callable[[], T | None]) -> T:
     """The answer of a partition's leader, once there is one."""
 
     def answer() -> T | None:

@@ -62,7 +62,7 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
     story, is_over = None, False
     try:
         planned = workload.load(seed)
-        chain = _processes(planned, screen.progress) if shared is None else _containers(planned, shared)
+        chain = chain_of_processes(planned, screen.progress) if shared is None else chain_of_containers(planned, shared)
         again = f"make demo SEED={seed}" if shared is None else f"docker compose run --build --rm demo --seed {seed}"
         screen.say(f"seed {seed} ({again} plays the same traffic)")
         story = Story(chain, planned, screen)
@@ -99,7 +99,7 @@ def _home() -> Path:
     return project.current().home / "demo"
 
 
-def _processes(planned: Workload, report: Callable[[str], None]) -> Chain:
+def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chain:
     """A new, empty stack, and the sinks in one process. It starts as the first fault needs it: exactly-once is off."""
     from outbox_lab.stack.stack import Stack
     from outbox_lab.walkthrough.processes import Processes
@@ -111,7 +111,7 @@ def _processes(planned: Workload, report: Callable[[str], None]) -> Chain:
     return Processes(settings, watched(discovery.sinks(settings), planned))
 
 
-def _containers(planned: Workload, shared: Path) -> Chain:
+def chain_of_containers(planned: Workload, shared: Path) -> Chain:
     """The containers beside this one."""
     from outbox_lab.walkthrough.containers import Containers
 

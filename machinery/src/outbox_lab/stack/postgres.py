@@ -78,7 +78,7 @@ class Postgres(Process):
     def wait_ready(self) -> None:
         super().wait_ready()
         # At every start: the first one may have been interrupted before.
-        self._psql(["-d", "postgres", "-f", str(ROLES_FILE)])
+        self.run_psql(["-d", "postgres", "-f", str(ROLES_FILE)])
 
     def owns(self, process: psutil.Process) -> bool:
         # A backend overwrites its environment, and our mark, with its title. It still works in the data folder.
@@ -94,9 +94,9 @@ class Postgres(Process):
 
     def psql(self, command: str, dbname: str = "postgres", check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run SQL as the superuser and return psql's output, rows unaligned. Raises Failure if it fails."""
-        return self._psql(["-d", dbname, "-Atc", command], check=check)
+        return self.run_psql(["-d", dbname, "-Atc", command], check=check)
 
-    def _psql(self, arguments: Sequence[str], check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run_psql(self, arguments: Sequence[str], check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self.program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments],
             env={

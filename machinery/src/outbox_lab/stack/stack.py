@@ -75,7 +75,7 @@ class Stack:
 
         Raises Failure naming the part that did not start, with the end of its log.
         """
-        with self._locked(), self._addresses() as chosen:
+        with self.locked(), self._addresses() as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
             file = self._given.stack_env_file
             generated = envfile.generate([*envfile.SECRETS, *envfile.EMBEDDED])
@@ -121,7 +121,7 @@ class Stack:
         stopped = 0
         for home in sorted({home for home, _ in _marked(self.home)} - {self.home}):
             stopped += Stack(load(home, environment=False)).down(report, gently=gently)
-        with self._locked(create=False):
+        with self.locked(create=False):
             for process in [*self._others(), *(self.part(name) for name in reversed(self.parts))]:
                 if process.processes():  # also children that a crash left behind
                     report(f"{process.name}: stopping")
@@ -176,7 +176,7 @@ class Stack:
             process.stop()
 
     @contextmanager
-    def _locked(self, *, create: bool = True) -> Iterator[None]:
+    def locked(self, *, create: bool = True) -> Iterator[None]:
         """Lock the home: two commands at once would start everything twice.
 
         Without ``create`` nothing is made: a home without a lock is one where nobody starts anything.

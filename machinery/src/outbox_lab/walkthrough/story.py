@@ -222,7 +222,7 @@ class Story:
         The mode of the killed worker decides what is resent: it has stored an offset with each event, or later.
         """
         worker = self.chain.worker
-        published = self._published()
+        published = self.published_events()
         finish = self._traffic.start(REQUESTS_FAULT)
 
         def enough(relayed: int) -> None:
@@ -231,19 +231,19 @@ class Story:
 
         wait_for(
             "the worker to publish",
-            lambda: self._published() >= published + PUBLISHED_EVENTS,
+            lambda: self.published_events() >= published + PUBLISHED_EVENTS,
             timeout_s=60,
             needs=lambda: enough(PUBLISHED_EVENTS),
         )
         worker.pause()
-        relayed = self._published() - published
+        relayed = self.published_events() - published
         wait_for(
             "events of requests that Workload.plan() returns to pile up",
-            lambda: self._unrelayed() >= BACKLOG_EVENTS,
+            lambda: self.unrelayed_events() >= BACKLOG_EVENTS,
             timeout_s=60,
             needs=lambda: enough(relayed),
         )
-        unrelayed, pid = self._unrelayed(), worker.pid()
+        unrelayed, pid = self.unrelayed_events(), worker.pid()
         self.chain.request(exactly_once=True)
         worker.kill()
         self._screen.expect(
@@ -298,11 +298,11 @@ class Story:
         needs = self.chain.worker.require_running
         return wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
 
-    def _published(self) -> int:
+    def published_events(self) -> int:
         names = catalog.of_project(self.chain.settings).topics
         return sum(sum(topics.last_stable_offsets(self.chain.settings, name).values()) for name in names)
 
-    def _unrelayed(self) -> int:
+    def unrelayed_events(self) -> int:
         return check.check(self.chain.settings).in_flight
 
     def _outbox_events(self, report: Report) -> int:

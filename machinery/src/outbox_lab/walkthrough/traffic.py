@@ -153,14 +153,14 @@ class Traffic:
             if self._stopped.is_set():
                 return (None,)
             try:
-                response = self._service.send(self._session(), request, key, TIMEOUT_S)
+                response = self._service.send(self.session(), request, key, TIMEOUT_S)
             except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
                 return None
             return None if response.status_code == requests.codes.unavailable else (response,)
 
         return wait_for("a response of the service", answer, timeout_s=RETRY_TIMEOUT_S, needs=self._needs)[0]
 
-    def _session(self) -> requests.Session:
+    def session(self) -> requests.Session:
         if not hasattr(self._sessions, "session"):
             self._sessions.session = requests.Session()
         session: requests.Session = self._sessions.session

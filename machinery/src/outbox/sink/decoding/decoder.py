@@ -332,7 +332,7 @@ class EventDecoder(RecordDecoder):
         made = pc.min_max(ids).as_py()
         first_made, last_made = (made_at_ms(made[end]) for end in ("min", "max"))
         first_recorded, last_recorded = of_kind.recorded_ms
-        ahead_ms = last_made - max(first_recorded, _now_ms())
+        ahead_ms = last_made - max(first_recorded, now_ms())
         return ahead_ms <= FUTURE_MAX_MS and last_recorded - first_made <= self._age_max_ms
 
     def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
@@ -342,7 +342,7 @@ class EventDecoder(RecordDecoder):
             return Rejection("malformed id", f"header id: {shortened(repr(event_id))} is no UUIDv7")
         made_ms = made_at_ms(event_id)
         # Its time may have come since it was recorded: the clock of a service was ahead, and its events are replayed.
-        if made_ms - max(recorded_ms, _now_ms()) > FUTURE_MAX_MS:
+        if made_ms - max(recorded_ms, now_ms()) > FUTURE_MAX_MS:
             return Rejection("id from the future", f"header id: {event_id} is more than a day ahead")
         if recorded_ms - made_ms > self._age_max_ms:
             days = self._age_max_ms // DAY_MS
@@ -393,7 +393,7 @@ def _text(content: bytes | None) -> str | None:
     return None if content is None else content.decode(errors="replace")
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 

@@ -88,8 +88,8 @@ class Stream:
         self._log = log.get(__name__).bind(sink=spec.name)
         self._resources = ExitStack()
         self._query: StreamingQuery | None = None
-        self._applying = threading.Lock()
-        self._stopping = False
+        self.applying = threading.Lock()
+        self.is_stopping = False
         self.failure: BaseException | None = None
         """The error that ended the query, if any. An error that came from stopping the query does not count."""
         self._is_reported = False
@@ -148,7 +148,7 @@ class Stream:
 
     def require_connection(self) -> None:
         """A sink that applies nothing at the moment fails if its connection has ended, and its fence with it."""
-        if self.failure is None and not self._applying.locked() and is_cut_off(self._connection):
+        if self.failure is None and not self.applying.locked() and is_cut_off(self._connection):
             self.failure = Failure(
                 f"sink {self._spec.name}: lost its database connection",
                 "it connects again",
@@ -157,7 +157,7 @@ class Stream:
 
     def begin_no_batch(self) -> None:
         """Let no other batch be applied. One that is being applied goes on."""
-        self._stopping = True
+        self.is_stopping = True
 
     def stop(self) -> None:
         """Stop between two batches: one that is being applied is finished, and Spark records it as committed.
@@ -171,8 +171,8 @@ class Stream:
         self._is_stopped = True
         if self.failure is not None:
             hang_up(self._connection)  # nothing that it still does is wanted
-        elif self._applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
-            self._applying.release()
+        elif self.applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
+            self.applying.release()
         else:
             self.failure = self.failure or Failure(
                 f"sink {self._spec.name} has not applied its batch within {APPLY_TIMEOUT_S:.0f} s of the stop",
@@ -184,7 +184,7 @@ class Stream:
         with self._failing(), self._guard.working(self._connection):
             self._resources.close()
             if self._query is not None:
-                self._stop_query(self._query)
+                self.stop_query(self._query)
 
     def require(self, targets: TopicOffsets) -> None:
         """Raises Failure if the sink has not applied everything on its topics below these offsets."""
@@ -289,7 +289,7 @@ class Stream:
         self._query = writer.start()
         self._log.info("started", topics=self._spec.topics, checkpoint=self._checkpoint.uri, next_offsets=self._reached)
 
-    def _stop_query(self, query: StreamingQuery) -> None:
+    def stop_query(self, query: StreamingQuery) -> None:
         if self._last_batch is not None and self.failure is None:
             batch_id = self._last_batch
             wait_for(
@@ -310,7 +310,7 @@ class Stream:
             try:
                 self._apply(batch_id)
             except Exception as error:
-                if not self._stopping:
+                if not self.is_stopping:
                     self._fail(error)
                 # Spark gets a short error. In the text of one from the JVM it looks for an interruption, with a regular
                 # expression that overflows the stack (StreamExecution.isInterruptionException).
@@ -325,24 +325,24 @@ class Stream:
             return
         waiting, number = deque(parts), 1
         self._describe(f"batch {batch_id}, read part 1 of {len(parts)}")
-        batch, read_s = self._read(waiting)
-        with self._applying, self._failing_at_once():
-            if self._stopping:
+        batch, read_s = self.read_part(waiting)
+        with self.applying, self._failing_at_once():
+            if self.is_stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
             while waiting:
                 count = number + len(waiting)  # grows with each part that did not fit into memory
                 self._describe(f"batch {batch_id}, apply part {number} of {count}")
                 # What it runs in Spark belongs to the query, ends with it, and has the description of now.
-                apply = inheritable_thread_target(self._spark)(self._apply_part)
+                apply = inheritable_thread_target(self._spark)(self.apply_part)
                 applied = self._applier.submit(apply, batch_id, batch, read_s)
                 number += 1
                 self._describe(f"batch {batch_id}, read part {number} of {count}")
                 try:
-                    batch, read_s = self._read(waiting)
+                    batch, read_s = self.read_part(waiting)
                 finally:
                     applied.result()  # if the apply has failed too, that is what to report
             self._describe(f"batch {batch_id}, apply part {number} of {number}")
-            self._apply_part(batch_id, batch, read_s)
+            self.apply_part(batch_id, batch, read_s)
             self._last_batch, self._next = batch_id, end
 
     def _describe(self, work: str) -> None:
@@ -350,7 +350,7 @@ class Stream:
         with suppress(*JVM_GONE):  # what needs the JVM says so
             self._spark.sparkContext.setJobDescription(f"{self._spec.name}: {work}")
 
-    def _read(self, waiting: deque[Part]) -> tuple[Batch, float]:
+    def read_part(self, waiting: deque[Part]) -> tuple[Batch, float]:
         """The first of these parts, and the seconds that it took. What did not fit into memory waits on."""
         began = time.monotonic()
         part = waiting.popleft()
@@ -361,7 +361,7 @@ class Stream:
             waiting.appendleft(rest)
         return batch, time.monotonic() - began
 
-    def _apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:
+    def apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:
         began = time.monotonic()
         with self._failing_at_once():
             counts = self._writer.apply(batch)

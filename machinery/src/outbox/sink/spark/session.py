@@ -73,7 +73,7 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
     """
     targets = list(targets)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors begin Python by this name
-    config = dict(CONFIG) if SUBMITTED in os.environ else CONFIG | _launch(settings, targets)
+    config = dict(CONFIG) if SUBMITTED in os.environ else CONFIG | launch_config(settings, targets)
     if _storage(settings):
         config |= S3_CONFIG
     for target in targets:
@@ -95,7 +95,7 @@ def session(settings: Settings, targets: Iterable[Target] = ()) -> SparkSession:
         ) from None
 
 
-def _launch(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
+def launch_config(settings: Settings, targets: Iterable[Target]) -> dict[str, str]:
     """Prepare the environment of the driver's JVM, and return the properties that it starts with."""
     scratch = settings.home / "spark"
     scratch.mkdir(parents=True, exist_ok=True)
