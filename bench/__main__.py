@@ -454,7 +454,7 @@ def _in_turns(
     measure: str | None = None,
     before: Callable[[], None] = lambda: None,
 ) -> dict[str, list[R]]:
-    """What each side reaches in each round. Printed under the name of a measure, if there is one."""
+    """The result of each side in each round. Printed under the name of a measure, if there is one."""
     found: dict[str, list[R]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -486,7 +486,7 @@ def _print_quantiles(measure: str, load: str, side: str, values: Sequence[float]
 
 
 def _progress(what: str) -> None:
-    """What takes a while now. Results alone are printed to the standard output."""
+    """Report the current step on the standard error. Results alone are printed to the standard output."""
     click.echo(f"  {what}", err=True)
 
 

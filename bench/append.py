@@ -1,4 +1,4 @@
-"""What the validation of events costs the write transaction."""
+"""Cost of validating events in the write transaction."""
 
 from __future__ import annotations
 

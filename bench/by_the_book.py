@@ -94,7 +94,7 @@ def main(result: str, topic: str, checkpoint: str, *dsn: str) -> None:
 
 
 def in_euros(events: DataFrame) -> DataFrame:
-    """What the transform of `sinks/turnover` does."""
+    """The transform of `sinks/turnover`."""
     schema = "currency string, region string, cents decimal(12, 8)"
     rates = events.sparkSession.read.csv(f"file://{RATES}", schema=schema, header=True)
     return (

@@ -65,7 +65,7 @@ def drain(settings: Settings, name: str, workers: int, events: int, report: Call
 def weighed(
     count: AbstractContextManager[Callable[[], int]], process: Process, memory: list[tuple[int, float]]
 ) -> Iterator[Callable[[], int]]:
-    """The same function, which also adds to ``memory`` how much the process and its children have when it changes."""
+    """The function ``count``, which also adds the memory of the process and its children to ``memory`` at a change."""
     with count as applied_now:
 
         def weigh() -> int:

@@ -1,4 +1,4 @@
-"""What the chain costs while no event is written: the processor time of each of its parts."""
+"""Cost of the chain while no event is written: the processor time of each of its parts."""
 
 from __future__ import annotations
 

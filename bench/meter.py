@@ -54,7 +54,7 @@ class Meter:
                 self._readings.append(reading)
 
     def result(self) -> Drain:
-        """What was noted. Raises Failure if its second half was applied at once: then there is no rate."""
+        """The measured drain. Raises Failure if its second half was applied at once: then there is no rate."""
         start, first, middle, end = self._readings
         if middle.applied == end.applied:
             raise Failure(f"{self.events} events are too few to measure", "drain more", code="too-few-events")

@@ -1,4 +1,4 @@
-"""What a wait needs, asked so rarely that the measurement does not feel it."""
+"""Condition of a wait, asked so rarely that the measurement does not feel it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def relay(settings: Settings, one: Connector, events: int, report: Callable[[str
 
 
 def poll(settings: Settings, events: int) -> Drain:
-    """The same with a polling publisher in place of Connect."""
+    """Relay the events by a polling publisher in place of Connect."""
     stack = Stack(settings)
     stack.part("connect").stop()
     _empty(settings)

@@ -1,4 +1,4 @@
-"""What an event takes on disk: in the outbox, on the topic, and as an id that a sink remembers."""
+"""Size of an event on disk: in the outbox, on the topic, and as an id that a sink remembers."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ON CONFLICT DO NOTHING
 
 
 class Written(NamedTuple):
-    """What clients have reached together."""
+    """The joint result of all clients."""
 
     per_s: float
     database_cpu_s_per_1000: float

@@ -1,4 +1,4 @@
-"""What the soak must know of this project: its clients, what their changes are, and what must always hold.
+"""The project's part of the soak: its clients, their changes, and its invariants.
 
 `outbox soak` breaks the chain at random while these clients send. A project of another domain replaces this file.
 """
@@ -85,7 +85,7 @@ class Domain(Workload):
         self._reads = random.Random(f"{seed} reads")
 
     def plan(self) -> Request:
-        """What the walkthrough sends, and reads of accounts."""
+        """A request of the walkthrough, or a read of an account."""
         if self._reads.random() < READ_SHARE:
             account = self._reads.choice(self._accounts)
             return Request("read", f"/accounts/{account}", None, (200,), method="GET", has_key=False)
@@ -96,7 +96,7 @@ class Domain(Workload):
         return f"transfer {body['id']}" if "from_account" in body else f"account {body['id']} {body['status']}"
 
     def change_of_event(self, event: TopicEvent) -> str:
-        """The same of an event."""
+        """The change that an event belongs to."""
         if "transfer_id" in event.data:
             return f"transfer {event.data['transfer_id']}"
         return f"account {event.key} {STATUSES[event.type.split('.')[1]]}"

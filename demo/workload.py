@@ -1,4 +1,4 @@
-"""What the demo sends to this project's service: accounts are opened and funded, some are frozen or closed, then money
+"""The demo's requests to this project's service: accounts are opened and funded, some are frozen or closed, then money
 is transferred.
 
 The walkthrough, `outbox demo`, plays it. A project of another domain replaces it.

@@ -1,1 +1,1 @@
-"""What shows that the promises hold, and that the tests would notice if they did not."""
+"""Evidence that the promises hold, and that the tests would notice if they did not."""

@@ -1,4 +1,4 @@
-"""What tests of the service share: a client of the application in this process, and an audit of the ledger's books."""
+"""Shared by tests of the service: a client of the application in this process, and an audit of the ledger's books."""
 
 from __future__ import annotations
 
@@ -131,6 +131,6 @@ WRONG = {
 
 
 def audit(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
-    """What is wrong with the books: nothing, if all is well."""
+    """Errors in the books; none if they are right."""
     found = {name: query(settings, sql) for name, sql in WRONG.items()}
     return {name: rows for name, rows in found.items() if rows}

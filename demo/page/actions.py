@@ -1,4 +1,4 @@
-"""What people can do to the chain: each does the real thing to the real process, and says what happened and why."""
+"""Actions of people on the chain: each does the real thing to the real process, and says what happened and why."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPEN_ACCOUNT = (
 
 
 class Hands:
-    """What the actions work with."""
+    """The parts that actions work with."""
 
     def __init__(self, chain: Chain, right: str, naive: str | None) -> None:
         self.chain = chain

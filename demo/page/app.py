@@ -20,7 +20,7 @@ BODY_MAX = 1_000
 
 
 class Desk:
-    """What the page may ask for. The player answers."""
+    """Requests of the page. The player answers."""
 
     def act(self, name: str) -> bool:
         """Begin an action; False if something else is being done, or if this chain cannot do it.

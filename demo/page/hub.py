@@ -1,4 +1,4 @@
-"""What the page shows, as one document, and the subscribers that get each change.
+"""The content of the page as one document, and the subscribers that get each change.
 
 Each change is serialised once, however many subscribers there are. A subscriber that is too slow gets the whole
 document again, in place of the changes that it missed.

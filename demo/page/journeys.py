@@ -16,7 +16,7 @@ IDS_KEPT = 50_000  # to recognise repeats on the topics
 
 @dataclass
 class Applied:
-    """What one sink did with an event."""
+    """The outcome of an event at one sink."""
 
     batch: int | None = None  # the Spark batch that has it, if it is known
     is_applied: bool = False
@@ -63,7 +63,7 @@ class Journey:
         }
 
     def _header(self, name: str) -> str:
-        """What a header of its record says, if it is to be believed."""
+        """Value of a header of the record, if it is plausible."""
         return "" if self.is_stranger or not self.records else self.records[0].headers.get(name, "")
 
 
@@ -96,7 +96,7 @@ class Journeys:
         return event_id in self._strangers
 
     def changed(self) -> list[Journey]:
-        """Those of the newest that have changed since the last call, in the order of their beginnings."""
+        """Journeys among the newest that have changed since the last call, in the order of their beginnings."""
         changed, self._changed = self._changed, {}
         newest = sorted(self._by_id.values(), key=lambda one: one.began_ms)[-SENT:] if changed else []
         return [one for one in newest if one.id in changed]

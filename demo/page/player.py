@@ -228,7 +228,7 @@ class PagePlayer(Player, Desk):
 
 
 def _forget_cause(state: State) -> None:
-    """What was done last has no effect any more."""
+    """Forget the last action: it has no effect any more."""
     state.cause = NO_CAUSE
 
 

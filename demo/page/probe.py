@@ -342,7 +342,7 @@ def _text(value: object) -> str:
 
 
 def _or_down(read: Callable[[], T]) -> T | Down:
-    """What ``read`` returns, or why the part is down."""
+    """The result of ``read``, or why the part is down."""
     try:
         return read()
     except Failure as failure:
@@ -356,7 +356,7 @@ def _or_down(read: Callable[[], T]) -> T | Down:
 
 
 def now_ms() -> int:
-    """This host's clock."""
+    """Time of this host's clock, in milliseconds."""
     return time.time_ns() // 1_000_000
 
 

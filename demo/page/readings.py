@@ -1,4 +1,4 @@
-"""What is read of each part of the chain at one moment. A part that does not answer is `Down`, with the reason."""
+"""Readings of each part of the chain at one moment. A part that does not answer is `Down`, with the reason."""
 
 from __future__ import annotations
 

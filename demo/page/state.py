@@ -1,4 +1,4 @@
-"""What the page shows of the chain, made of one reading after the other. Pure: no I/O."""
+"""The page's state of the chain, made of one reading after the other. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Shown:
-    """What a reading changes: see `demo.page.hub`."""
+    """Changes of a reading: see `demo.page.hub`."""
 
     parts: Json = field(default_factory=dict)
     logs: dict[str, list[Json]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class State:
 
     @property
     def cause(self) -> str:
-        """What was done last, until everything has settled."""
+        """The last action, until everything has settled."""
         return self._cause
 
     @cause.setter

@@ -1,4 +1,4 @@
-"""What the folders of the sink `lakehouse` hold, and a source that has written some events."""
+"""The folders of the sink `lakehouse`, and a source that has written some events."""
 
 from __future__ import annotations
 

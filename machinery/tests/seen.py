@@ -88,7 +88,7 @@ class Seen:
         return self.apply_again(topic, *records, start=start)
 
     def apply_again(self, topic: str, *records: Record, start: int = 0) -> Counts:
-        """The same from an offset on."""
+        """Apply records as a batch that begins at an offset."""
         with self.running() as writer:
             return writer.apply(batch_of(self.spec, topic, *records, start=start))
 

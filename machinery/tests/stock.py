@@ -1,4 +1,4 @@
-"""What tests of the fixture domain share: a client of its service, and an audit of its books."""
+"""Shared by tests of the fixture domain: a client of its service, and an audit of its books."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ WRONG = {
 
 
 def audit(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
-    """What is wrong with the books; empty if they are right."""
+    """Errors in the books; empty if they are right."""
     found = {name: query(settings, sql) for name, sql in WRONG.items()}
     return {name: rows for name, rows in found.items() if rows}

@@ -37,23 +37,23 @@ def weighed(events: DataFrame) -> DataFrame:
 
 
 def shuffled(events: DataFrame) -> DataFrame:
-    """The same, but each row comes from another task than the one that has read its event."""
+    """Returns each row from another task than the one that has read its event."""
     return weighed(events.repartition(3, "event_id"))
 
 
 def read_twice(events: DataFrame) -> DataFrame:
-    """It reads its events twice: each share has two attempts that come to their end."""
+    """Reads its events twice: each share has two attempts that end."""
     others = events.select("event_id", "partition", "offset", f.col("quantity").alias("again"))
     return events.join(others.hint("merge"), ["event_id", "partition", "offset"])
 
 
 def in_python(events: DataFrame) -> DataFrame:
-    """It runs Python of its own."""
+    """Runs its own Python on Arrow's batches."""
     return events.mapInArrow(_tagged, "event_id string, partition int, offset bigint, quantity bigint, tag string")
 
 
 def in_pandas(events: DataFrame) -> DataFrame:
-    """The same by a function of pandas' columns, as a model's predictions are."""
+    """Calls a function on pandas' columns, as a model's predictions do."""
     tag = pandas_udf(_hexadecimal, "string")  # type: ignore[call-overload]
     return events.select("event_id", "partition", "offset", "quantity", tag("quantity").alias("tag"))
 
@@ -63,7 +63,7 @@ def _hexadecimal(numbers: pd.Series) -> pd.Series:
 
 
 def in_arrow(events: DataFrame) -> DataFrame:
-    """The same by a function of Arrow's columns."""
+    """Calls a function on Arrow's columns."""
     tag = arrow_udf(_hexadecimal_in_arrow, "string")  # type: ignore[call-overload]
     return events.select("event_id", "partition", "offset", "quantity", tag("quantity").alias("tag"))
 
@@ -80,7 +80,7 @@ def _tagged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def endless(events: DataFrame) -> DataFrame:
-    """It says that it has begun, and does not come to its end."""
+    """Reports that it has begun, and never ends."""
     return events.mapInArrow(_waiting, events.schema)
 
 
@@ -93,13 +93,13 @@ def _waiting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def in_kilograms(events: DataFrame) -> DataFrame:
-    """The same in kilograms, as an exact number."""
+    """`weighed` in kilograms, as an exact number."""
     kilograms = (f.col("weight") / 1000).cast("decimal(38, 3)")
     return weighed(events).withColumn("kilograms", kilograms).drop("weight", "day", "share", "movement_id")
 
 
 def in_kilograms_shuffled(events: DataFrame) -> DataFrame:
-    """The same, but each row comes from another task than the one that has read its event."""
+    """Returns each row from another task than the one that has read its event."""
     return in_kilograms(events.repartition(3, "event_id"))
 
 
@@ -109,7 +109,7 @@ def weightless(events: DataFrame) -> DataFrame:
 
 
 def failing_in_kilograms(events: DataFrame) -> DataFrame:
-    """It fails for a quantity of 13."""
+    """Fails for a quantity of 13."""
     return in_kilograms(events).where("1 / (quantity - 13) < 2")
 
 
@@ -119,7 +119,7 @@ def picky(events: DataFrame) -> DataFrame:
 
 
 def generous(events: DataFrame) -> DataFrame:
-    """What `picky` has become after a correction."""
+    """`picky` after a correction."""
     return events.where(f"abs(quantity) <> {LEFT_OUT}")
 
 
@@ -129,12 +129,12 @@ def everything(events: DataFrame) -> DataFrame:
 
 
 def failing(events: DataFrame) -> DataFrame:
-    """It fails for a quantity of 13."""
+    """Fails for a quantity of 13."""
     return events.withColumn("inverse", f.expr("1 / (quantity - 13)"))
 
 
 def failing_in_python(events: DataFrame) -> DataFrame:
-    """The same in Python of its own."""
+    """Fails for a quantity of 13, in its own Python."""
     return events.mapInArrow(_failing, "event_id string, partition int, offset bigint, quantity bigint")
 
 
@@ -151,7 +151,7 @@ def unreadable(events: DataFrame) -> DataFrame:
 
 
 def always_failing(events: DataFrame) -> DataFrame:
-    """It fails for every event."""
+    """Fails for every event."""
     return events.withColumn("inverse", f.expr("1 / (quantity - quantity)"))
 
 
@@ -171,53 +171,53 @@ def moved(events: DataFrame) -> DataFrame:
 
 
 def limited(events: DataFrame) -> DataFrame:
-    """It does not look at all events."""
+    """Looks at ten events only."""
     return events.limit(10)
 
 
 def without_id(events: DataFrame) -> DataFrame:
-    """It drops the ids."""
+    """Drops the ids."""
     return events.drop("event_id")
 
 
 def with_an_array(events: DataFrame) -> DataFrame:
-    """It returns what no table takes."""
+    """Returns an array, which no table takes."""
     return events.withColumn("numbers", f.array("quantity"))
 
 
 def ambiguous(events: DataFrame) -> DataFrame:
-    """It returns two columns of one name."""
+    """Returns two columns of one name."""
     return events.select("*", f.col("quantity"))
 
 
 def of_nothing(events: DataFrame) -> str:
-    """It returns no DataFrame."""
+    """Returns no DataFrame."""
     return str(events)
 
 
 def corrected(events: DataFrame) -> DataFrame:
-    """What `failing` has become after a correction."""
+    """`failing` after a correction."""
     return events.withColumn("inverse", f.expr("try_divide(1, quantity - 13)"))
 
 
 def nothing(events: DataFrame) -> DataFrame:
-    """It filters all events."""
+    """Filters all events, without reading them."""
     return events.where("false")
 
 
 def without_any(events: DataFrame) -> DataFrame:
-    """It looks at each event, and filters all."""
+    """Looks at each event, and filters all."""
     return events.where("quantity IS NULL")
 
 
 def with_a_file(events: DataFrame) -> DataFrame:
-    """It joins its events with a file."""
+    """Joins its events with a file."""
     units = events.sparkSession.read.schema("unit string, grams bigint").csv(FILE[0])
     return events.join(f.broadcast(units), "unit")
 
 
 def numbered(events: DataFrame) -> DataFrame:
-    """It numbers its events, by a window over all of them."""
+    """Numbers its events, by a window over all of them."""
     return events.withColumn("number", f.row_number().over(Window.partitionBy("item_id").orderBy("offset")))
 
 
@@ -235,22 +235,22 @@ def aggregated(events: DataFrame) -> DataFrame:
 
 
 def timed(events: DataFrame) -> DataFrame:
-    """It says when it ran."""
+    """Adds the time at which it ran."""
     return events.withColumn("at", f.current_timestamp())
 
 
 def random(events: DataFrame) -> DataFrame:
-    """It draws a number."""
+    """Adds a random number."""
     return events.withColumn("number", f.rand())
 
 
 def seeded(events: DataFrame) -> DataFrame:
-    """It draws the same numbers each time, but not for the same events."""
+    """Adds random numbers from a seed, but not the same number to the same event."""
     return events.withColumn("number", f.rand(7))
 
 
 def counted(events: DataFrame) -> DataFrame:
-    """It numbers its rows."""
+    """Numbers its rows."""
     return events.withColumn("number", f.monotonically_increasing_id())
 
 

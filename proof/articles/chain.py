@@ -1,4 +1,4 @@
-"""What an experiment works on: a stack of its own, a connector, and the topic read as a read_committed reader does."""
+"""The chain of an experiment: a stack of its own, a connector, and the topic read as a read_committed reader does."""
 
 from __future__ import annotations
 

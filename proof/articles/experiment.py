@@ -12,7 +12,7 @@ AS_EXPECTED, NOT_AS_EXPECTED, NO_VERDICT = "as expected", "NOT as expected", "no
 
 
 class Seen(NamedTuple):
-    """What an experiment has shown, in words and numbers, and whether that was expected."""
+    """The result of an experiment, in words and numbers, and whether it was expected."""
 
     text: str
     is_expected: bool

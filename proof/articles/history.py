@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Delivery(NamedTuple):
-    """What became of events, in numbers."""
+    """Outcomes of events, in numbers."""
 
     written: int
     records: int

@@ -12,7 +12,7 @@ EVENTS = 1_000
 
 
 def refused(events: int, report: Report) -> Seen:
-    """It refuses `required`, takes `requested`, and then relays at least once."""
+    """Connect refuses `required`, takes `requested`, and then relays at least once."""
     with own_chain(report, exactly_once=False) as chain:
         required = chain.config(exactly_once_support="required")
         refusal = Refusal(put_config(chain.settings, chain.connector, required))

@@ -68,7 +68,7 @@ class Chain:
 
     @property
     def connectors(self) -> Sequence[Connector]:
-        """Those of the outbox and of the table `accounts`, as the mode wants them."""
+        """The connectors of the outbox and of the table `accounts`, as the mode needs them."""
         return [connectors.load(self.settings), connectors.load(self.settings, "changes")]
 
     def start(self) -> None:

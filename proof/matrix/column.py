@@ -19,7 +19,7 @@ from proof.matrix.topic_log import Offsets, Record
 
 @dataclass(frozen=True)
 class Cell:
-    """What one fault did to one sink."""
+    """The effect of one fault on one sink."""
 
     repeats: int  # records that repeated an event to the sink
     drift: int  # the sum of the absolute drifts of all accounts, in minor units
@@ -44,7 +44,7 @@ def measure(chain: Chain, ledger: Ledger, fault: Fault) -> tuple[dict[str, Cell]
 
 
 class _Before:
-    """What there was before the fault, to compare with."""
+    """The state before the fault, to compare with."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
@@ -53,7 +53,7 @@ class _Before:
         self._drift = _drifts(chain)
 
     def cell(self, sink: str, records: Sequence[Record], drift: Mapping[str, Decimal]) -> Cell:
-        """What has happened to a sink since then. Raises NotFired if its log contradicts the records of its topic."""
+        """The effect on a sink since then. Raises NotFired if its log contradicts the records of its topic."""
         end = self._ends[self._chain.topics[sink]]
         known = [record for record in records if record.offset < end.get(record.partition, 0)]
         new = [record for record in records if record.offset >= end.get(record.partition, 0)]

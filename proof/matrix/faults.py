@@ -41,7 +41,7 @@ class Fault(ABC):
 
     name: str
     title: str
-    """What the document calls it."""
+    """The fault's name in the document."""
     is_of_relay: bool = False
     """Whether Connect's exactly-once keeps it from repeating anything."""
     repeats_history: bool = False
@@ -214,7 +214,7 @@ class SentAgain(Fault):
 
 
 class SentToAnotherPartition(SentAgain):
-    """The same, to the partition after that of the original."""
+    """Each event is sent again, to the partition after that of the original."""
 
     name = "sent-to-another-partition"
     title = "each event sent again, to another partition"

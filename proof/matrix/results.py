@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("results.json")
 
 @dataclass(frozen=True)
 class Column:
-    """What one fault did in one mode, by strategy."""
+    """The effect of one fault in one mode, by strategy."""
 
     fault: str
     exactly_once: bool

@@ -33,7 +33,7 @@ def document(results: Results) -> str:
 
 
 def _measured(column: Column | None) -> list[str]:
-    """What one fault repeated and did to each sink."""
+    """Repeats of one fault, and its effect on each sink."""
     if column is None:
         return ["not measured yet", *[""] * len(SINKS)]
     return [str(column.cells["naive"].repeats), *(_text(column.cells[strategy]) for strategy in SINKS)]

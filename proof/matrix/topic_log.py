@@ -33,12 +33,12 @@ def messages(settings: Settings, topic: str) -> list[Message]:
 
 
 def read(settings: Settings, topic: str) -> list[Record]:
-    """The same as records."""
+    """The records of a topic."""
     return [_record(message) for message in messages(settings, topic)]
 
 
 def repeats(before: Iterable[Record], new: Iterable[Record]) -> list[Record]:
-    """Those of the new records that repeat an earlier one."""
+    """New records that repeat an earlier one."""
     seen = {record.identity for record in before}
     found = []
     for record in new:

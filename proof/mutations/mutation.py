@@ -50,7 +50,7 @@ def every(folder: Path = Path(__file__).parent) -> list[Mutation]:
 
 
 def chosen(names: Sequence[str]) -> list[Mutation]:
-    """Those that have one of these names, or a name that contains it; all without any.
+    """Mutations whose names are, or contain, one of these texts; without texts, all.
 
     Raises ValueError for a text that no name contains.
     """

@@ -21,7 +21,7 @@ BEGIN, END = "<!-- proof.mutations writes this part -->", "<!-- to here -->"
 
 @dataclass(frozen=True)
 class Result:
-    """What the tests of one mutation have shown. ``of`` tells whether the mutation is still the same."""
+    """The result of one mutation's tests. ``of`` tells whether the mutation is still the same."""
 
     name: str
     of: str

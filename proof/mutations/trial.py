@@ -48,7 +48,7 @@ class Ran(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What the tests of a mutation have shown; ``why`` names the test that has failed, or why there is no verdict."""
+    """The result of a mutation's tests; ``why`` names the test that has failed, or why there is no verdict."""
 
     verdict: Verdict
     why: str
@@ -117,7 +117,7 @@ class Workshop:
 
 
 def verdict(ran: Mapping[str, Ran]) -> tuple[Verdict, str]:
-    """What the tests of a mutation have shown, and which of them."""
+    """The verdict on a mutation, and the test that decided it."""
     failed = [f"{name}: {one.reason}" for name, one in ran.items() if _has_noticed(one)]
     others = [
         f"{name}: {one.fate}: {one.reason}"

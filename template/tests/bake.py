@@ -64,12 +64,12 @@ def copier(folder: Path, command: str, *words: str, **variables: str) -> subproc
 
 
 def git(folder: Path, *words: str) -> str:
-    """What a command of git has printed. Raises AssertionError if it fails."""
+    """Output of a command of git. Raises AssertionError if it fails."""
     return _succeed(folder, [*GIT, *words])
 
 
 def python(folder: Path, *words: str, interpreter: Path = Path(sys.executable), **variables: str) -> str:
-    """What Python has printed in a folder, with our packages unless told. Raises AssertionError if it fails."""
+    """Output of Python in a folder, with our packages unless told. Raises AssertionError if it fails."""
     return _succeed(folder, [str(interpreter), *words], **variables)
 
 

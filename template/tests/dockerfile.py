@@ -1,4 +1,4 @@
-"""What the Dockerfile says, by stage."""
+"""Instructions of the Dockerfile, by stage."""
 
 from __future__ import annotations
 

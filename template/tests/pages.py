@@ -1,4 +1,4 @@
-"""What a page for readers shows: blocks, each below a paragraph, and words in backquotes."""
+"""Content of a page for readers: blocks, each below a paragraph, and words in backquotes."""
 
 from __future__ import annotations
 

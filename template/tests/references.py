@@ -1,4 +1,4 @@
-"""What pages and comments of a project refer to, and which of it the project does not have.
+"""References of a project's pages and comments, and those that lead nowhere.
 
 A page may name a file that not every project has, if the same paragraph says so: "the larger sample", "with the
 walkthrough", "with monitoring", "in the template's repository". A whole section may be about the larger sample; then
@@ -44,7 +44,7 @@ class Reference(NamedTuple):
 
 
 def dead(project: Path, *, elsewhere: bool = False) -> list[str]:
-    """What does not exist, with its place. With ``elsewhere`` also what the reader is told not to look for."""
+    """References that lead nowhere, with their places. With ``elsewhere`` also those marked as elsewhere."""
     targets = _targets(project)
     found = []
     for file in _files(project):
@@ -82,7 +82,7 @@ def _exists(project: Path, file: Path, text: str, targets: set[str]) -> bool:
 
 
 def _bases(project: Path, file: Path) -> Iterator[Path]:
-    """What a path in a file may begin at: the project, or in the template's repository one of the projects in it."""
+    """Folders at which a path in a file may begin: the project, or one of the projects in the template's repository."""
     yield from (folder for folder in file.parents if folder.is_relative_to(project))
     yield from (project / place for place in PLACES)
 

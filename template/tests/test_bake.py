@@ -91,7 +91,7 @@ WRONG_ANSWERS: list[dict[str, object]] = [
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
-    """This checkout as a template."""
+    """The checkout as a template."""
     return Template(tmp_path_factory.mktemp("template"))
 
 

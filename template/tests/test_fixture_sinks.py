@@ -1,4 +1,4 @@
-"""What the machinery's tests show of `changes` and `lakehouse` on the fixture domain holds for the ledger too.
+"""The machinery's tests of `changes` and `lakehouse` on the fixture domain holds for the ledger too.
 
 Its files have the same statements in its own words.
 """

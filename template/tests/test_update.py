@@ -109,7 +109,7 @@ def files(project: Path) -> set[str]:
 
 
 def changed(project: Path) -> set[str]:
-    """What the last commit has changed."""
+    """Files that the last commit has changed."""
     return set(bake.git(project, "diff", "--name-only", "HEAD~1").splitlines())
 
 

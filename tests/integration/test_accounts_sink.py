@@ -22,13 +22,13 @@ Records = list[dict[str, Any]]
 
 
 def held(settings: Settings) -> dict[str, tuple[Any, ...]]:
-    """What the sink holds, by account."""
+    """Rows of the sink, by account."""
     rows = query(settings, f"SELECT {COLUMNS} FROM accounts WHERE sink = '{SINK}'", SinkRole.AUDITOR)
     return {account: tuple(values) for account, *values in rows}
 
 
 def due(settings: Settings) -> dict[str, tuple[Any, ...]]:
-    """What the source says, by account."""
+    """Rows of the source, by account."""
     return {account: tuple(values) for account, *values in query(settings, SOURCE, SourceRole.AUDITOR)}
 
 

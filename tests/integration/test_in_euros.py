@@ -31,7 +31,7 @@ EXAMPLE = {
 
 
 def rows(spark: SparkSession, *changes: dict[str, Any]) -> list[dict[str, Any]]:
-    """What it returns of the example with these changes, after the rules are checked."""
+    """Rows that the transform returns for the example with these changes, after the rules are checked."""
     payloads = {EVENT: [EXAMPLE | change for change in changes]}
     events = example_events(spark, SETTINGS, [EVENT], payloads, count=len(changes))
     return check_transform(in_euros, events)

@@ -18,7 +18,7 @@ MACHINERY = {"idempotency_keys", "outbox", "outbox_version"}
 
 
 def differences(engine: Engine) -> list[Any]:
-    """What a migration would have to do to make the tables that the code declares."""
+    """Changes that a migration needs to make the tables that the code declares."""
     options = {
         "compare_type": True,
         "compare_server_default": True,

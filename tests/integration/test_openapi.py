@@ -66,7 +66,7 @@ def test_transfers_between_existing_accounts_are_answered(case: Case, served: Se
 
 
 def wrong(body: object) -> list[str]:
-    """What the service finds wrong with the body of a transfer."""
+    """Errors that the service finds in the body of a transfer."""
     try:
         NewTransfer.model_validate(body)
     except ValidationError as error:

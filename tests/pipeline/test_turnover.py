@@ -15,7 +15,7 @@ AMOUNTS = (500, 701, 11)
 
 
 def held(settings: Settings) -> dict[str, tuple[object, ...]]:
-    """What the sink holds, by currency."""
+    """Rows of the sink, by currency."""
     rows = query(
         settings,
         "SELECT currency, min(region), sum(transfers)::int, sum(amount_minor), sum(euro_cents) FROM turnover"

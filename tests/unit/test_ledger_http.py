@@ -1,4 +1,4 @@
-"""What the API says without its database: every refusal of a request, as application/problem+json."""
+"""Answers of the API without its database: every refusal of a request, as application/problem+json."""
 
 from __future__ import annotations
 

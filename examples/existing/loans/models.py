@@ -1,4 +1,4 @@
-"""What the library has."""
+"""Tables of the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo sends to this project's service: the shelf is filled, orders are placed and cancelled.
+"""The demo's requests to this project's service: the shelf is filled, orders are placed and cancelled.
 
 The walkthrough, `outbox demo`, plays it.
 """

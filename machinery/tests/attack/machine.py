@@ -597,7 +597,7 @@ class Attack(RuleBasedStateMachine):
         return "events-lost" if self.sink.position is not None and self.first > self.sink.end else ""
 
     def _require_begin(self, begin: int) -> None:
-        """It never begins beyond its position: events would be lost."""
+        """A sink never begins beyond its position: events would be lost."""
         assert self.first <= begin <= self.sink.end, (begin, self.sink.position)
 
 

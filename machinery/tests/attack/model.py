@@ -36,7 +36,7 @@ class Row:
 
 @dataclass
 class Around:
-    """What is around the sink: what the projection refuses, and what the transform leaves out or fails for."""
+    """Surroundings of the sink: events that the projection refuses, and that the transform leaves out or fails for."""
 
     refused: frozenset[str] = frozenset()
     filtered: frozenset[str] = frozenset()
@@ -170,7 +170,7 @@ class Sink:
         return base is not None and (has_passed or row.event.version <= base)
 
     def _select(self, around: Around, rows: Sequence[Row], rejected: dict[str, str]) -> list[Row]:
-        """What the strategy does not know; it knows it from now on."""
+        """Rows that the strategy does not know; it knows them from now on."""
         match self.job.strategy:
             case "naive":
                 return list(rows)

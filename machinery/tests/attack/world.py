@@ -151,7 +151,7 @@ class Pooled(extensions.connection):
 
 
 class State(NamedTuple):
-    """What the database holds of a sink."""
+    """Content of the database for a sink."""
 
     letters: Mapping[str, tuple[str, bool, str]]
     trail: Mapping[str, int]
@@ -178,7 +178,7 @@ class TopicList:
 
 
 def attempt(do: Callable[[], Any]) -> tuple[Any, str]:
-    """What it returns, or the code of its Failure."""
+    """The returned value, or the code of the Failure."""
     try:
         return do(), ""
     except Failure as failure:
@@ -477,7 +477,7 @@ class World:
         rewind.rewind(self.settings, NAME, moves)
 
     def rewind(self, moves: Moves) -> None:
-        """What it does when it is told yes."""
+        """The work of a rewind once it is confirmed."""
         rewind.rewind(self.settings, NAME, moves)
 
     def recreate(self) -> None:
@@ -528,7 +528,7 @@ class World:
     # Check and retention ------------------------------------------------------------------------------------------
 
     def check(self, outbox: Sequence[Event], books: Mapping[str, tuple[int, int]]) -> tuple[SinkReport, list[str]]:
-        """What `outbox check` says of the sink, and the codes of all that it has found, of a source like this."""
+        """The report of `outbox check` on the sink for a given source, and the codes of all its findings."""
         known = declared.of_catalog(self.catalog, {NAME: self.spec}, {NAME: comparison_files.load(self.spec)})
         [topic], [comparison] = known.topics, known.all_comparisons
         kinds = {kind.row: number for number, kind in enumerate(known.kinds)}
@@ -576,7 +576,7 @@ class World:
     # What there is -------------------------------------------------------------------------------------------------
 
     def state(self, sink: str = NAME) -> State:
-        """What the database holds of a sink."""
+        """Content of the database for a sink."""
         with self._owner.cursor() as cursor:
             cursor.execute(STATE, {"sink": sink})
             ((text,),) = cursor.fetchall()

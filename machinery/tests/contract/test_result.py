@@ -1,4 +1,4 @@
-"""What is compared, and what strategies promise."""
+"""Rows that are compared, and the promises of strategies."""
 
 from __future__ import annotations
 

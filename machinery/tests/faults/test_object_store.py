@@ -45,7 +45,7 @@ class ObjectStore(Process):
 
     @property
     def files(self) -> fs.S3FileSystem:
-        """What it holds, for Arrow."""
+        """The content of the store, for Arrow."""
         place = f"{ports.LOOPBACK}:{self._port}"
         options = {"access_key": KEY, "secret_key": SECRET, "region": REGION, "endpoint_override": place}
         return fs.S3FileSystem(**options, scheme="http", allow_bucket_creation=True)

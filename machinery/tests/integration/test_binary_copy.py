@@ -1,4 +1,4 @@
-"""What is copied in Postgres' binary format is what Postgres makes of the same values as text."""
+"""A binary COPY stores the same values as Postgres makes of their text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connection(shared_databases: Settings) -> Iterator[extensions.connection]:
 
 
 def copied(connection: extensions.connection, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """What the rows are in Postgres, as text."""
+    """The copied rows, read from Postgres as text."""
     types: dict[str, binary.Type] = {f"{type_}_column": type_ for type_ in VALUES}
     values = [(number, *(row[type_] for type_ in VALUES)) for number, row in enumerate(rows)]
     all_types: Mapping[str, binary.Type] = {"number": "integer", **types}
@@ -59,7 +59,7 @@ def copied(connection: extensions.connection, rows: Sequence[Row]) -> list[tuple
 
 
 def as_text(connection: extensions.connection, row: Row) -> tuple[Any, ...]:
-    """What Postgres makes of the values of a row, as text."""
+    """The values of a row as Postgres' text."""
     with connection, connection.cursor() as cursor:
         cursor.execute(
             f"SELECT {', '.join(f'CAST(CAST(%s AS {type_}) AS text)' for type_ in VALUES)}",

@@ -100,7 +100,7 @@ def everything(database: Database) -> list[object]:
 
 
 def correct_unit(settings: Settings, unit: str = "LTR") -> None:
-    """What an operator might do about a unit mismatch."""
+    """An operator's correction of a unit mismatch."""
     query(settings, SinkRole.WRITER, "UPDATE stock SET unit = %s", (unit,))
 
 
@@ -375,7 +375,7 @@ class TestDiscard:
 
 
 class TestRefusals:
-    """What a strategy remembers of a batch in which the projection refuses something."""
+    """The memory of a strategy after a batch in which the projection refuses an event."""
 
     @pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
     def test_a_projection_may_only_refuse_new_events(

@@ -1,4 +1,4 @@
-"""What a sink does with events older than the deduplication horizon. (What raises it: test_retention.py.)"""
+"""Events older than the deduplication horizon, at a sink. (test_retention.py raises the horizon.)"""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def connected(served: Service, count: int, receive_bytes: int | None = None) -> 
 
 
 def response(client: socket.socket) -> bytes:
-    """What the service sends until it closes the connection."""
+    """Bytes that the service sends until it closes the connection."""
     received = b""
     with suppress(ConnectionResetError):
         while data := client.recv(64 * 1024):

@@ -1,4 +1,4 @@
-"""What `outbox_lab.testing` gives the tests of a project: comparisons and rebuilds without Kafka."""
+"""Helpers of `outbox_lab.testing` for a project's tests: comparisons and rebuilds without Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody has changed in the databases is found, and the remedy that the doctor prints repairs it."""
+"""The doctor finds changes that somebody made in the databases, and its printed remedy repairs them."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def ask(
     method: str = "POST",
     sent: str | None = None,
 ) -> Answer:
-    """What a request is answered. Its body is an item, or what is ``sent``."""
+    """The answer to a request whose body is an item, or ``sent``."""
     app = service.app()
     for rule in ("/items", "/<owner>/items"):
         app.add_url_rule(rule, view_func=lambda **_: "", methods=["POST", "PUT", "DELETE"], endpoint=rule)

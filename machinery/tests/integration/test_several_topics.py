@@ -100,7 +100,7 @@ class TestKeys:
 
 
 class TestOrder:
-    """What waits for an earlier event of its key waits for one of its own topic."""
+    """An event waits only for earlier events of its key on its own topic."""
 
     @pytest.fixture
     def ordered(self, seen: Seen, tmp_path: Path) -> Seen:

@@ -18,7 +18,7 @@ STRANGER = b"a stranger's object"
 
 
 def answer_to_a_stranger(port: int) -> bytes:
-    """What Spark's RPC on a port answers to an object of Java, sent without a login.
+    """Answer of Spark's RPC on a port to a Java object that is sent without a login.
 
     The formats: Spark's TransportFrameDecoder, RpcRequest (3) and RequestMessage, and Java's serialised String.
     """

@@ -68,7 +68,7 @@ def pids(stack: Stack) -> dict[str, int | None]:
 
 
 def states(home: Path) -> dict[str, str]:
-    """What `outbox status` says, by part."""
+    """State of each part, as `outbox status` shows it."""
     return {name: told["state"] for name, told in json.loads(outbox("status", "--json", home=home).stdout).items()}
 
 
@@ -115,7 +115,7 @@ def own(homes: Homes) -> Iterator[Stack]:
 
 @pytest.fixture
 def up(own: Stack) -> Stack:
-    """The same with every part running, whatever the test before did to it."""
+    """The stack with every part running, whatever an earlier test did to it."""
     own.up()
     return own
 
@@ -407,7 +407,7 @@ def kafka_text(text: str) -> bytes:
 
 
 def answer_to_stranger(port: int, properties: Mapping[str, str]) -> bytes:
-    """What Kafka answers to somebody who does not log in and alters the broker: nothing if it hangs up."""
+    """Kafka's answer to a client that alters the broker without a login: empty if Kafka hangs up."""
     body = kafka_text("1") + struct.pack("!i", len(properties))
     for name, value in properties.items():
         body += kafka_text(name) + b"\0" + kafka_text(value)  # 0: set

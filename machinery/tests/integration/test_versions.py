@@ -41,7 +41,7 @@ def event(version: int, quantity: int = 1, number: int = 1) -> Event:
 
 
 def ranges(versions: Sequence[int]) -> str:
-    """These versions, as Postgres writes an int8multirange."""
+    """Versions as Postgres writes an int8multirange."""
     found: list[list[int]] = []
     for version in sorted({*versions}):
         if found and found[-1][1] == version:
@@ -98,7 +98,7 @@ def feed(sink: PostgresWriter) -> Feed:
 
 @dataclass
 class Model:
-    """What the strategy knows and has done, event by event."""
+    """A model of the strategy, event by event."""
 
     known: set[tuple[str, int]] = field(default_factory=set)
     letters: set[str] = field(default_factory=set)

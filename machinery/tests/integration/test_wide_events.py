@@ -1,4 +1,4 @@
-"""What Postgres has room for: events of as many columns as are allowed, and no key that is too long for an index."""
+"""Limits of Postgres: events of as many columns as are allowed, and no key that is too long for an index."""
 
 from __future__ import annotations
 

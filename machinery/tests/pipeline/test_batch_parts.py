@@ -46,7 +46,7 @@ def finish(topic: Settings, *names: str) -> None:
 def test_a_batch_that_dies_between_two_parts_is_applied_once(
     topic: Settings, some: list[Event], database: Database
 ) -> None:
-    """It is split once the maximum is lower, though Spark had planned it before.
+    """A batch is split once the maximum is lower, though Spark had planned it before.
 
     With the Kafka source of Spark 4.1.1 this fails: its second run ends after the replayed batch (SPARK-55271).
     """

@@ -48,7 +48,7 @@ def run(secured: Secured, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 def succeed(secured: Secured, *arguments: str) -> str:
-    """What a command that succeeds has printed."""
+    """Output of a command that succeeds."""
     done = run(secured, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -100,7 +100,7 @@ def contents(settings: Settings, progress: Callable[[str], None] = lambda _: Non
 
 @pytest.fixture
 def whole(filled: Settings) -> tuple[object, ...]:
-    """What one read of everything has."""
+    """The result of one read of everything."""
     return contents(filled)
 
 

@@ -26,7 +26,7 @@ SQL = Path("stock", "sinks", "stock", "projections", "stock.sql")
 
 
 class Terminal:
-    """What the command prints."""
+    """The output of the command."""
 
     def __init__(self, file: Path, process: subprocess.Popen[bytes]) -> None:
         self._file, self._process, self._read = file, process, 0

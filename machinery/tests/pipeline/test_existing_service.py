@@ -72,11 +72,11 @@ class Library(NamedTuple):
     connect: Callable[[], psycopg.Connection[tuple[Any, ...]]]
 
     def run(self, command: str) -> str:
-        """What a command of the page prints; further options may follow the page's words."""
+        """Output of a command of the page; further options may follow the page's words."""
         return self.succeed(["bash", "-c", command])
 
     def python(self, *words: str) -> str:
-        """What the service itself prints, as its own role."""
+        """Output of the service, as its own role."""
         mine = {"PGUSER": "library", "PGPASSWORD": PASSWORD, "DJANGO_SETTINGS_MODULE": "library.settings"}
         return self._replace(environment={**self.environment, **mine}).succeed([sys.executable, *words])
 
@@ -241,7 +241,7 @@ def test_the_table_refuses_undeclared_events_of_other_clients(migrated: Library)
 
 
 def test_the_wheel_and_its_two_dependencies_are_enough(migrated: Library) -> None:
-    """What pip installs with the wheel, beside the driver."""
+    """Pip installs two packages with the wheel, beside the driver."""
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = [re.split("[<>=]", one)[0] for one in needed]
     assert all(f"`{name}`" in PAGE for name in names)

@@ -112,12 +112,12 @@ def driving(settings: Settings, spec: SinkSpec = DECLARED) -> Iterator[SinkWrite
 
 
 def read_table(settings: Settings) -> TargetState:
-    """What `outbox check` reads from the table."""
+    """The table as `outbox check` reads it."""
     return table.read(settings, NAME, TOTALS)
 
 
 def states(settings: Settings) -> list[sinks.SinkState]:
-    """What `outbox check` reads of the sinks that ever ran."""
+    """All sinks that ever ran, as `outbox check` reads them."""
     return list(sinks.read(settings, declared.load(settings)).states)
 
 

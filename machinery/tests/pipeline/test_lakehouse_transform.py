@@ -88,14 +88,14 @@ class Sink:
         return transformed.run_replay(self.settings, self.spec, dry_run=dry_run)
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """What the table has, by event; each is there once."""
+        """Rows of the table by event; each is there once."""
         rows = DeltaTable(folder(self.settings)).to_pyarrow_table().to_pylist()
         found = {row["event_id"]: row for row in rows}
         assert len(found) == len(rows)
         return found
 
     def check(self, monkeypatch: pytest.MonkeyPatch) -> Report:
-        """What `outbox check` says if this job is the project's only one."""
+        """The report of `outbox check` if this job is the project's only one."""
         monkeypatch.setattr(discovery, "jobs", lambda _: [self.spec.job])
         return check.check(self.settings)
 
@@ -147,7 +147,7 @@ def with_failing(publisher: Publisher, count: int) -> tuple[list[Event], Event]:
 
 
 def with_left_out(publisher: Publisher, count: int) -> tuple[list[Event], Event, list[Event]]:
-    """The same, and two of them that transforms leave out: of one item, which they leave as it was."""
+    """Events of which one fails, and two of one item that transforms leave out; together they change nothing."""
     events, bad = with_failing(publisher, count)
     for number, quantity in ((1, LEFT_OUT), (6, -LEFT_OUT)):
         events[number] = replace(events[number], quantity=quantity)

@@ -39,7 +39,7 @@ MIB = 2**20
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """What a command needs to know of a chain."""
+    """Settings of a chain for a command, as environment variables."""
     names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
     return {f"OUTBOX_{name.upper()}": str(getattr(settings, name)) for name in names}
 

@@ -1,4 +1,4 @@
-"""What a row of the outbox becomes on the topic: the contract of the events, at its writing end."""
+"""An outbox row as a record of the topic: the contract of the events, at its writing end."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def names(result: RetentionResult) -> list[str]:
 
 
 def places(result: RetentionResult) -> list[str]:
-    """Those that keep the horizon from being raised further."""
+    """Places that keep the horizon from being raised further."""
     day = min((found.day for found in result.evidence), default=date.max)
     return [found.place for found in result.evidence if found.day == day]
 
@@ -96,7 +96,7 @@ def owner(settings: Settings, statement: str, *parameters: object) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What will not come is not waited for."""
+    """Short timeouts, for tests in which nothing comes."""
     monkeypatch.setattr(evidence, "WRITERS_TIMEOUT_S", 0.5)
     monkeypatch.setattr(evidence, "CONFIRM_TIMEOUT_S", 0.5)
     monkeypatch.setattr(evidence, "NUDGE_EVERY_S", 0.05)

@@ -88,7 +88,7 @@ def migrate(shop: Shop, release: Release, kind: str) -> None:
 
 
 def scales(shop: Shop, release: Release) -> set[object]:
-    """What the projection of a release has seen in the column that came with version 2."""
+    """Values that the projection of a release has seen in the column that came with version 2."""
     sql = "SELECT DISTINCT scale FROM trail WHERE release = %s"
     return {scale for (scale,) in Database(shop.settings).query(sql, release.name)}
 
@@ -216,5 +216,5 @@ def newer_for_some(number: int) -> list[str]:
 
 
 def skipped(shop: Shop) -> list[tuple[object, ...]]:
-    """What sinks have recorded as skipped."""
+    """Events that sinks have recorded as skipped."""
     return Database(shop.settings).query("SELECT sink, event FROM skipped_events ORDER BY 1, 2")

@@ -76,7 +76,7 @@ def counted(settings: Settings) -> dict[tuple[object, object], object]:
 
 
 def counts(settings: Settings) -> tuple[object, ...]:
-    """What the sink has applied, recognised and skipped since it first ran."""
+    """Counts of events that the sink has applied, recognised and skipped since it first ran."""
     (row,) = Database(settings, SINK).query("SELECT applied, duplicates, skipped FROM sinks WHERE name = %s", SINK)
     return row
 

@@ -1,4 +1,4 @@
-"""What a sink bounds: memory whatever the records are, and the harm that one sink's failure does to its neighbours."""
+"""Bounds of a sink: memory whatever the records are, and the harm that one sink's failure does to its neighbours."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Caller:
 
 
 def lines(log: str, trace_id: str) -> list[dict[str, Any]]:
-    """What `grep` finds, parsed."""
+    """Log lines of a trace, parsed."""
     return [json.loads(line) for line in log.splitlines() if trace_id in line]
 
 

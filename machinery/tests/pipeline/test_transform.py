@@ -120,7 +120,7 @@ class Sink:
             cursor.execute("INSERT INTO unwelcome SELECT unnest(%s::uuid[])", [list(event_ids)])
 
     def rows(self) -> list[dict[str, object]]:
-        """What the projection has seen, in its order."""
+        """Rows that the projection has seen, in its order."""
         found = Database(self.settings, SINK).query("SELECT event FROM seen ORDER BY line", role=SinkRole.OWNER)
         return [dict(event) for (event,) in found]  # type: ignore[call-overload]
 

@@ -1,4 +1,4 @@
-"""What rehearsals share. Each test breaks a chain of its own."""
+"""Fixtures of rehearsals. Each test breaks a chain of its own."""
 
 from __future__ import annotations
 

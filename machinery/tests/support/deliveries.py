@@ -74,7 +74,7 @@ def all_that_comes(came: Sequence[Came]) -> Mapping[str, int]:
 
 
 class Promise(NamedTuple):
-    """What a strategy makes of what came, and whether that is right although events are read, or sent, again."""
+    """The result of a strategy for a delivery, and whether it is right although events are read, or sent, again."""
 
     model: Model
     re_reads: bool

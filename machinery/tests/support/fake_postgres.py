@@ -16,7 +16,7 @@ STARTUP = 3 << 16  # the protocol's version; other first messages ask for encryp
 
 
 class FakePostgres:
-    """What clients have answered to the question is in ``answers``."""
+    """A server that asks clients for a password. ``answers`` has their answers."""
 
     def __init__(self, question: bytes, listener: socket.socket) -> None:
         self.port: int = listener.getsockname()[1]

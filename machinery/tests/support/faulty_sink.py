@@ -106,7 +106,7 @@ def short_silence() -> None:
 
 
 def few_retries() -> None:
-    """The same, and the third failure in a row is the last one."""
+    """Short waits, and the third failure in a row is the last one."""
     short_waits()
     patch(retries, FAILURES_MAX=3)
 
@@ -127,7 +127,7 @@ def endless_transform() -> None:
 
 
 def death_behind_a_merge() -> None:
-    """The same behind the table's first commit: the positions do not know of it."""
+    """The process is killed behind the table's first commit: the positions do not know of it."""
     transformed()
     table: Any = import_module("outbox.sink.applying.lakehouse.spark_table").Table
     merge = table.merge

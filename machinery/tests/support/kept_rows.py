@@ -1,4 +1,4 @@
-"""What sinks have kept, written by SQL: so tests of retention need no sink."""
+"""Rows that sinks keep, written by SQL: so tests of retention need no sink."""
 
 from __future__ import annotations
 

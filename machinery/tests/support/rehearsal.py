@@ -42,7 +42,7 @@ class Rehearsal:
 
     @property
     def entry(self) -> Entry:
-        """What the page says."""
+        """The entry of the runbook."""
         return runbook.entry(self.title)
 
     def move(self, *quantities: int) -> None:
@@ -62,7 +62,7 @@ class Rehearsal:
         assert answers[-1] == HTTPStatus.CREATED
 
     def working(self, *quantities: int) -> None:
-        """The same, relayed and applied: everything works."""
+        """Move quantities, relay and apply them: everything works."""
         self.move(*quantities)
         relayed(self.settings)
         done = catch_up(self.settings, SINK)

@@ -221,7 +221,7 @@ class Shop:
         return done
 
     def succeed(self, release: Release, *words: str) -> str:
-        """What a command that succeeds has printed."""
+        """Output of a command that succeeds."""
         done = self.run(release, *words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -234,7 +234,7 @@ class Shop:
         return outbox(*sink_arguments(*sinks), "--until-caught-up", home=self.settings.home, **variables)
 
     def finish(self, release: Release, *sinks: str) -> None:
-        """The same once all events of the outbox are on the topic."""
+        """Catch up once all events of the outbox are on the topic."""
         self.wait_relayed()
         done = self.catch_up(release, *sinks)
         assert done.returncode == 0, done.stderr
@@ -344,7 +344,7 @@ def write(file: Path, text: str) -> None:
 
 
 def codes(report: Mapping[str, Any]) -> list[str]:
-    """What a check has found."""
+    """Codes of a check's findings."""
     return [finding["code"] for finding in report["findings"]]
 
 

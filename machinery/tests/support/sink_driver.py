@@ -61,7 +61,7 @@ def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
 
 @dataclass
 class Database:
-    """What the sink database holds."""
+    """The sink database."""
 
     settings: Settings
     sink: str = "dedup"

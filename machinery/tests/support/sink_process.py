@@ -1,4 +1,4 @@
-"""What tests of the sinks as processes share: a publisher, sinks that run, and what they have logged."""
+"""Shared by the tests of sinks as processes: a publisher, sinks that run, and what they have logged."""
 
 from __future__ import annotations
 
@@ -124,17 +124,17 @@ def _warm_jvm(settings: Settings, names: Sequence[str]) -> WarmJvm:
 
 
 def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """The same with a JVM that belongs to the process."""
+    """`catch_up` with a JVM that belongs to the process."""
     return outbox(*sink_arguments(*names), "--until-caught-up", home=settings.home, **settings.as_env())
 
 
 def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """The same with a fault of `tests.support.faulty_sink`."""
+    """`catch_up_alone` with a fault of `tests.support.faulty_sink`."""
     return _run_faulty(fault, settings, {}, *sink_arguments(*names), "--until-caught-up")
 
 
 def catch_up_faulty(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """The same in the JVM that the runs share."""
+    """`catch_up` with a fault, in the JVM that the runs share."""
     jvm = _warm_jvm(settings, names)
     jvm.start()
     return _run_faulty(fault, settings, jvm.gateway(), *sink_arguments(*names), "--until-caught-up")

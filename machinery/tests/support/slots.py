@@ -1,4 +1,4 @@
-"""What tests do to a replication slot; to that of the outbox's connector by default."""
+"""Operations of tests on a replication slot, by default that of the outbox's connector."""
 
 from __future__ import annotations
 

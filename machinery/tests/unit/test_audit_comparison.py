@@ -387,7 +387,7 @@ def test_without_source_versions_no_event_is_foreign_by_version(chain: Chain) ->
 
 
 def test_topics_are_compared_each_by_itself(chain_of: Callable[..., Chain]) -> None:
-    """The same key and versions on two topics are different events of different keys."""
+    """Events of two topics with one key and one version are different events of different keys."""
     chain = chain_of(names=("stock", "order"))
     stock = chain.written("a", "5", "6", "7")
     placed = [chain.event("a", version, "1", event="order/placed.v2") for version in (1, 2, 3)]
@@ -544,7 +544,7 @@ def test_a_foreign_event_that_was_discarded_is_not_subtracted(chain: Chain) -> N
 
 
 def test_a_discarded_event_is_not_due_from_the_other_sinks_either_way(chain: Chain) -> None:
-    """It was on the topic, which has dropped it: a sink without the letter has applied it."""
+    """The event was on the topic, which has dropped it: a sink without the letter has applied it."""
     events = chain.written("a", "5", "6")
     chain.publish(events[0])
     chain.acknowledged = {events[1].event_id}

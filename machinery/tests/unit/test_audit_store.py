@@ -1,4 +1,4 @@
-"""What `outbox check` joins is bounded in memory, private, and deleted however the check ends."""
+"""The tables that `outbox check` joins: bounded in memory, private, and deleted however the check ends."""
 
 from __future__ import annotations
 

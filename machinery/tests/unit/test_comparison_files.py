@@ -40,7 +40,7 @@ def written(spec: SinkSpec, text: str) -> Comparison:
 
 
 def added(declared: Declared, comparison: Comparison) -> dict[str, Addend | None]:
-    """What the events of the sink add."""
+    """Addends of the sink's events."""
     declared = replace(declared, comparisons={SINK: [comparison]})
     topics = [replace(topic, properties=["change"]) for topic in declared.topics]
     addends = replace(declared, topics=topics).addends(declared.sinks[SINK], comparison)

@@ -67,7 +67,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 def outcome(found: DecodedEvent | Rejection | Skipped) -> object:
-    """What became of a record, in short."""
+    """The outcome of a record, in short."""
     return found.reason if isinstance(found, Rejection) else (type(found).__name__, found.name)
 
 
@@ -250,7 +250,7 @@ class TestUpcasting:
 
 
 class TestAskedFor:
-    """What a sink must not have skipped to begin with these events."""
+    """Names of events that a sink must not have skipped."""
 
     @pytest.mark.parametrize(
         ("names", "expected"),

@@ -1,4 +1,4 @@
-"""What `outbox dev` sees of the files that it watches, and what it shows of the parts that it runs."""
+"""`outbox dev`: the files that it watches, and the output of the parts that it runs."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class TestExamples:
 
 
 class TestSinks:
-    """What the sinks of a project make of its declarations."""
+    """Sinks of a project, examined with its declarations."""
 
     PRICES = ({"price": {"type": "number"}}, {"price": {"type": "string"}})
 

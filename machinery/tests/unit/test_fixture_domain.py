@@ -7,7 +7,7 @@ from tests.support import suite
 
 
 def properties(text: str) -> dict[str, str]:
-    """What a properties file sets."""
+    """Settings of a properties file."""
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 

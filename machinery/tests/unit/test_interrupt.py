@@ -35,7 +35,7 @@ HANDLED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 
 
 def said_after(name: str, ignored: str | None = None) -> str:
-    """What a process says that gets this signal, and was started with another one ignored."""
+    """Output of a process that gets a signal, started with another signal ignored."""
     handlers = {one.name: "SIG_IGN" if one.name == ignored else "SIG_DFL" for one in SIGNALS}  # whatever ours are
     begin = "import signal" + "".join(f"; signal.signal(signal.{one}, signal.{how})" for one, how in handlers.items())
     return subprocess.check_output([sys.executable, "-c", begin + STOPS, name], text=True).strip()
@@ -69,7 +69,7 @@ except KeyboardInterrupt:
 
 
 def test_a_command_whose_terminal_is_gone_stops_everything(tmp_path: Path) -> None:
-    """What it says meanwhile raises no error."""
+    """Its output raises no error meanwhile."""
     ours, its = os.openpty()
     command = [sys.executable, "-c", HANGS_UP, str(tmp_path / "said")]
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=subprocess.PIPE, start_new_session=True) as process:

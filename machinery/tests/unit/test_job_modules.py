@@ -1,4 +1,4 @@
-"""What a module ``job`` declares: which defaults its subpackage gives, and which declarations are refused."""
+"""Declarations of a module ``job``: which defaults its subpackage gives, and which declarations are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `outbox check` reads of a Delta table, without Spark: exact sums, rows without a total, commits of others."""
+"""A Delta table as `outbox check` reads it, without Spark: exact sums, rows without a total, commits of others."""
 
 from __future__ import annotations
 

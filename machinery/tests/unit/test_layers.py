@@ -124,7 +124,7 @@ def package(module: str) -> str:
 
 
 def violations(file: Path, source: str) -> set[str]:
-    """What a file imports against the rules, one line each."""
+    """Imports of a file that break the rules, one line each."""
     module = ".".join(file.with_suffix("").parts)
     return {f"{file.as_posix()} imports {room(name)}" for name in imported(source) if not _may(module, name)}
 

@@ -99,7 +99,7 @@ class TestCommand:
 
 
 class TestJobs:
-    """What a job may say."""
+    """Declarations that a job may have."""
 
     def resolve(self, **changes: Any) -> SinkSpec:
         return discovery.resolve(settings.load(environment=False), replace(made_events.JOB, **changes))

@@ -1,4 +1,4 @@
-"""What the sinks tell Prometheus, with and without a Kafka that answers."""
+"""Metrics of the sinks, with and without a Kafka that answers."""
 
 from __future__ import annotations
 

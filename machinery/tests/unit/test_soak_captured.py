@@ -68,7 +68,7 @@ def with_changes(*changes: RowChange, **changed: Any) -> Seen:
 
 
 def with_rows(*rows: Mapping[str, Any]) -> Seen:
-    """What was left, with other rows in the sink."""
+    """The captured state, with other rows in the sink."""
     return replace(CAPTURED, copies=[replace(COPY, rows=rows)])
 
 

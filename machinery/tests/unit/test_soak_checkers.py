@@ -66,12 +66,12 @@ REPEATED = (*EVENTS, replace(EVENTS[1], offset=7))  # event 2 adds 7
 
 
 def source(**changed: Any) -> Seen:
-    """What was left, with another source."""
+    """The state that a run left, with another source."""
     return replace(SEEN, source=replace(SOURCE, **changed))
 
 
 def sink(**changed: Any) -> Seen:
-    """What was left, with another sink."""
+    """The state that a run left, with another sink."""
     return replace(SEEN, sinks=[replace(SEEN.sinks[0], **changed)])
 
 
@@ -81,27 +81,27 @@ def comparison(totals: Mapping[str, Decimal], **changed: Any) -> ComparedTotals:
 
 
 def compared(totals: Mapping[str, Decimal] = DUE, repeats: Any = "all", **changed: Any) -> Seen:
-    """What was left, with another comparison of the sink."""
+    """The state that a run left, with another comparison of the sink."""
     return sink(comparisons=[comparison(totals, **changed)], repeats=repeats)
 
 
 def having(total: int, repeats: Any = "all", **changed: Any) -> Seen:
-    """What was left, with another total of the key, and perhaps another strategy."""
+    """The state that a run left, with another total of the key, and perhaps another strategy."""
     return sink(comparisons=[comparison({"a": Decimal(total)})], repeats=repeats, **changed)
 
 
 def also(*answers: StoredAnswer) -> Seen:
-    """What was left, with more answers in the source."""
+    """The state that a run left, with more answers in the source."""
     return source(answers=[*SOURCE.answers, *answers])
 
 
 def events(*changed: TopicEvent, **more: Any) -> Seen:
-    """What was left, with other events on the topics."""
+    """The state that a run left, with other events on the topics."""
     return replace(SEEN, events=changed, **more)
 
 
 def repeated(**changed: Any) -> Seen:
-    """What was left, with event 2 twice, once with something else; a transaction was released, so it may be twice."""
+    """The state that a run left, with event 2 twice, once changed. A transaction was released, so it may be twice."""
     return events(*EVENTS, replace(EVENTS[1], offset=7, **changed), released=1)
 
 
@@ -496,7 +496,7 @@ FOREIGN = [stranger("x", "event-8", 8, 4), stranger("y", "event-2", 9, 6)]
 
 
 def foreign_of(x: int, y: int, *more: ComparedTotals, total: int = 13, **changed: Any) -> Seen:
-    """What was left, with two foreign events and these totals of their keys."""
+    """The state that a run left, with two foreign events and these totals of their keys."""
     totals = {"a": Decimal(total), "x": Decimal(x), "y": Decimal(y)}
     given = {"types": frozenset({TYPE}), **changed}
     return replace(sink(comparisons=[comparison(totals), *more], **given), foreign=FOREIGN)

@@ -29,7 +29,7 @@ class Domain:
 
 
 class Testbed:
-    """It cannot be started."""
+    """A testbed that cannot be started."""
 
     __test__ = False
     error: BaseException

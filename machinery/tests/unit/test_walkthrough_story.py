@@ -1,4 +1,4 @@
-"""What the walkthrough expects, on a chain that is a model: also on one with data, and of chains that fail."""
+"""Expectations of the walkthrough, on a chain that is a model: also on one with data, and of chains that fail."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Sequence[str | Path], folder: Path) -> str:
-    """What a command has printed that knows neither this project nor its folder."""
+    """Output of a command that knows neither this project nor its folder."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OUTBOX_", "PYTHONPATH"))}
     done = subprocess.run(command, cwd=folder, env=inherited, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

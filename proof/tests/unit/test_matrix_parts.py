@@ -1,4 +1,4 @@
-"""What the matrix counts with, on hand-written logs."""
+"""Counting functions of the matrix, on hand-written logs."""
 
 from __future__ import annotations
 

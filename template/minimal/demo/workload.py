@@ -1,4 +1,4 @@
-"""What the demo sends to this project's service: parcels arrive at depots.
+"""The demo's requests to this project's service: parcels arrive at depots.
 
 The walkthrough, `outbox demo`, plays it. A project of another domain replaces it.
 """

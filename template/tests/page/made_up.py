@@ -273,7 +273,7 @@ LINES = [
 
 
 def said(state: State) -> list[dict[str, Any]]:
-    """What the page says of the last fault."""
+    """The page's messages about the last fault."""
     drift = format(state.summary[NAIVE]["drift"], ",")
     label = ACTIONS["crash-sinks"].label
     done = (

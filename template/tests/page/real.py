@@ -55,7 +55,7 @@ class Served:
         self.url = self._wait("the address", lambda: ADDRESS.search(self.said())).group()
 
     def said(self) -> str:
-        """What it has printed."""
+        """The output so far."""
         return self._log.read_text()
 
     def wait_ready(self) -> None:

@@ -291,7 +291,7 @@ def test_axe_finds_no_barrier(chromium: Browser, stage: Stage, size: Any, scheme
 
 
 def barriers(page: Page) -> list[str]:
-    """What axe finds: rule, and the first element."""
+    """Findings of axe: rule, and the first element."""
     found = page.evaluate("async () => (await axe.run()).violations")
     return [f"{one['id']}: {one['nodes'][0]['html'][:200]} {one['nodes'][0]['failureSummary']}" for one in found]
 

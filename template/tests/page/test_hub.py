@@ -1,4 +1,4 @@
-"""What subscribers of the page get: the whole document, then each change, which is serialised once."""
+"""Messages to subscribers of the page: the whole document, then each change, which is serialised once."""
 
 from __future__ import annotations
 

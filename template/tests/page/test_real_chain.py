@@ -99,7 +99,7 @@ def shown(page: Page) -> Numbers:
 
 
 def stored(settings: Settings) -> Numbers:
-    """The same numbers, from the tables and from the topics, which `outbox check` reads record by record."""
+    """The page's numbers, from the tables, and from the topics, which `outbox check` reads record by record."""
     report = check.check(settings)
     source, sinks = SourceRole.OWNER, SinkRole.OWNER
     counts = rows(settings, sinks, "SELECT name, applied, duplicates FROM sinks")

@@ -1,4 +1,4 @@
-"""What the readings of the chain become on the page."""
+"""Readings of the chain on the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sink(shown: dict[str, object], name: str) -> dict[str, object]:
 
 
 def without(readings: Readings, part: str) -> Readings:
-    """The same readings, but a part is down."""
+    """Readings in which a part is down."""
     changes: dict[str, Any] = {part: Down("it does not answer")}
     return replace(readings, **changes)
 

@@ -21,7 +21,7 @@ def captured(chain: Settings) -> Iterator[Settings]:
 
 
 def balances(settings: Settings) -> dict[str, int]:
-    """What the sink holds when it has read what is on its topic."""
+    """Balances of the sink once it has read its topic."""
     run(settings, "sink", SINK, "--until-caught-up")
     rows = query(settings, f"SELECT key, total FROM sink_totals WHERE sink = '{SINK}'", SinkRole.AUDITOR)
     return {str(key): int(total) for key, total in rows}

@@ -26,7 +26,7 @@ def test_no_two_share_what_must_be_their_own(settings: Settings) -> None:
 
 
 def test_they_differ_in_nothing_that_makes_the_relay_lose_or_repeat(settings: Settings) -> None:
-    """What was chosen with care for the one holds for the other; only names, table and form of the records differ.
+    """Careful choices for one connector hold for the other; only names, table and form of the records differ.
 
     Only events need an order in a snapshot: a captured table has one row per key.
     """

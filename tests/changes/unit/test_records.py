@@ -1,4 +1,4 @@
-"""What is wrong with the record of a change."""
+"""Errors in the record of a change."""
 
 from __future__ import annotations
 

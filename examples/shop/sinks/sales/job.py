@@ -1,4 +1,4 @@
-"""What was ordered and cancelled each day: a history, which no table of the service has."""
+"""Orders and cancellations of each day: a history, which no table of the service has."""
 
 from outbox.sinks import SinkJob
 

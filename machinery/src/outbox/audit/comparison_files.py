@@ -88,7 +88,7 @@ class Comparison:
         return self.file.stem
 
     def adds_of(self, schema: EventSchema) -> AddsLine | None:
-        """What events of this version add; None if nothing."""
+        """The addend of events of a version; None if they add nothing."""
         return next((one for one in self.adds if one.is_about(schema)), None)
 
 

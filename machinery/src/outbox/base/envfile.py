@@ -119,7 +119,7 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
 
 
 def _spark_properties(kept: Path) -> str:
-    """What master, workers and drivers of a Spark cluster share. The secret is generated once."""
+    """Properties that master, workers and drivers of a Spark cluster share. The secret is generated once."""
     if not kept.exists():
         secret = secrets.token_urlsafe(24)
         write_private(kept, f"spark.authenticate true\nspark.authenticate.secret {secret}\n")

@@ -291,7 +291,7 @@ class Settings(BaseSettings):
         return memory
 
     def as_env(self) -> dict[str, str]:
-        """All of it as environment variables, secrets too: what a process is given that must read the same settings."""
+        """All settings as environment variables, secrets included, for a process that must read the same settings."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return {
             variable(name): str(value.get_secret_value() if isinstance(value, SecretStr) else value)
@@ -311,7 +311,7 @@ class Settings(BaseSettings):
 
     @property
     def stack_spark_properties(self) -> Path:
-        """What a driver needs to use the embedded Spark cluster, its secret above all (mode 600)."""
+        """Properties with which a driver uses the embedded Spark cluster, its secret among them (mode 600)."""
         return self.home / "spark.properties"
 
     def is_embedded(self, *names: str) -> bool:

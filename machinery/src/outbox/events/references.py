@@ -59,7 +59,7 @@ def resolve(document: Mapping[str, Json], rule: Json) -> Mapping[str, Json]:
 
 
 def pointed_at(document: Json, pointer: str) -> Json:
-    """What a JSON Pointer (``#/…``, RFC 6901) leads to. Raises LookupError or TypeError if that is nothing."""
+    """The value that a JSON Pointer (``#/…``, RFC 6901) names. Raises LookupError or TypeError if that is nothing."""
     target = document
     for part in pointer.removeprefix("#").removeprefix("/").split("/") if pointer not in ("", "#") else ():
         name = unquote(part).replace("~1", "/").replace("~0", "~")

@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """What breaks the schema: the first property at fault, and why."""
+    """A violation of the schema: the first property at fault, and why."""
 
     name: str
     detail: str

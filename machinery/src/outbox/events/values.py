@@ -109,7 +109,7 @@ decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _as_builtin(value: Any) -> Any:
-    """What msgspec does not know by itself, as something that it does."""
+    """A value of a type that msgspec does not know, as one of a type that it knows."""
     dump = getattr(value, "model_dump", None)
     if dump is not None:  # a model of pydantic, which need not be installed
         return dump(mode="json")

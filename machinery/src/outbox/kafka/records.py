@@ -217,7 +217,7 @@ def require_progress(name: str, progress_at: float) -> None:
 
 
 def _stops(name: str, messages: Iterable[Message]) -> Sequence[Message]:
-    """What the client has sent in place of records: where it came to an end. Raises Failure or KafkaException if it is
+    """Messages that mark the end of a partition. Raises Failure or KafkaException if it is
     an error.
     """
     if not any(map(Message.error, messages)):  # as mostly: no call in Python for each

@@ -71,7 +71,7 @@ Nudge = Callable[[], object]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one place may still bring: no id below ``oldest``; None if it brings nothing.
+    """The ids that one place may still bring: none below ``oldest``; None if it brings nothing.
 
     ``note`` explains ``oldest`` where it is not the id of an event.
     """

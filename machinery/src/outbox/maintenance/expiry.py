@@ -187,7 +187,7 @@ def _rules(settings: Settings, connection: extensions.connection, horizon: UUID,
 
 
 def _before(oldest: datetime | None) -> str:
-    """What was seen before this is on a topic no more, of which this is the oldest record."""
+    """Condition: seen before the oldest record of a topic, so that no topic has the event."""
     return "infinity" if oldest is None else (oldest - CLOCK_MARGIN).isoformat()
 
 

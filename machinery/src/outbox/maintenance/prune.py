@@ -45,7 +45,7 @@ VALUES (%s, 'outbox prune', 'outbox.marker', '{}') RETURNING id
 
 @dataclass
 class PruneResult:
-    """What was done to the events older than ``keep_hours``. Those that no topic has stay."""
+    """The result for events older than ``keep_hours``. Those that no topic has stay."""
 
     deleted: int = 0
     on_their_way: int = 0  # stay, and are too young to be missing

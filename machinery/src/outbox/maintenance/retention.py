@@ -70,7 +70,7 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True)
 class RetentionResult:
-    """What was forgotten, and why not more. In a dry run, what would be forgotten.
+    """Deleted ids, and why no more could be deleted. In a dry run, what would be forgotten.
 
     ``due`` is the first day to which the horizon had to be raised for anything to be forgotten; None if there was
     nothing to forget, and then no evidence was looked for. Ids from ``horizon`` on are kept.

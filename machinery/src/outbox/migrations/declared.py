@@ -71,7 +71,7 @@ class EventVersion(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a run has changed."""
+    """The changes of a run."""
 
     added: list[str]
     removed: list[str]

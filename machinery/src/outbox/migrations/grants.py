@@ -1,4 +1,4 @@
-"""What each role may do with what the machinery makes in both databases.
+"""Rights of each role on the machinery's tables in both databases.
 
 A migration grants it with its tables, and each `outbox migrate` what is missing. What a role may do beyond that,
 `outbox doctor` reports.

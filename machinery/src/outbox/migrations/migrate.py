@@ -46,14 +46,14 @@ ROLES: dict[Database, type[SourceRole] | type[SinkRole]] = {"source": SourceRole
 
 
 class Migrated(NamedTuple):
-    """What a run has changed."""
+    """The changes of a run."""
 
     applied: dict[Database, list[str]]
     """The revisions by database, in order."""
     events: declared.Change
     """The events that the outbox takes now and did not take before, and the other way round."""
     repaired: list[str]
-    """What somebody had changed or dropped, and is again as it was made."""
+    """Objects that somebody had changed or dropped, and that are as declared again."""
 
 
 def migrate(settings: Settings, *, only_outbox: bool = False, only_declared: bool = False) -> Migrated:
@@ -124,7 +124,7 @@ def config(database: Database) -> Config:
 
 
 def run() -> None:
-    """What ``env.py`` does: migrate on the connection that ``migrate`` has opened."""
+    """The work of ``env.py``: migrate on the connection that ``migrate`` has opened."""
     attributes = alembic.context.config.attributes
     alembic.context.configure(
         connection=attributes["connection"],

@@ -153,7 +153,7 @@ def _wait_running(connector: Connector, rest: Rest) -> None:
 
 
 def released(connector: Connector) -> str:
-    """What to tell an operator when a hanging transaction was ended."""
+    """Message to an operator when a hanging transaction was ended."""
     return f"connector {connector.name}: a transaction was hanging; it is ended, and its events are sent again"
 
 

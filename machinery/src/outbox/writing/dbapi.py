@@ -25,7 +25,7 @@ EVENTS_PER_STATEMENT = 1000
 
 
 class Connection(Protocol):
-    """What is needed of a DB-API connection; ``django.db.connection`` has it too."""
+    """The needed part of a DB-API connection; ``django.db.connection`` has it too."""
 
     def cursor(self) -> Any:
         """A new cursor."""

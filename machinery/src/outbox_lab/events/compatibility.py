@@ -101,8 +101,9 @@ def _columns(published: EventSchema, current: EventSchema) -> Iterator[Problem]:
 
 
 def _rule(old: Tree, new: Tree, path: str, *, is_closed: bool = False) -> Iterator[Problem]:
-    """What of a rule may refuse a value that the old one allowed. ``is_closed``: another rule of the value limits its
-    properties.
+    """Problems of a rule that may refuse a value that the old one allowed.
+
+    ``is_closed``: another rule of the value limits its properties.
     """
     if _same(old, new):
         return

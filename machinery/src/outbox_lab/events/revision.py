@@ -103,7 +103,7 @@ def _copy(top: Path, commit: str, folder: str, into: Path) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> bytes:
-    """What a git command prints. Raises Failure with its message."""
+    """Output of a git command. Raises Failure with its message."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],

@@ -61,7 +61,7 @@ def read(
     foreign_records: Sequence[ForeignRecord] = (),
     dropped: Sequence[TopicEvent | RowChange] = (),
 ) -> Seen:
-    """All of it, with the sinks of these names. Raises Failure if a part cannot be read.
+    """Everything that the judge compares, with the sinks of these names. Raises Failure if a part cannot be read.
 
     ``dropped``: what a fault has let topics drop. A broker that is killed soon may have it again.
     """

@@ -170,7 +170,7 @@ class Process:
         return self.log_file.stat().st_size if self.log_file.exists() else 0
 
     def log_since(self, size: int) -> str:
-        """What it has logged since its log had so many bytes."""
+        """Lines of the log since it had ``size`` bytes."""
         if not self.log_file.exists():
             return ""
         with self.log_file.open("rb") as log:

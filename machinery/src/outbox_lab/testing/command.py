@@ -36,7 +36,7 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
 
 
 def run(settings: Settings, *words: str, status: int = 0) -> str:
-    """What a command has printed, such as ``run(chain, "check", "--wait", "60")``. Its settings are these.
+    """Output of a command, such as ``run(chain, "check", "--wait", "60")``. Its settings are these.
 
     Raises AssertionError with all output if it does not end with the status.
     """

@@ -1,4 +1,4 @@
-"""What a sink does, without Kafka and Spark: apply records, be rebuilt from the source, be compared with it."""
+"""A sink without Kafka and Spark: apply records, be rebuilt from the source, be compared with it."""
 
 from __future__ import annotations
 

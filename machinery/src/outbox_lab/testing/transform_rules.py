@@ -123,7 +123,7 @@ class _Checked:
         self._spark, self._schema = events.sparkSession, events.schema
 
     def rows(self, split: Split) -> dict[Place, Row]:
-        """What it returns of some events, by place. Raises AssertionError if that breaks a rule."""
+        """Rows that the transform returns for some events, by place. Raises AssertionError if that breaks a rule."""
         frame_ = self._spark.createDataFrame(split.events, self._schema)
         if split.partitions is not None:
             frame_ = frame_.repartition(split.partitions)

@@ -1,4 +1,4 @@
-"""What the walkthrough needs of a chain, wherever its parts run. The story uses only this interface.
+"""The interface of a chain to the walkthrough, wherever its parts run. The story uses only this interface.
 
 Two implementations: `processes` of a stack of its own, and the `containers` of docker-compose.
 """

@@ -1,4 +1,4 @@
-"""What a project tells the walkthrough: the requests of its clients, and the sinks to watch."""
+"""A project's part of the walkthrough: the requests of its clients, and the sinks to watch."""
 
 from __future__ import annotations
 

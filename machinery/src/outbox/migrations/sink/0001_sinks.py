@@ -1,4 +1,4 @@
-"""What every sink keeps beside its result: its driver, its positions, what it has applied, what it has set aside."""
+"""The tables of every sink beside its result: its driver, its positions, what it has applied, what it has set aside."""
 
 from __future__ import annotations
 

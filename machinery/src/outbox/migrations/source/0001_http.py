@@ -1,4 +1,4 @@
-"""What `outbox.http` needs: the idempotency keys of the requests."""
+"""The table of `outbox.http`: the idempotency keys of the requests."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Transform:
 
     @property
     def transformed(self) -> Transformed:
-        """This transform, for the events of dead letters."""
+        """The transform for the events of dead letters."""
         return Transformed(self.returned, lambda topic, rows: self.apply(frame.as_events(rows, topic)))
 
     def apply(self, events: pa.Table) -> Returned:

@@ -1,4 +1,4 @@
-"""What a sink has made of its events: the rows of its tables, and the dead letters that are open.
+"""The result of a sink: the rows of its tables, and the dead letters that are open.
 
 Compared are all tables of the sink database but the machinery's own and those in which the sink's strategy remembers
 events. Of a table with a column ``sink`` it is the sink's rows; of a table without, all rows. A column whose default is
