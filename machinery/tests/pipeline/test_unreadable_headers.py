@@ -47,8 +47,8 @@ def test_it_has_no_headers(message: Message) -> None:
 
 def test_it_is_no_event_for_any_reader(message: Message, topic: Settings) -> None:
     with pytest.raises(KeyError):
-        arrivals.id_of(message)
-    assert evidence.id_of(message) is None
+        arrivals.header_id(message)
+    assert evidence.deduplication_id(message) is None
     (dead,) = DECODER.decode(Records.of_messages([message])).dead
     assert (dead.event_id, dead.rejection.reason) == (None, "missing id")
     assert check.check(topic).topic(topic_of(topic)).malformed.reasons == {"missing id": 1}

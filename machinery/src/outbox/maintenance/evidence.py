@@ -247,7 +247,7 @@ def _topic(settings: Settings, topic: str, floor: UUID, wanted: date, within: re
     """Read until an event of a day before ``wanted`` is found: how much older others are does not matter then."""
     oldest, lowest, bound = None, str(floor), str(first_uuid(wanted))  # as text, which sorts in the same way
     for message in records.read(settings, topic, within):
-        event_id = id_of(message)
+        event_id = deduplication_id(message)
         if event_id is None or event_id < lowest or (oldest is not None and event_id >= oldest):
             continue
         oldest = event_id
@@ -260,7 +260,7 @@ def _dead_letters(settings: Settings, floor: UUID) -> Evidence:
     return Evidence("open dead letters", _oldest(settings, SinkRole.AUDITOR, DEAD_LETTERS, floor))
 
 
-def id_of(message: Message) -> str | None:
+def deduplication_id(message: Message) -> str | None:
     """The id by which a sink would apply the record."""
     text = (dict(headers_of(message)).get("id") or b"").decode(errors="replace")
     return text if UUID_V7.fullmatch(text) else None

@@ -47,7 +47,7 @@ class Written(NamedTuple):
 Events = Mapping[str, Written]  # by id
 
 
-def id_of(message: Message) -> UUID:
+def header_id(message: Message) -> UUID:
     """The id of a record's event. Raises KeyError or ValueError if it has none."""
     content = dict(headers_of(message))["id"]
     if content is None:
@@ -139,7 +139,7 @@ def _missing_on(settings: Settings, topic: str, events: Events) -> dict[str, Wri
     within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
     for message in records.read(settings, topic, within):
         try:
-            left.pop(str(id_of(message)), None)
+            left.pop(str(header_id(message)), None)
         except (KeyError, ValueError):
             continue  # no event
         if not left:
