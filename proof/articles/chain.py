@@ -44,7 +44,7 @@ class Source:
 OUTBOX = Source(
     "outbox",
     "SELECT id::text FROM outbox WHERE aggregatetype = 'balance'",
-    lambda message: str(arrivals.id_of(message)),
+    lambda message: str(arrivals.header_id(message)),
 )
 
 
