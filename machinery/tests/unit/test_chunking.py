@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outbox.sink.decoding import dead_records
@@ -61,6 +61,9 @@ def rows_by_offset(encoded: Sequence[Encoded]) -> dict[bytes | None, Row]:
     return {row["offset"]: row for row in rows_of(encoded)}
 
 
+@example({1, 2}, 1)  # each chunk has one record
+@example(set[int](), 10**9)  # all are in one
+@settings(max_examples=12)  # of a second each
 @given(st.sets(st.integers(1, len(RECORDS) - 1), max_size=6), st.integers(1, 200_000))
 def test_chunks_of_any_shares_come_to_the_same(cuts: set[int], max_bytes: int) -> None:
     """A task may end early, and another one goes on where it has ended."""

@@ -136,16 +136,16 @@ class TestServed:
         with served(settings, Metrics(), ["t"]):
             pass
 
-    @pytest.mark.parametrize("path", ["/metrics", "/healthz"])
-    @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:{port}", "evil.example.:{port}", "[::1"])
-    def test_a_web_page_whose_name_leads_here_reads_nothing(self, settings: Settings, path: str, host: str) -> None:
+    def test_a_web_page_whose_name_leads_here_reads_nothing(self, settings: Settings) -> None:
         port = settings.sink_metrics_port
-        url = f"http://{settings.sink_metrics_host}:{port}{path}"
+        url = f"http://{settings.sink_metrics_host}:{port}"
         with served(settings, Metrics(), ["t"]):
-            answer = requests.get(url, headers={"Host": host.format(port=port)}, timeout=30)
-            for own in (f"localhost:{port}", f"sink:{port}", f"[::1]:{port}", "10.0.0.1"):
-                assert requests.get(url, headers={"Host": own}, timeout=30).status_code == 200
-        assert (answer.status_code, "outbox" in answer.text) == (421, False)
+            for path in ("/metrics", "/healthz"):
+                for host in ("evil.example", f"127.0.0.1.evil.example:{port}", f"evil.example.:{port}", "[::1"):
+                    answer = requests.get(url + path, headers={"Host": host}, timeout=30)
+                    assert (answer.status_code, "outbox" in answer.text) == (421, False), (path, host)
+            for host in (f"localhost:{port}", f"sink:{port}", f"[::1]:{port}", "10.0.0.1"):
+                assert requests.get(f"{url}/healthz", headers={"Host": host}, timeout=30).status_code == 200
 
     def test_health_is_red_until_every_sink_runs(self, settings: Settings) -> None:
         url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/healthz"
