@@ -75,7 +75,11 @@ class Domain(Workload):
         2,
         removed=("connect/events/account/opened.v2.schema.json", "connect/events/account/upcast.py"),
         replaced={
-            "service/events.py": {'        "label": label,\n': "", ", schema_version=2": ""},
+            "service/events.py": {
+                "            label=label,\n": "",
+                "AccountOpenedV2,": "AccountOpenedV1,",
+                "AccountOpenedV2(": "AccountOpenedV1(",
+            },
             "sinks/accounts/projections/accounts.sql": {"currency, label, version\n": "currency, '', version\n"},
         },
     )

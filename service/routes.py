@@ -20,7 +20,6 @@ from service.schemas import (
     AccountPath,
     AccountStatus,
     NewAccount,
-    NewClosing,
     NewFreeze,
     NewTransfer,
     Transfer,
@@ -48,9 +47,8 @@ def ledger_api(service: Service, transfers: Counter) -> APIBlueprint:
         return service.answer(header, wanted, freeze).response()
 
     @api.post("/accounts/<uuid:account_id>/close", responses={HTTPStatus.OK: AccountStatus, **WRITING, **REFUSING})
-    def close_account(header: WriteHeaders, path: AccountPath, body: NewClosing) -> Response:
+    def close_account(header: WriteHeaders, path: AccountPath) -> Response:
         """Close an account for good. Its balance must be zero."""
-        del body
         return service.answer(header, path, close).response()
 
     @api.get("/accounts/<uuid:account_id>", responses={HTTPStatus.OK: Account, **READING})

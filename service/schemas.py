@@ -39,12 +39,6 @@ class NewFreeze(BaseModel):
     reason: Reason
 
 
-class NewClosing(BaseModel):
-    """Nothing is said of an account that is to be closed."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
 class NewTransfer(BaseModel):
     """A transfer to make."""
 

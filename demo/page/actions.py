@@ -156,7 +156,10 @@ def _terminate_replication(hands: Hands, _: Report) -> str:
 
 
 def _crash_sinks(hands: Hands, _: Report) -> str:
-    crashes = crash_sinks(hands.chain, hands.sinks, lambda: _ignore(hands.client.transfers(BURST)))
+    def load() -> None:
+        hands.client.transfers(BURST)
+
+    crashes = crash_sinks(hands.chain, hands.sinks, load)
     missed = [name for name, crash in crashes.items() if not crash.fired]
     if missed:
         raise Failure(f"the crash missed the window of {', '.join(missed)}: nothing was shown", code="fault-missed")
@@ -210,10 +213,6 @@ def _switch(*, exactly_once: bool) -> Callable[[Hands, Report], str]:
         )
 
     return do
-
-
-def _ignore(_: object) -> None:
-    """A burst returns nothing."""
 
 
 def _lacks_broker(hands: Hands) -> str | None:

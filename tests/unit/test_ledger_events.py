@@ -119,7 +119,7 @@ def test_the_events_of_a_life_are_valid() -> None:
         events.closed(frozen.closed(), AT),
     ]
     assert [name_of(event) for event in made] == ["account.opened.v2", "account.frozen.v1", "account.closed.v1"]
-    assert [event.payload["version"] for event in made] == [1, 2, 3]
+    assert [event.payload.version for event in made] == [1, 2, 3]
     assert {event.aggregateid for event in made} == {str(ACCOUNT.id)}
     check_events(*made)
 
@@ -138,4 +138,4 @@ def test_the_events_of_the_largest_transfer_are_valid() -> None:
     debited, credited = events.transferred(made, (source, target))
     assert [name_of(event) for event in (debited, credited)] == ["balance.debited.v1", "balance.credited.v1"]
     check_events(debited, credited)
-    assert debited.payload["amount"] == -credited.payload["amount"] == -BALANCE_MAX_MINOR
+    assert debited.payload.amount == -credited.payload.amount == -BALANCE_MAX_MINOR

@@ -49,7 +49,7 @@ class Workload:
             )
         if chance < INVALID_SHARE + CANCELLED_SHARE and self._orders:
             order = self._orders.pop(self._random.randrange(len(self._orders)))
-            return Request("cancellation", "/cancellations", {"order_id": order}, (201,), events=2)
+            return Request("cancellation", f"/orders/{order}/cancel", {}, (200,), events=2)
         return self._order(PRODUCTS)
 
     def _order(self, products: Sequence[str]) -> Request:

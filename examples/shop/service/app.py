@@ -1,4 +1,4 @@
-"""The service: fill the shelf, place and cancel orders. Rows, events and answer are written in one transaction."""
+"""The service: fill the shelf; place, cancel and read orders. A change writes rows, events and answer, or nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Annotated
 from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
 from outbox import Settings
-from outbox.web import SECURITY, WRITING, Change, Kind, Service, WriteHeaders, responses
+from outbox.web import READING, SECURITY, WRITING, Change, Kind, Service, WriteHeaders, responses
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 from service import orders, stock
 from service.orders import AlreadyCancelled, Line, Order, Product, UnknownOrder
@@ -26,7 +26,8 @@ INSERT_LINE = text("""
     INSERT INTO order_lines (order_id, number, product, pieces, cents)
     VALUES (:order_id, :number, :product, :pieces, :cents)
 """)
-LOCK = text("SELECT id, status, version, changed_at FROM orders WHERE id = :id FOR NO KEY UPDATE")
+READ = text("SELECT id, status, version, changed_at FROM orders WHERE id = :id")
+LOCK = text(f"{READ} FOR NO KEY UPDATE")
 LINES = text("SELECT product, pieces, cents FROM order_lines WHERE order_id = :id ORDER BY number")
 UPDATE = text("UPDATE orders SET status = :status, version = :version, changed_at = :changed_at WHERE id = :id")
 ADD_PRODUCT = text("INSERT INTO stock (product, pieces, version) VALUES (:product, 0, 0) ON CONFLICT DO NOTHING")
@@ -61,10 +62,8 @@ class NewOrder(BaseModel):
     lines: Annotated[list[Line], Field(min_length=1, max_length=100)]
 
 
-class PlacedOrder(BaseModel):
-    """An order to cancel."""
-
-    model_config = ConfigDict(extra="forbid")
+class OrderPath(BaseModel):
+    """The order in the path."""
 
     order_id: uuid.UUID
 
@@ -88,12 +87,22 @@ def shop_api(service: Service) -> APIBlueprint:
     @api.post("/orders", responses={HTTPStatus.CREATED: Order, **refusing})
     def place_order(header: WriteHeaders, body: NewOrder) -> Response:
         """Place an order, unless a product is sold out."""
-        return service.answer(header, body, place).response()
+        return service.answer(header, body, place).response("/orders")
 
-    @api.post("/cancellations", responses={HTTPStatus.CREATED: Order, **refusing, **responses(HTTPStatus.NOT_FOUND)})
-    def cancel_order(header: WriteHeaders, body: PlacedOrder) -> Response:
+    @api.post(
+        "/orders/<uuid:order_id>/cancel",
+        responses={HTTPStatus.OK: Order, **refusing, **responses(HTTPStatus.NOT_FOUND)},
+    )
+    def cancel_order(header: WriteHeaders, path: OrderPath) -> Response:
         """Cancel an order. Its pieces go back to the shelf."""
-        return service.answer(header, body, cancel).response()
+        return service.answer(header, path.order_id, cancel).response()
+
+    @api.get("/orders/<uuid:order_id>", responses={HTTPStatus.OK: Order, **READING})
+    def read_order(path: OrderPath) -> Response:
+        """An order as it is now."""
+        with service.engine.connect() as connection:
+            order = _order(connection, READ, path.order_id)
+        return Response(order.model_dump_json(), mimetype="application/json")
 
     return api
 
@@ -120,12 +129,12 @@ def place(change: Change, wanted: NewOrder) -> None:
         change.append(orders.event(order))
 
 
-def cancel(change: Change, wanted: PlacedOrder) -> None:
+def cancel(change: Change, order_id: uuid.UUID) -> None:
     """Cancel the order. Raises UnknownOrder or AlreadyCancelled."""
-    after = orders.cancel(_lock(change.connection, wanted.order_id))
+    after = orders.cancel(_order(change.connection, LOCK, order_id))
     pieces = _pieces(after)
     given_back = [stock.add(before, pieces[before.product]) for before in _lock_stock(change.connection, pieces)]
-    if change.claim(after):
+    if change.claim(after, HTTPStatus.OK):
         change.connection.execute(UPDATE, after.model_dump())
         _move(change, given_back)
         change.append(orders.event(after))
@@ -145,9 +154,9 @@ def _move(change: Change, movements: Sequence[Movement]) -> None:
     change.append(*map(stock.event, movements))
 
 
-def _lock(connection: Connection, order_id: uuid.UUID) -> Order:
-    """The order, locked until the end of the transaction. Raises UnknownOrder."""
-    row = connection.execute(LOCK, {"id": order_id}).mappings().one_or_none()
+def _order(connection: Connection, statement: TextClause, order_id: uuid.UUID) -> Order:
+    """The order by READ, or by LOCK until the end of the transaction. Raises UnknownOrder."""
+    row = connection.execute(statement, {"id": order_id}).mappings().one_or_none()
     if row is None:
         raise UnknownOrder(f"order {order_id} does not exist")
     return Order(**row, lines=[Line(**line) for line in connection.execute(LINES, {"id": order_id}).mappings()])

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from outbox import Event
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
+from service import payloads
+
 Product = Annotated[str, Field(pattern="^[A-Z0-9-]{1,20}$", examples=["TEA-1"])]
 
 
@@ -65,14 +67,25 @@ def cancel(before: Order) -> Order:
 
 
 def event(order: Order) -> Event:
-    """The event of the order's latest step, as connect/events/order declares it."""
-    payload: dict[str, object] = {
-        "order_id": order.id,
-        "cents": order.cents if order.status == "placed" else -order.cents,
-        "lines": order.lines,
-        "version": order.version,
-        "occurred_at": order.changed_at,
-    }
+    """The event of the order's latest step, typed by connect/events/order."""
+    lines = [payloads.Line(product=line.product, pieces=line.pieces, cents=line.cents) for line in order.lines]
     if order.status == "cancelled":
-        return Event("order", str(order.id), "cancelled", payload)
-    return Event("order", str(order.id), "placed", {**payload, "pieces": order.pieces}, schema_version=2)
+        return Event.of(
+            payloads.OrderCancelledV1(
+                order_id=order.id,
+                cents=-order.cents,
+                lines=lines,
+                version=order.version,
+                occurred_at=order.changed_at,
+            )
+        )
+    return Event.of(
+        payloads.OrderPlacedV2(
+            order_id=order.id,
+            cents=order.cents,
+            pieces=order.pieces,
+            lines=lines,
+            version=order.version,
+            occurred_at=order.changed_at,
+        )
+    )

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 from outbox import Event
 from pydantic import BaseModel
 
+from service.payloads import StockAddedV1, StockTakenV1
+
 
 class SoldOut(Exception):
     """There are not enough pieces of a product."""
@@ -42,15 +44,16 @@ def take(before: Stock, pieces: int) -> Movement:
 
 
 def event(movement: Movement) -> Event:
-    """The event of a movement, as connect/events/stock declares it."""
-    after = movement.after
-    payload = {
-        "product": after.product,
-        "pieces": movement.pieces,
-        "version": after.version,
-        "occurred_at": datetime.now(UTC),
-    }
-    return Event("stock", after.product, movement.type, payload)
+    """The event of a movement, typed by connect/events/stock."""
+    payload = StockAddedV1 if movement.type == "added" else StockTakenV1
+    return Event.of(
+        payload(
+            product=movement.after.product,
+            pieces=movement.pieces,
+            version=movement.after.version,
+            occurred_at=datetime.now(UTC),
+        )
+    )
 
 
 def _after(before: Stock, pieces: int) -> Stock:

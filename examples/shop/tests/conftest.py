@@ -28,7 +28,7 @@ class Client(ServiceClient):
 
     def cancel(self, order: str, key: str | None = None) -> TestResponse:
         """Cancel an order, with a key of its own if none is given."""
-        return self.post("/cancellations", {"order_id": order}, Idempotency_Key=key or str(uuid.uuid4()))
+        return self.post(f"/orders/{order}/cancel", Idempotency_Key=key or str(uuid.uuid4()))
 
 
 @pytest.fixture

@@ -47,6 +47,11 @@ def create_app(settings: Settings | None = None) -> Flask:
     def read(path: Name) -> Response:
         return Response(path.name, mimetype="text/plain")
 
+    @api.post("/texts/<name>/read")
+    @api.put("/texts/<name>/read")
+    def mark(path: Name) -> Response:
+        return Response(path.name, mimetype="text/plain")
+
     @api.get("/infinity")
     def infinity() -> dict[str, float]:
         return {"value": float("inf")}

@@ -6,6 +6,7 @@ import codecs
 import json
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask, Response
@@ -126,6 +127,37 @@ def test_a_query_or_a_cookie_that_no_database_holds_is_422_and_named(app: Flask,
 def test_a_request_that_needs_no_body_may_have_an_object(app: Flask, body: bytes, status: int) -> None:
     response = app.test_client().delete("/texts/a", data=body, content_type="application/json", headers=AUTHORIZED)
     assert response.status_code == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (b"", None, 200),
+        (b"", "application/json", 200),
+        (b"", "application/x-www-form-urlencoded", 200),  # as `curl --data ""` sends it
+        (b"{}", "application/json", 200),
+        (b"{}", None, 415),
+        (b"a=1", "application/x-www-form-urlencoded", 415),
+        (b"[]", "application/json", 400),
+        (b'{"reason": "x", "all": 1}', "application/json", 422),
+        (b'{"\\ud800": 1}', "application/json", 422),
+    ],
+)
+def test_a_route_without_a_body_takes_none_or_an_empty_object(
+    app: Flask, method: str, body: bytes, content_type: str | None, status: int
+) -> None:
+    sent: dict[str, Any] = {"data": body, "content_type": content_type, "headers": AUTHORIZED}
+    response = app.test_client().open("/texts/a/read", method=method, **sent)
+    assert response.status_code == status
+    if b"reason" in body:
+        assert [error["field"] for error in json.loads(response.text)["errors"]] == ["reason", "all"]
+
+
+def test_a_route_with_a_body_needs_one(app: Flask) -> None:
+    assert_problem(app.test_client().post(PATH, headers=AUTHORIZED), 415)
+    assert_problem(post(app, b""), 400)
+    assert_problem(post(app, b"{}"), 422)
 
 
 def test_a_response_that_is_not_json_is_500(app: Flask) -> None:

@@ -1,4 +1,4 @@
-"""The public API: every name can be imported, and is on the page of reference."""
+"""The public API: every name can be imported, and the page of reference describes it and shows it in an example."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ MODULES = (
     "outbox_lab.walkthrough",
     "outbox.web",
 )
+EXAMPLE = re.compile(r"(?m)^ {4}.*\n")
 PAGE = (ROOT / "docs" / "reference.md").read_text()
 
 
@@ -30,9 +31,12 @@ PAGE = (ROOT / "docs" / "reference.md").read_text()
 def test_every_name_is_there_and_on_its_section_of_the_page(module: str) -> None:
     public = importlib.import_module(module)
     section = re.split(rf"^## `{re.escape(module)}`", PAGE, flags=re.MULTILINE)[1].partition("\n## ")[0]
+    examples = "".join(EXAMPLE.findall(section))
+    prose = EXAMPLE.sub("", section)
     for name in public.__all__:
         assert getattr(public, name)
-        assert re.search(rf"\b{name}\b", section), f"{name} is not described"
+        assert re.search(rf"\b{name}\b", prose), f"{name} is not described"
+        assert re.search(rf"\b{name}\b", examples), f"{name} is in no example"
 
 
 @pytest.mark.parametrize("module", ["outbox", "outbox.migrations"])

@@ -14,6 +14,8 @@ from outbox.web import SECURITY, WRITING, Change, Service, WriteHeaders
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from sqlalchemy import text
 
+from service.payloads import DepotReceivedV1
+
 COUNT_MAX = 1_000_000
 ADD = text("""
     INSERT INTO depots AS stored (id, parcels, version) VALUES (:depot_id, :count, 1)
@@ -65,16 +67,13 @@ def record(change: Change, wanted: NewArrival) -> None:
 
 
 def _event(made: Arrival, version: int) -> Event:
-    """The event of an arrival, as connect/events/depot declares it."""
-    return Event(
-        aggregatetype="depot",
-        aggregateid=str(made.depot_id),
-        type="received",
-        payload={
-            "arrival_id": str(made.id),
-            "depot_id": str(made.depot_id),
-            "count": made.count,
-            "version": version,
-            "occurred_at": made.occurred_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        },
+    """The event of an arrival, typed by connect/events/depot."""
+    return Event.of(
+        DepotReceivedV1(
+            arrival_id=made.id,
+            depot_id=made.depot_id,
+            count=made.count,
+            version=version,
+            occurred_at=made.occurred_at,
+        )
     )

@@ -46,7 +46,8 @@ def test_an_order_changes_two_aggregates_and_writes_their_events(client: Client,
 def test_a_cancelled_order_gives_its_pieces_back(client: Client, databases: Settings) -> None:
     client.add("TEA-1", 5)
     order = client.place().get_json()["id"]
-    assert client.cancel(order).get_json()["status"] == "cancelled"
+    response = client.cancel(order)
+    assert (response.status_code, response.get_json()["status"]) == (200, "cancelled")
     assert stock(databases) == {"TEA-1": 5}
     assert written(databases)[3:] == [("shop.stock", "added", 3), ("shop.order", "cancelled", 2)]
 
@@ -80,7 +81,31 @@ def test_cancelling_twice_and_an_unknown_order_are_refused(client: Client) -> No
     client.add("TEA-1", 5)
     order = client.place().get_json()["id"]
     answers = [client.cancel(one).status_code for one in (order, order, str(uuid.uuid4()))]
-    assert answers == [201, 409, 404]
+    assert answers == [200, 409, 404]
+
+
+def test_an_order_is_read_where_its_location_says(client: Client) -> None:
+    client.add("TEA-1", 5)
+    placed = client.place()
+    order = placed.get_json()
+    assert placed.headers["Location"] == f"/orders/{order['id']}"
+    assert client.get(placed.headers["Location"]).get_json() == order
+    cancelled = client.cancel(order["id"]).get_json()
+    assert client.get(f"/orders/{order['id']}").get_json() == cancelled != order
+
+
+def test_an_unknown_order_is_not_found(client: Client) -> None:
+    response = client.get(f"/orders/{uuid.uuid4()}")
+    assert (response.status_code, response.get_json()["type"]) == (404, "/problems/unknown-order")
+
+
+def test_a_cancellation_has_no_body(client: Client, databases: Settings) -> None:
+    client.add("TEA-1", 5)
+    path = f"/orders/{client.place().get_json()['id']}/cancel"
+    assert client.post(path, {"reason": "late"}, Idempotency_Key="a-key").status_code == 422
+    first, second = client.post(path, Idempotency_Key="a-key"), client.post(path, {}, Idempotency_Key="a-key")
+    assert (first.status_code, first.data) == (second.status_code, second.data) == (200, first.data)
+    assert stock(databases) == {"TEA-1": 5}
 
 
 @pytest.mark.parametrize(

@@ -23,4 +23,4 @@ def test_an_order_is_cancelled_once() -> None:
 
 def test_the_events_of_a_cancelled_order_add_up_to_nothing() -> None:
     order = place(LINES)
-    assert [event(one).payload["cents"] for one in (order, cancel(order))] == [2100, -2100]
+    assert [event(one).payload.cents for one in (order, cancel(order))] == [2100, -2100]

@@ -21,4 +21,4 @@ def test_more_than_there_is_cannot_be_taken() -> None:
 
 def test_the_event_has_the_pieces_that_moved() -> None:
     taken = event(take(TEA, 2))
-    assert (taken.type, taken.payload["pieces"], taken.payload["version"]) == ("taken", 2, 8)
+    assert (taken.type, taken.payload.pieces, taken.payload.version) == ("taken", 2, 8)

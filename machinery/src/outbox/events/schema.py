@@ -61,7 +61,7 @@ class PayloadSchema:
             self._compile()
         except ValueError as error:  # jsonschema_rs.ValidationError is one; its first line says what is wrong
             raise unusable(name, str(error).partition("\n")[0]) from None
-        if not self._properties():
+        if not self.properties:
             raise unusable(name, "it has no properties")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class PayloadSchema:
     def columns(self) -> tuple[Column, ...]:
         """The named properties as columns, in their order. Objects, arrays and mixed types become ``jsonb``."""
         required = self.required
-        return tuple(self._column(name, rule, name in required) for name, rule in self._properties().items())
+        return tuple(self._column(name, rule, name in required) for name, rule in self.properties.items())
 
     def are_valid(self, payloads: Iterable[object]) -> bool:
         """Whether all of these payloads, decoded from JSON, are valid."""
@@ -104,7 +104,9 @@ class PayloadSchema:
             waiting += [resolve(self.document, one) for one in part.get("allOf", ())]
         return parts
 
-    def _properties(self) -> dict[str, Any]:
+    @cached_property
+    def properties(self) -> dict[str, Any]:
+        """The rules of the named properties, in their order."""
         found: dict[str, Any] = {}
         for part in self._parts():
             for name, rule in (part.get("properties") or {}).items():

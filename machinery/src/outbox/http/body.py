@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NoReturn
 
-from flask import Flask, Response, request
+from flask import Flask, Response, current_app, request
 from flask.json.provider import DefaultJSONProvider
 from werkzeug.exceptions import BadRequest, NotFound, UnsupportedMediaType
 
@@ -17,6 +19,8 @@ from outbox.http.problems import FieldError
 
 MAX_BYTES = 16 * 1024
 METHODS = {"POST", "PUT", "PATCH"}
+PARAMETERS = {"body", "form", "raw"}  # of a route that takes a body
+NO_FIELD_DETAIL = "this route takes no fields"
 # Postgres has no text with U+0000; a lone surrogate is no character, and UTF-8 has no bytes for it.
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 UNSTORABLE_DETAIL = "contains U+0000 or a lone surrogate, which no database holds"
@@ -45,16 +49,18 @@ class StrictJson(DefaultJSONProvider):
 def register(app: Flask) -> None:
     """Require that every body is one JSON object: 400, 413 or 415 otherwise. A wrong field is 422, by the route.
 
+    A route without a body takes a request without one, of any content type, and an empty object; any field is 422.
     A text that Postgres has no text for is no value of any field: 422 in a body, a query or a cookie, 404 in a path.
     """
     app.json = StrictJson(app)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BYTES
     app.before_request(_require_object)
     app.before_request(_require_storable)
+    app.before_request(_require_no_field)
 
 
 def _require_object() -> None:
-    if request.url_rule is None or not (request.method in METHODS or request.get_data()):
+    if request.url_rule is None or not (_needs_body() or request.get_data()):
         return
     try:
         body = request.get_json()
@@ -64,6 +70,22 @@ def _require_object() -> None:
         raise UnsupportedMediaType("the Content-Type must be application/json") from None
     if not isinstance(body, dict):
         raise BadRequest("the body is not a JSON object")
+
+
+def _needs_body() -> bool:
+    return request.method in METHODS and _takes_body(current_app.view_functions[str(request.endpoint)])
+
+
+@cache
+def _takes_body(route: Callable[..., object]) -> bool:
+    return bool(PARAMETERS & inspect.signature(route).parameters.keys())
+
+
+def _require_no_field() -> Response | None:
+    is_without = request.method in METHODS and not _needs_body()
+    fields = request.get_json() if is_without and request.get_data() else ()
+    errors = [FieldError(field=name, detail=NO_FIELD_DETAIL) for name in fields]
+    return problems.invalid_fields(errors) if errors else None
 
 
 def _require_storable() -> Response | None:

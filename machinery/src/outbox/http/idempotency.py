@@ -32,12 +32,13 @@ class Key:
     def of_request(cls, request: Request, key: str, ttl_hours: int) -> Key:
         """The key of a request. Its method, path, query and JSON body decide the hash, not what a model makes of them.
 
-        A body may be written with other white space, escapes or order of its properties.
+        A body may be written with other white space, escapes or order of its properties; an empty object is no body.
         """
         body = request.get_data()
         if body:
-            # Every body is JSON (outbox.http.body). A float would lose the last digits of a number.
-            body = _canonical(json.loads(body, parse_float=Decimal))
+            # Every body is a JSON object (outbox.http.body). A float would lose the last digits of a number.
+            fields = json.loads(body, parse_float=Decimal)
+            body = _canonical(fields) if fields else b""
         identity = msgspec.msgpack.encode((request.method, request.path, request.query_string, body))
         return cls(f"{request.method} {request.url_rule}", key, hashlib.sha256(identity).digest(), ttl_hours)
 

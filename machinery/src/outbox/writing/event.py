@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from outbox.base import project
 from outbox.base.errors import Failure
@@ -22,6 +22,12 @@ from outbox.events.values import ESCAPED_NUL, KEY_MAX_BYTES, NOT_ENCODABLE, conv
 # Whatever is valid has a place in columns of these types.
 ALWAYS_FIT: set[SqlType] = {"uuid", "bigint", "numeric", "boolean"}
 IDLE = 0  # libpq's PQTRANS_IDLE: no transaction is open
+
+
+class Payload(Protocol):
+    """A typed payload, of a class that `outbox events types` has generated."""
+
+    __event__: ClassVar[tuple[str, str, int, str]]  # aggregate type, type, version, and the attribute with the key
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,12 @@ class Event:
     """A mapping, a dataclass, a msgspec Struct or a pydantic model; `append` writes it as JSON."""
     schema_version: int = 1
     traceparent: str | None = None  # W3C trace context of the request that caused it
+
+    @classmethod
+    def of(cls, payload: Payload, traceparent: str | None = None) -> Event:
+        """The event of a typed payload, whose class is of one version of one event type."""
+        aggregatetype, type_, schema_version, key = payload.__event__
+        return cls(aggregatetype, str(getattr(payload, key)), type_, payload, schema_version, traceparent)
 
 
 COLUMNS = tuple(field.name for field in fields(Event))

@@ -1,4 +1,4 @@
-"""outbox events: list what is declared, and check examples, upcasters and edits."""
+"""outbox events: list what is declared, check examples, upcasters and edits, and write typed payloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox.commands import table
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog, Finding
 from outbox.events.schema import EventSchema
-from outbox_lab.events import compatibility, examples, revision
+from outbox_lab.events import compatibility, examples, payloads, revision
 
 HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")
 
@@ -53,17 +53,18 @@ def events(context: click.Context, as_json: bool) -> None:
 @click.option("--against", "published", metavar="REV", help="Also compare with the events of this git revision.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def check(published: str | None, as_json: bool) -> None:
-    """Check examples, upcasters, and what the project's sinks make of the events; with --against, refuse edits that
-    break readers. Status 1 if a problem is found.
+    """Check examples, upcasters, typed payloads, and what the project's sinks make of the events; with --against,
+    refuse edits that break readers. Status 1 if a problem is found.
 
     \b
     The keys of --json are stable, a list of:
-      rule, file (in the folder of events, or `sink NAME`), property (empty if it is not one), message
+      rule, property (empty if it is not one), message,
+      file (in the folder of events, `sink NAME`, or the module of typed payloads)
     """
     # The topics' names of the project, wherever this runs: the revision knows no environment.
     settings = load(environment=False, topic_prefix=project.current().topic_prefix)
     known = catalog.of_project(settings)
-    found = examples.check(known)
+    found = examples.check(known) + payloads.check(project.current(), known)
     before = None
     if published is not None:
         before = revision.published(project.current(), published, settings.topic_partitions)
@@ -85,6 +86,38 @@ def check(published: str | None, as_json: bool) -> None:
         )
     if not as_json:
         click.echo(_summary(known, published))
+
+
+@events.command()
+def types() -> None:
+    """Write typed payloads: a module with a class for each version of an event that may be written.
+
+    The module is service/payloads.py, or what `payloads` in [tool.outbox] names.
+    """
+    of = project.current()
+    click.echo(f"written: {payloads.write(of, catalog.of_project(load())).relative_to(of.root)}")
+
+
+@events.command()
+@click.argument("sink")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
+def columns(sink: str, as_json: bool) -> None:
+    """List what the projections of a sink can read: the columns of each event's view, and of new_events.
+
+    \b
+    The keys of --json are stable, a list of:
+      table, column (quoted where SQL needs it), type, nullable
+    """
+    from outbox_lab.events.columns import Readable, of_sink
+
+    found, transform = of_sink(load(), sink)
+    if transform is not None:
+        click.echo(f"note: the projections see what {transform} returns of these columns", err=True)
+    if as_json:
+        click.echo(json.dumps([one._asdict() for one in found], indent=2))
+    else:
+        rows = [(one.table, one.column, one.type, "yes" if one.nullable else "") for one in found]
+        click.echo(table(Readable._fields, rows))
 
 
 def _of_sinks(settings: Settings, before: Catalog | None) -> tuple[list[Finding], str | None]:

@@ -58,8 +58,8 @@ class ServiceClient:
         self._http = app.test_client()
         self._authorization = {"Authorization": f"Bearer {settings.service_token.get_secret_value()}"}
 
-    def post(self, path: str, body: object, **headers: str) -> TestResponse:
-        """POST a body as JSON. Headers are given by name, a dash as an underscore."""
+    def post(self, path: str, body: object = None, **headers: str) -> TestResponse:
+        """POST a body as JSON, or nothing. Headers are given by name, a dash as an underscore."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self._http.post(path, json=body, headers={**self._authorization, **named})
 

@@ -1,0 +1,210 @@
+"""Typed payloads: what `outbox events types` writes, when it is stale, and which mistakes mypy finds with it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from outbox.base.project import Project
+from outbox.events.values import as_json
+from outbox.writing.event import Event
+from outbox_lab.events import payloads
+from outbox_lab.testing.failures import raises
+from tests.support.declared import Events, payload
+from tests.support.paths import ROOT
+
+ITEM = {"type": "object", "required": ["product"], "properties": {"product": {"$ref": "#/$defs/code"}}}
+COMMON = {"$defs": {"code": {"type": "string", "pattern": "^[A-Z]+$"}, "items": {"type": "array", "items": ITEM}}}
+PROPERTIES: dict[str, Any] = {
+    "uuid": {"type": "string", "format": "uuid"},
+    "moment": {"type": "string", "format": "date-time"},
+    "day": {"type": "string", "format": "date"},
+    "address": {"type": "string", "format": "ipv4"},
+    "price": {"type": ["number", "null"], "minimum": 0},
+    "kind": {"enum": ["a", "b"]},
+    "items": {"$ref": "../common.schema.json#/$defs/items"},
+    "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "tree": {"$ref": "#/$defs/node"},
+    "class": {"type": "boolean"},
+    "place-x": {"description": 'Where "x" is, \\ or é.', "type": "integer"},
+    "Struct": {"type": "string"},
+}
+NODE = {"type": "object", "properties": {"of": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}
+VALUES: dict[str, Any] = {
+    "id": "a",
+    "number": 1,
+    "uuid": UUID(int=1),
+    "moment": datetime(2026, 1, 2, tzinfo=UTC),
+    "day": date(2026, 1, 2),
+    "address": "127.0.0.1",
+    "price": Decimal("0.10"),
+    "kind": "b",
+    "counts": {"x": 1},
+    "tree": {"of": [{}]},
+    "class_": True,
+    "place_x": 2,
+    "Struct": "s",
+}
+MISTAKES = """
+from outbox.dbapi import Event
+from payloads import OrderPaidV1, OrderPlacedV2
+
+Event.of(OrderPaidV1(id="a", number=1))
+Event.of(OrderPlacedV2(id="a", number=1))
+Event.of(OrderPlacedV2(id="a", number=1, lable="b"))
+Event.of(OrderPlacedV2(id="a", number=1, label=2))
+Event.of({"id": "a", "number": 1, "label": "b"})
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "connect" / "events").mkdir(parents=True)
+    return Project(tmp_path, payloads="payloads.py")
+
+
+@pytest.fixture
+def events(project: Project) -> Events:
+    label = {"label": {"type": "string"}}
+    return Events(project.events).aggregate(
+        "order", placed_v1=payload(), placed_v2=payload(label, ("label",)), paid_v1=payload(label)
+    )
+
+
+@pytest.fixture
+def module(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[[Events], ModuleType]:
+    def written(events: Events) -> ModuleType:
+        made = ModuleType("written_payloads")
+        monkeypatch.setitem(sys.modules, made.__name__, made)
+        exec(payloads.write(project, events.load()).read_text(), vars(made))  # noqa: S102 - the generated module
+        return made
+
+    return written
+
+
+def rules(project: Project, events: Events) -> list[str]:
+    return [finding.rule for finding in payloads.check(project, events.load())]
+
+
+def test_values_of_every_type_are_written_under_the_names_of_the_schema(
+    events: Events, module: Callable[[Events], ModuleType]
+) -> None:
+    schema = payload(PROPERTIES, ("items", "uuid"), **{"$defs": {"node": NODE}})
+    written = module(events.write("common.schema.json", COMMON).aggregate("order", moved_v1=schema))
+    made = written.OrderMovedV1(**VALUES, items=[written.Item(product="A")])
+    sent = as_json(made)
+    assert {*sent} == {*PROPERTIES, "id", "number"}
+    assert sent["price"] == Decimal("0.10")
+    assert sent["items"] == [{"product": "A"}]
+    assert events.load().schema("order", "moved", 1).violation(sent) is None
+    least = as_json(written.OrderMovedV1(id="a", number=1, uuid=UUID(int=1), items=[]))
+    assert {*least} == {"id", "number", "uuid", "items"}
+
+
+def test_a_class_is_one_version_of_one_event(events: Events, module: Callable[[Events], ModuleType]) -> None:
+    written = module(events)
+    first = Event.of(written.OrderPlacedV1(id="a", number=1), traceparent="t")
+    assert (first.aggregatetype, first.aggregateid, first.type, first.schema_version) == ("order", "a", "placed", 1)
+    assert first.traceparent == "t"
+    assert Event.of(written.OrderPlacedV2(id="a", number=1, label="")).schema_version == 2
+
+
+def test_a_key_may_have_any_name_and_type(events: Events, module: Callable[[Events], ModuleType]) -> None:
+    keyed = {"type": "object", "required": ["item-id"], "properties": {"item-id": PROPERTIES["uuid"]}}
+    written = module(events.aggregate("item", 'key = "item-id"', made_v1=keyed))
+    assert Event.of(written.ItemMadeV1(item_id=UUID(int=1))).aggregateid == str(UUID(int=1))
+
+
+def test_the_newest_version_comes_first_and_a_deprecated_one_is_left_out(project: Project, events: Events) -> None:
+    events.aggregate("order", placed_v10=payload(), paid_v1=payload(deprecated=True))
+    text = payloads.write(project, events.load()).read_text()
+    places = [text.index(f"class OrderPlacedV{version}(") for version in (10, 2, 1)]
+    assert places == sorted(places)
+    assert "OrderPaid" not in text
+
+
+def test_events_of_equal_properties_keep_their_classes(events: Events, module: Callable[[Events], ModuleType]) -> None:
+    written = module(events.aggregate("item", added_v1=payload(), taken_v1=payload()))
+    assert written.ItemAddedV1 is not written.ItemTakenV1
+
+
+class TestStale:
+    def test_what_was_just_written_is_not(self, project: Project, events: Events) -> None:
+        text = payloads.write(project, events.load()).read_text()
+        assert rules(project, events) == []
+        assert payloads.write(project, events.load()).read_text() == text
+
+    def test_an_edited_schema(self, project: Project, events: Events) -> None:
+        payloads.write(project, events.load())
+        events.aggregate("order", paid_v1=payload({"note": {"type": "string"}}))
+        assert rules(project, events) == ["payloads-stale"]
+        payloads.write(project, events.load())
+        assert rules(project, events) == []
+
+    def test_a_bound_changes_no_type(self, project: Project, events: Events) -> None:
+        payloads.write(project, events.load())
+        events.aggregate("order", paid_v1=payload({"label": {"type": "string", "maxLength": 9}}))
+        assert rules(project, events) == []
+
+    @pytest.mark.parametrize("old", ["label: str\n", "ruff: noqa", "Generated"])
+    def test_an_edited_module(self, project: Project, events: Events, old: str) -> None:
+        target = payloads.write(project, events.load())
+        target.write_text(target.read_text().replace(old, "x: int\n"))
+        assert rules(project, events) == ["payloads-stale"]
+
+    def test_a_project_without_events_has_an_empty_module(self, project: Project, events: Events) -> None:
+        payloads.write(project, events.load())
+        shutil.rmtree(events.folder / "order")
+        assert rules(project, events) == ["payloads-stale"]
+        assert "class" not in payloads.write(project, events.load()).read_text()
+        assert rules(project, events) == []
+
+    def test_no_module_or_another_one_is_not_looked_at(self, project: Project, events: Events) -> None:
+        assert rules(project, events) == []
+        payloads.file(project).write_text("PAYLOADS = 1\n")
+        assert rules(project, events) == []
+
+
+class TestRefused:
+    def test_a_module_that_is_not_generated_is_kept(self, project: Project, events: Events) -> None:
+        payloads.file(project).write_text("PAYLOADS = 1\n")
+        with raises("payloads-not-generated"):
+            payloads.write(project, events.load())
+        assert payloads.file(project).read_text() == "PAYLOADS = 1\n"
+
+    def test_no_folder(self, tmp_path: Path, events: Events) -> None:
+        with raises("payloads-folder-missing"):
+            payloads.write(Project(tmp_path, payloads="none/payloads.py"), events.load())
+
+    def test_two_events_of_one_class_name(self, project: Project, events: Events) -> None:
+        with raises("payloads-unusable", "OrderLineAddedV1"):
+            payloads.write(
+                project,
+                events.aggregate("order-line", added_v1=payload()).aggregate("order", line_added_v1=payload()).load(),
+            )
+
+
+def test_mypy_finds_a_missing_a_misspelt_and_a_mistyped_property(project: Project, events: Events) -> None:
+    payloads.write(project, events.load())
+    (project.root / "mistakes.py").write_text(MISTAKES)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "mistakes.py"]
+    done = subprocess.run(
+        [*command, "--cache-dir", str(ROOT / ".mypy_cache" / "payloads")],
+        cwd=project.root,
+        env={"MYPYPATH": str(ROOT / "src"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [line.split(":")[1] for line in done.stdout.splitlines() if ": error: " in line]
+    assert found == ["6", "7", "8", "9"], done.stdout + done.stderr
