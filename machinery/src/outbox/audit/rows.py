@@ -170,7 +170,7 @@ class ComparedRows:
                 )
 
     def other_key(self, topics: Collection[int]) -> str | None:
-        """A key that no event on these topics has, as the source says; None if there is none."""
+        """A key that no event on these topics has, as the source says. None if all are keys of events."""
         values = {"comparison": self._number, "topics": list(topics)}
         [(key,)] = self._store.rows(OTHER_KEY, values)
         return None if key is None else str(key)

@@ -345,7 +345,7 @@ class Story:
         return _minus(self._of_totals(report).repeated, self._of_totals(self._first).repeated)
 
     def _of_totals(self, report: Report) -> ComparisonReport:
-        """The first comparison of the right sink that compares totals. Raises Failure if there is none."""
+        """The first comparison of the right sink that compares totals. Raises Failure without one."""
         for one in report.sink(self.workload.right).comparisons:
             if one.rows is None:
                 return one
