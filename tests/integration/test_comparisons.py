@@ -1,4 +1,4 @@
-"""The comparisons of the sinks: both sides have the same totals, and a table that is wrong differs."""
+"""The comparisons of the sinks: both sides have the same totals and rows, and a table that is wrong differs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outbox_lab.testing import SinkRole, deliver, differing_keys, outbox_records
 from tests.ledger import Client
 
 COMPARISONS = {
-    "accounts": ["status", "transfers", "turnover"],
+    "accounts": ["accounts", "transfers", "turnover"],
     "balances": ["balances"],
     "balances-merge": ["balances"],
     "balances-offsets": ["balances"],
@@ -40,7 +40,9 @@ def test_both_sides_are_equal(client: Client, databases: Settings, sink: str) ->
         ("balances", "balances", "balances SET balance_minor = balance_minor + 1"),
         ("accounts", "transfers", "accounts SET transfers = transfers + 1"),
         ("accounts", "turnover", "accounts SET turnover_minor = turnover_minor - 1"),
-        ("accounts", "status", "accounts SET status = CASE status WHEN 'open' THEN 'frozen' ELSE 'open' END"),
+        ("accounts", "accounts", "accounts SET status = CASE status WHEN 'open' THEN 'frozen' ELSE 'open' END"),
+        ("accounts", "accounts", "accounts SET label = NULL"),
+        ("accounts", "accounts", "accounts SET version = 0"),
     ],
 )
 def test_a_wrong_table_differs(client: Client, databases: Settings, sink: str, name: str, change: str) -> None:

@@ -17,6 +17,7 @@ from psycopg2 import extensions
 from outbox.audit import declared, sinks, source
 from outbox.audit.comparison import compare_states
 from outbox.audit.report import SinkReport
+from outbox.audit.store import Store
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
@@ -280,8 +281,8 @@ def checked(settings: Settings) -> SinkReport:
     """The sink against the source."""
     known = declared.load(settings)
     [state] = sinks.read(settings, known).states
-    with source.read(settings, known) as read:
-        return compare_states(known, read, state)
+    with closing(Store()) as store, source.read(settings, known, store) as read:
+        return compare_states(known, read, state, store)
 
 
 def test_check_tells_a_state_that_is_behind_from_a_wrong_one(databases: Settings) -> None:

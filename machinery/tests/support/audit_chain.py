@@ -252,15 +252,13 @@ class Chain:
             for topic in topics:
                 logs.ends[topic.number].next_offsets = dict(self.offsets[topic.name])
                 logs.ends[topic.number].topic_id = "x"
-            _add(
-                logs,
-                [
-                    one
-                    for one in self.records
-                    if one[2].offset >= point.topic(topics[one[0]].name).next_offsets.get(one[2].partition, 0)
-                ],
-            )
+            self.add(logs, point)
             return self._compare(self.source(since, before), logs, point)
+
+    def add(self, logs: TopicLogs, point: Verified) -> None:
+        """Add the records after a point."""
+        ends = [point.topic(topic.name).next_offsets for topic in self.declared.topics]
+        _add(logs, [one for one in self.records if one[2].offset >= ends[one[0]].get(one[2].partition, 0)])
 
     def _compare(self, source: Source, logs: TopicLogs, verified: Verified | None = None) -> Report:
         sinks = Sinks([self.sink], frozenset(self.acknowledged))

@@ -667,7 +667,7 @@ def test_state_of_the_same_version_has_the_same_total(chain: Chain) -> None:
     source = Totals({"a": Decimal(5), "b": Decimal(6), "c": Decimal(0)}, {"a": 2, "b": 4, "c": 0}, has_version=True)
     held = Totals({"a": Decimal(7), "b": Decimal(1), "gone": Decimal(9)}, {"a": 2, "b": 1, "gone": 1}, has_version=True)
     state = SinkState(SINK, totals={STOCK.id: held}, carries="states")
-    report = compare_states(chain.declared, Source(totals={STOCK.id: source}), state)
+    report = compare_states(chain.declared, Source(totals={STOCK.id: source}), state, chain.logs.store)
     assert report.drift == {"a": 2, "gone": 9}
     assert report.in_flight == 3 + 1
 
@@ -675,5 +675,5 @@ def test_state_of_the_same_version_has_the_same_total(chain: Chain) -> None:
 def test_states_without_versions_are_not_compared(chain: Chain) -> None:
     source = Source(totals={STOCK.id: Totals({"a": Decimal(5)})})
     state = SinkState(SINK, totals={STOCK.id: Totals(has_version=True)}, carries="states")
-    report = compare_states(chain.declared, source, state)
+    report = compare_states(chain.declared, source, state, chain.logs.store)
     assert (report.drift, bool(report.comparisons[0].not_compared)) == ({}, True)

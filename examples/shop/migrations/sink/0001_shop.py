@@ -49,8 +49,8 @@ CREATE VIEW sink_totals AS
 def upgrade() -> None:
     execute(UP)
     execute(f"GRANT SELECT, INSERT, UPDATE ON order_states, stock_levels, sales_by_day TO {role('writer')}")
-    # A rebuild deletes an order that the source does not have.
-    execute(f"GRANT DELETE ON order_states TO {role('writer')}")
+    # A rebuild from the source replaces rows that differ.
+    execute(f"GRANT DELETE ON order_states, stock_levels TO {role('writer')}")
     execute(f"GRANT SELECT ON sink_totals TO {role('writer')}")
     execute(f"GRANT SELECT ON order_states, stock_levels, sales_by_day TO {role('auditor')}")
 

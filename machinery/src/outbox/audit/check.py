@@ -7,7 +7,8 @@ unless it was pruned. The difference is in flight, and is subtracted exactly.
 
 The catalog (`outbox.events.catalog`) declares the events. All of them are decoded, so a record that nobody has declared
 breaks the contract. The view ``source`` of an aggregate says the version of each key; without it no foreign event is
-recognised by its version. The comparisons of a sink (`outbox.audit.comparison_files`) say which totals are compared.
+recognised by its version. The comparisons of a sink (`outbox.audit.comparison_files`) say which totals and rows are
+compared.
 
 `outbox.audit.comparison` defines when a missing event is in flight or lost, and an unknown one foreign or pruned.
 """
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from outbox.audit import sinks, source, verified
+from outbox.audit import rows, sinks, source, verified
 from outbox.audit.comparison import Observed, compare
 from outbox.audit.declared import EventTopic, load
 from outbox.audit.report import Report
@@ -95,7 +96,7 @@ class Check:
     def __init__(self, settings: Settings, *, incremental: bool, progress: Callable[[str], None]) -> None:
         self._settings = settings
         self.progress = progress
-        self._declared = load(settings)
+        self._declared = rows.described(settings, load(settings))
         self._is_incremental = incremental
         self._doubt = ""
         self._begin(verified.load(settings, self._declared) if incremental else Verified())
@@ -137,9 +138,9 @@ class Check:
 
     def _compare(self) -> Report:
         settings, declared = self._settings, self._declared
-        of_sinks = sinks.read(settings, declared)
+        of_sinks = sinks.read(settings, declared, self._logs.store)
         self._logs.read_on(settings, self.progress)
-        with source.read(settings, declared, self._verified.since_ms) as read:
+        with source.read(settings, declared, self._logs.store, self._verified.since_ms) as read:
             since = self._verified if self._is_incremental else None
             report = compare(Observed(declared, of_sinks, self._logs, read), self.progress, since)
             report.notes += read.notes

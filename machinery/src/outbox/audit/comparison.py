@@ -37,8 +37,10 @@ from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.letters import TopicOffset
 from outbox.audit.quantity import EXACT
 from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
+from outbox.audit.rows import ComparedRows
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import LATE_MS, Source
+from outbox.audit.store import Store
 from outbox.audit.tally import Event, Fate, Tally
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.totals import Totals
@@ -253,7 +255,7 @@ class _Comparison:
     def __init__(self, seen: Observed, verified: Verified) -> None:
         self._seen, self._store = seen, seen.logs.store
         of_events = [state for state in seen.sinks.states if state.carries == "events"]
-        self._tallies = [Tally(state, seen.declared, seen.source) for state in of_events]
+        self._tallies = [Tally(state, seen.declared, seen.source, self._store) for state in of_events]
         self._topics = [
             _Topic(seen, topic, verified.topic(topic.name), self._tallies) for topic in seen.declared.topics
         ]
@@ -268,7 +270,7 @@ class _Comparison:
             topics=[topic.report for topic in self._topics],
             sinks=[
                 *(tally.report for tally in self._tallies),
-                *(compare_states(seen.declared, seen.source, state) for state in of_states),
+                *(compare_states(seen.declared, seen.source, state, self._store) for state in of_states),
             ],
             uncompared_tables=list(seen.sinks.uncompared_tables),
         )
@@ -480,16 +482,21 @@ def compare(seen: Observed, progress: Callable[[str], None], verified: Verified 
     return comparison.report
 
 
-def compare_states(declared: Declared, source: Source, state: SinkState) -> SinkReport:
+def compare_states(declared: Declared, source: Source, state: SinkState, store: Store) -> SinkReport:
     """Compare the source with a sink of states that was read before it.
 
-    A key with the source's version must have its total. A key that is behind is in flight, by as many versions: its
-    total says nothing yet. So is a key whose change is lost or set aside, until the next change makes up for it. A key
-    that the source does not have must have the total 0.
+    A key with the source's version must have its total, or row. A key that is behind is in flight, by as many versions:
+    its total says nothing yet. So is a key whose change is lost or set aside, until the next change makes up for it. A
+    key that the source does not have must have the total 0, or no row.
     """
     report = SinkReport.of(state)
     report.parked = sum(letter.is_open for letter in state.letters.values())
     for comparison in () if state.not_compared else declared.comparisons_of(state.name):
+        if comparison.columns:
+            number = declared.row_comparisons.index(comparison)
+            behind = _compare_rows_of_states(ComparedRows(store, comparison, number, state.name), report)
+            report.in_flight = max(report.in_flight, behind)
+            continue
         of_source, of_sink = source.totals[comparison.id], state.totals[comparison.id]
         compared = ComparisonReport(comparison.name, of_source.totals)
         report.comparisons.append(compared)
@@ -512,6 +519,22 @@ def _compare_states(source: Totals, sink: Totals, drift: dict[str, Decimal]) -> 
             in_flight += behind
         elif difference:
             drift[key] = difference
+    return in_flight
+
+
+def _compare_rows_of_states(rows: ComparedRows, report: SinkReport) -> int:
+    """By how many versions the sink is behind. Differing rows of the other keys are reported."""
+    compared, in_flight = ComparisonReport.of_rows(rows), 0
+    report.comparisons.append(compared)
+    if not rows.comparison.has_version:
+        compared.not_compared = NO_VERSIONS
+        return 0
+    for one in rows.differing():
+        behind = (one.source_version or 0) - (-1 if one.sink_version is None else one.sink_version)
+        if one.source is not None and behind > 0:
+            in_flight += behind
+        else:
+            compared.differences.add(one.difference)
     return in_flight
 
 

@@ -1,4 +1,4 @@
-"""The comparisons of a sink: SQL files in a folder ``comparisons`` beside its projections, one per total to compare.
+"""The comparisons of a sink: SQL files in a folder ``comparisons`` beside its projections, of totals or of rows.
 
     -- adds: quantity
     -- [source]
@@ -16,6 +16,9 @@ line the totals are compared only while the sink has applied every event.
 comparison is about are on one topic. A sink that carries states needs ``version`` in both queries.
 
 The file of a sink whose result is not in the sink database has no ``[sink]``, because the target says the totals.
+
+Without a column ``total`` in ``[source]``, rows are compared: each column of each key (`outbox.sink.rows`). A line
+``-- table:`` then stands for ``[sink]``. The queries say which columns there are: `outbox.audit.rows.described`.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outbox.audit.quantity import EXACT, Quantity
-from outbox.base.errors import Failure
 from outbox.base.sections import sql_sections
 from outbox.events.schema import EventSchema
+from outbox.sink.rows import StateTable, as_part, state_table, unusable
+from outbox.sink.rows import folder_of as folder_of  # noqa: PLC0414 - for those who load
 from outbox.sink.spec import SinkSpec
 
-FOLDER = "comparisons"
 ADDS_LINE = re.compile(r"^--[ \t]*adds\b(.*)$", re.MULTILINE | re.IGNORECASE)
 ADDS = re.compile(r":\s*(?P<sign>-?)(?P<what>[^\s,-][^\s,]*)(\s+of\s+(?P<names>[^\s,]+(\s*,\s*[^\s,]+)*))?\s*")
 NUMBERS = {"bigint", "numeric"}
@@ -70,12 +73,17 @@ class AddsLine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison. ``sink`` is None if the sink's target says the totals."""
+    """One comparison. ``sink`` is None if the sink's target says the totals, or if ``table`` stands for the query."""
 
     file: Path
     adds: Sequence[AddsLine]
     source: str
     sink: str | None = None
+    table: StateTable | None = None
+    columns: Sequence[str] = ()
+    """Of rows, the columns that are compared; none if totals are compared."""
+    has_version: bool = False
+    """Whether rows have a version."""
 
     @property
     def id(self) -> str:
@@ -92,11 +100,6 @@ class Comparison:
         return next((one for one in self.adds if one.is_about(schema)), None)
 
 
-def folder_of(spec: SinkSpec) -> Path:
-    """Where the comparisons of a sink are."""
-    return spec.job.projections.parent / FOLDER
-
-
 def load(spec: SinkSpec) -> list[Comparison]:
     """The comparisons of a sink; none if it has no folder of them.
 
@@ -107,14 +110,12 @@ def load(spec: SinkSpec) -> list[Comparison]:
 
 def _read(file: Path, spec: SinkSpec) -> Comparison:
     sections = sql_sections(file, "source", "sink")
-    found = Comparison(file, tuple(_adds(file)), _query(sections["source"]), _query(sections.get("sink", "")) or None)
+    source, sink = as_part(sections["source"]), as_part(sections.get("sink", "")) or None
+    found = Comparison(file, tuple(_adds(file)), source, sink, state_table(file))
+    if sink is not None and found.table is not None:
+        raise unusable(file, "it has a line `-- table:` and a section `-- [sink]`", "keep one of the two")
     _require_adds(found, spec)
     return found
-
-
-def _query(text: str) -> str:
-    """The query as a part of another one."""
-    return text.strip().rstrip(";")
 
 
 def _adds(file: Path) -> Iterable[AddsLine]:
@@ -160,8 +161,3 @@ def _require_adds(comparison: Comparison, spec: SinkSpec) -> None:
 def _is_named(event: str, name: str) -> bool:
     """Whether a name stands for an event that a sink has asked for: itself, its versions, or its aggregate type."""
     return event == name or event.startswith(f"{name}.") or name.startswith(f"{event}.v")
-
-
-def unusable(file: Path, problem: str, remedy: str) -> Failure:
-    """The failure of a file that cannot be used."""
-    return Failure(f"{file}: {problem}", remedy, code="comparison-unusable")

@@ -83,6 +83,11 @@ class Declared:
         return list({one.id: one for of_sink in self.comparisons.values() for one in of_sink}.values())
 
     @cached_property
+    def row_comparisons(self) -> list[Comparison]:
+        """Those of them that compare rows."""
+        return [one for one in self.all_comparisons if one.columns]
+
+    @cached_property
     def topic_by_name(self) -> Mapping[str, EventTopic]:
         """The topics by their names."""
         return {topic.name: topic for topic in self.topics}

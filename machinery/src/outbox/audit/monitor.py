@@ -209,9 +209,12 @@ def _of_report(report: Report) -> Iterator[Metric]:
     lost = {topic.name: len(topic.lost) for topic in report.topics}
     yield _gauge("outbox_check_lost_events", "Events of the outbox that the topic has skipped", lost, "topic")
     drift: dict[tuple[str, ...], float] = {
-        (sink.name, one.name): float(one.drift_total) for sink in report.sinks for one in sink.comparisons
+        (sink.name, one.name): float(one.drift_total) if one.rows is None else one.differences.count
+        for sink in report.sinks
+        for one in sink.comparisons
     }
-    yield _gauge("outbox_check_drift", "Sum of the absolute drifts", drift, "sink", "comparison")
+    text = "Sum of the absolute drifts; of rows, how many keys differ"
+    yield _gauge("outbox_check_drift", text, drift, "sink", "comparison")
 
 
 def _gauge(

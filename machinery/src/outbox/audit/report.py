@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from outbox.audit.letters import TopicOffset
 from outbox.audit.quantity import EXACT, text_of
+from outbox.audit.rows import ComparedRows
 from outbox.audit.sinks import SinkState
 from outbox.audit.verified import Verified
 from outbox.base.errors import Failure, plural
+from outbox.sink.rows import Differences
 
 # Counts of a topic that can be added up.
 COUNTS = (
@@ -192,14 +194,27 @@ class TopicReport:
 
 @dataclass
 class ComparisonReport:
-    """How the totals of a sink compare with those of the source, by one comparison."""
+    """How the totals or rows of a sink compare with those of the source, by one comparison."""
 
     name: str
     totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key, those of the source
     drift: dict[str, Decimal] = field(default_factory=dict)  # by key, the sink's total minus what is due, if not zero
     repeated: dict[str, Decimal] = field(default_factory=dict)  # by key, what the duplicates on the topics would add
-    uncertain: set[str] = field(default_factory=set)  # keys not compared: nobody knows what an event of theirs adds
-    not_compared: str = ""  # why no total is compared, if so
+    # Keys not compared: nobody knows what an event of theirs adds, or changes.
+    uncertain: set[str] = field(default_factory=set)
+    not_compared: str = ""  # why nothing is compared, if so
+    rows: int | None = None  # of the source; None if totals are compared
+    differences: Differences = field(default_factory=Differences)  # of rows
+
+    @classmethod
+    def of_rows(cls, rows: ComparedRows) -> ComparisonReport:
+        """The report of a comparison of rows that nobody has made yet."""
+        return cls(rows.comparison.name, rows=rows.count())
+
+    @property
+    def keys(self) -> int:
+        """How many keys the source has."""
+        return len(self.totals) if self.rows is None else self.rows
 
     @property
     def drift_total(self) -> Decimal:
@@ -209,9 +224,10 @@ class ComparisonReport:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            **_picked(self, "name", "drift", "drift_total", "not_compared"),
-            "keys": len(self.totals),
+            **_picked(self, "name", "keys", "drift", "drift_total", "not_compared"),
             "uncertain_keys": len(self.uncertain),
+            "differing_keys": len(self.drift) or self.differences.count,
+            "differences": [one.as_dict() for one in self.differences.worst],
         }
 
 
@@ -275,6 +291,17 @@ class SinkReport:
                         f" {plural(len(one.drift), 'key')}",
                         len(one.drift),
                         worst=f"{key} {text_of(difference, sign='+')}",
+                        sink=self.name,
+                        comparison=one.name,
+                    )
+                )
+            if one.differences.count:
+                found.append(
+                    Finding(
+                        "rows-differ",
+                        f"sink {self.name}: {one.name} differs in {plural(one.differences.count, 'key')}",
+                        one.differences.count,
+                        worst=one.differences.worst[0].summary,
                         sink=self.name,
                         comparison=one.name,
                     )

@@ -10,12 +10,15 @@ from typing import Any, Literal
 from psycopg2 import extensions
 
 from outbox.audit import letters
-from outbox.audit.comparison_files import Comparison, folder_of, unusable
+from outbox.audit.comparison_files import Comparison
 from outbox.audit.declared import Declared
 from outbox.audit.letters import Letter, has_event_id
+from outbox.audit.rows import load_sinks
 from outbox.audit.source import snapshot
+from outbox.audit.store import Store
 from outbox.audit.totals import Totals, read_totals, tables_read, uncompared_tables
 from outbox.base.settings import Settings, SinkRole
+from outbox.sink.rows import folder_of, unusable
 from outbox.sink.spec import SinkSpec, TargetState
 
 NO_COMPARISON = "no file in {} says what to compare"
@@ -53,8 +56,9 @@ class Sinks:
     uncompared_tables: Sequence[str] = ()
 
 
-def read(settings: Settings, declared: Declared) -> Sinks:
-    """Every sink of this project that ever ran, by name. Sinks of other topics than their job's are left out.
+def read(settings: Settings, declared: Declared, store: Store | None = None) -> Sinks:
+    """Every sink of this project that ever ran, by name. Sinks of other topics than their job's are left out. Rows that
+    are compared are in the store, if there is one.
 
     Raises Failure if a database or a target cannot be read, or if a comparison cannot be used.
     """
@@ -62,7 +66,10 @@ def read(settings: Settings, declared: Declared) -> Sinks:
     elsewhere = [name for name, target in targets.items() if not target.unread]
     queries = _queries(declared, targets)
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        totals = {one.id: read_totals(connection, one, one.sink or "", by_sink=True) for one in queries}
+        of_totals = [one for one in queries if not one.columns]
+        totals = {one.id: read_totals(connection, one, one.sink or "", by_sink=True) for one in of_totals}
+        if store is not None:
+            load_sinks(store, connection, declared)
         set_aside = letters.read(connection, declared, elsewhere)
         discarded = letters.reasons(cursor)
         positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM public.positions")
@@ -105,7 +112,7 @@ def _as_declared(state: SinkState, declared: Declared, totals: Mapping[str, Mapp
     spec = declared.sink(state.name)
     if spec is None:
         return replace(state, letters={}, discarded={}, not_compared=UNDECLARED, is_declared=False)
-    comparisons = declared.comparisons_of(state.name)
+    comparisons = [one for one in declared.comparisons_of(state.name) if not one.columns]
     mine = {one.id: totals.get(one.id, {}).get(state.name, Totals(has_version=True)) for one in comparisons}
     return replace(
         state,
@@ -113,7 +120,7 @@ def _as_declared(state: SinkState, declared: Declared, totals: Mapping[str, Mapp
         versions=versions_of(declared, spec, comparisons, mine),
         carries=spec.job.carries,
         takes_states=spec.strategy.takes == "states",
-        not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
+        not_compared="" if declared.comparisons_of(state.name) else NO_COMPARISON.format(folder_of(spec)),
     )
 
 
@@ -165,8 +172,8 @@ def _queries(declared: Declared, targets: Mapping[str, TargetState]) -> list[Com
     found: dict[str, Comparison] = {}
     for name, of_sink in declared.comparisons.items():
         if name in targets:
-            if len(of_sink) > 1:
-                raise unusable(of_sink[1].file, f"sink {name} has one total, which its target says", "keep one file")
+            for one in [*of_sink[1:], *(one for one in of_sink if one.columns)]:
+                raise unusable(one.file, f"sink {name} has one total, which its target says", "keep one file of totals")
             continue
         for one in of_sink:
             if one.sink is None:

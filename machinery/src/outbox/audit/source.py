@@ -11,6 +11,8 @@ from psycopg2 import extensions, sql
 
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import DIGITS_MAX, number_of
+from outbox.audit.rows import load_source
+from outbox.audit.store import Store
 from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import column_names, connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
@@ -61,8 +63,11 @@ class Source:
 
 
 @contextmanager
-def read(settings: Settings, declared: Declared, since_ms: Mapping[str, int] | None = None) -> Iterator[Source]:
-    """The source until the end of the block, with its events since a moment by topic, or all.
+def read(
+    settings: Settings, declared: Declared, store: Store, since_ms: Mapping[str, int] | None = None
+) -> Iterator[Source]:
+    """The source until the end of the block, with its events since a moment by topic, or all. Rows that are compared
+    are in the store.
 
     Raises Failure if the database cannot be read.
     """
@@ -75,8 +80,10 @@ def read(settings: Settings, declared: Declared, since_ms: Mapping[str, int] | N
         totals = {
             one.id: found
             for one in declared.all_comparisons
+            if not one.columns
             for found in read_totals(connection, one, one.source).values()
         }
+        load_source(store, connection, declared)
         versions, notes = _versions(connection, declared.topics)
         yield Source(_events(connection, declared, since), totals, versions, before, undeclared, notes, read_at_ms)
 

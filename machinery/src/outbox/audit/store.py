@@ -92,10 +92,10 @@ class Store:
         for number in range(passes):
             self.run(f"INSERT INTO {name} {query.format(passes=passes, number=number)}")
 
-    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+    def rows(self, query: str, values: Mapping[str, Any] | None = None) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, which may be more than fit into memory. Read them before the next statement."""
         with _errors():
-            cursor = self._connection.execute(query)
+            cursor = self._connection.execute(query, values or {})
             while rows := cursor.fetchmany(FETCH_ROWS):
                 yield from rows
 

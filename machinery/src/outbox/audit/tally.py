@@ -15,9 +15,12 @@ from outbox.audit.declared import Declared
 from outbox.audit.letters import Letter, TopicOffset
 from outbox.audit.quantity import EXACT, Quantity
 from outbox.audit.report import ComparisonReport, SinkReport
+from outbox.audit.rows import ComparedRows
 from outbox.audit.sinks import SinkState
 from outbox.audit.source import Source
+from outbox.audit.store import Store
 from outbox.audit.totals import Totals
+from outbox.base.errors import plural
 
 Fate = Literal["relayed", "in flight", "lost", "aged out"]
 
@@ -45,7 +48,7 @@ class Event(NamedTuple):
 
 
 class Compared:
-    """One comparison of one sink."""
+    """One comparison of the totals of one sink."""
 
     def __init__(
         self, comparison: Comparison, addends: Sequence[Addend | None], totals: Totals, source: Totals
@@ -108,15 +111,61 @@ class Compared:
                 report.drift[key] = difference
 
 
+class RowsOfSink:
+    """One comparison of the rows of one sink. Every event that it has not applied may change the row of its key."""
+
+    def __init__(self, rows: ComparedRows, topics: Sequence[int]) -> None:
+        self._rows, self._topics = rows, topics
+        self._in_flight: set[str] = set()
+        self._excused: set[str] = set()  # as of totals
+        self.report = ComparisonReport.of_rows(rows)
+
+    def repeat(self, key: str, kind: int, numbers: Sequence[Quantity | None]) -> None:
+        """A duplicate says nothing about a row."""
+
+    def lack(
+        self, key: str, _kind: int | None, _numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool
+    ) -> None:
+        """Note the key of an event that the source's row contains, and the sink's does not."""
+        (self._in_flight if is_in_flight else self._excused).add(key)
+
+    def excuse(self, key: str) -> None:
+        """Do not report a difference of a key: something that is reported elsewhere explains it."""
+        self._excused.add(key)
+
+    def compare(self) -> None:
+        """Compare the rows of each key. If other keys than those of events have rows, an event may change any row."""
+        unapplied = len(self._in_flight | self._excused)
+        other = self._rows.other_key(self._topics) if unapplied and self._topics else None
+        if other is not None:
+            self.report.not_compared = (
+                f"not now: events of {plural(unapplied, 'key')} are not applied, and {other} is no key of events"
+            )
+            return
+        self.report.uncertain |= self._in_flight
+        for one in self._rows.differing():
+            if one.source == one.sink or one.key in self._in_flight:
+                continue
+            if one.key in self._excused:
+                self.report.uncertain.add(one.key)
+            else:
+                self.report.differences.add(one.difference)
+
+
 class Tally:
     """Counts the events that one sink has not applied, on all topics."""
 
-    def __init__(self, state: SinkState, declared: Declared, source: Source) -> None:
+    def __init__(self, state: SinkState, declared: Declared, source: Source, store: Store) -> None:
         self.state = state
         spec = declared.sink(state.name) if state.is_declared else None
         self.topics = set() if spec is None else set(spec.decoders)
+        known = all(topic in source.versions for topic in self.topics)
+        topics = [declared.topic_by_name[topic].number for topic in self.topics] if known else []
+        rows = declared.row_comparisons
         self.compared = [
-            Compared(one, declared.addends(spec, one), state.totals[one.id], source.totals[one.id])
+            RowsOfSink(ComparedRows(store, one, rows.index(one), state.name), topics)
+            if one.columns
+            else Compared(one, declared.addends(spec, one), state.totals[one.id], source.totals[one.id])
             for one in declared.comparisons_of(state.name)
             if spec is not None and not state.not_compared
         ]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-import psycopg2
 from psycopg2 import extensions, sql
 
-from outbox.audit.comparison_files import Comparison, unusable
+from outbox.audit.comparison_files import Comparison
 from outbox.audit.quantity import EXACT
+from outbox.sink.rows import columns_of, query_errors, unusable
 
 FETCH_ROWS = 10_000
-# The columns of a query are looked up before it is run: it may take minutes.
-COLUMNS = "SELECT * FROM (\n{query}\n) AS compared LIMIT 0"
 TOTALS = "SELECT {sink}, key, total, {version} FROM (\n{query}\n) AS compared"
 # What the migrations of the machinery make. A project compares its own tables.
 MACHINERY_TABLES = frozenset(
@@ -74,8 +71,8 @@ def read_totals(
 
     Raises Failure if the query cannot be run, or lacks a column.
     """
-    with _errors(connection, comparison):
-        known = _columns(connection, query)
+    with query_errors(connection, comparison.file):
+        known = set(columns_of(connection, query))
         required = {"key", "total", *(["sink"] if by_sink else [])}
         if not known >= required:
             raise unusable(
@@ -101,7 +98,7 @@ def read_totals(
 
 def tables_read(connection: extensions.connection, comparison: Comparison) -> set[str]:
     """The tables that the query of a sink's totals reads, through views too."""
-    with _errors(connection, comparison), connection.cursor() as cursor:
+    with query_errors(connection, comparison.file), connection.cursor() as cursor:
         cursor.execute(sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(sql.SQL(comparison.sink or "")))
         [(plans,)] = cursor.fetchall()
         read = list(_relations(plans))
@@ -129,24 +126,3 @@ def _relations(plan: Any) -> Iterator[tuple[str, str]]:
     if isinstance(plan, list):
         for part in plan:
             yield from _relations(part)
-
-
-def _columns(connection: extensions.connection, query: str) -> set[str]:
-    with connection.cursor() as cursor:
-        cursor.execute(sql.SQL(COLUMNS).format(query=sql.SQL(query)))
-        return {column.name for column in cursor.description or ()}
-
-
-@contextmanager
-def _errors(connection: extensions.connection, comparison: Comparison) -> Iterator[None]:
-    """A query that the database refuses is a mistake in its file, unless the database is the cause."""
-    try:
-        yield
-    except (psycopg2.ProgrammingError, psycopg2.DataError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        remedy = "correct the query"
-        if isinstance(error, psycopg2.errors.UndefinedTable):
-            remedy = "`outbox migrate`, or correct the query"
-        elif isinstance(error, psycopg2.errors.InsufficientPrivilege):
-            remedy = f"let a migration GRANT SELECT to {connection.info.user}"
-        raise unusable(comparison.file, f"the database refuses the query: {reason}", remedy) from error

@@ -2,7 +2,7 @@
 
 A check that finds no problem notes a *verified point*: for each topic and partition the offset up to which every sink
 had applied it, and for each key the versions up to there. An incremental check reads the topics from that point on, and
-of the outbox only the rows that may have been written since. Totals it compares for every key, as always.
+of the outbox only the rows that may have been written since. Totals and rows it compares for every key, as always.
 
 That proves as much as a full check if what came is as usual. Whatever is not is a `Doubt`, and everything is read:
 
@@ -137,7 +137,7 @@ def identity(settings: Settings, declared: Declared) -> str:
             for name, spec in declared.sinks.items()
         },
         "comparisons": {
-            name: [[one.name, one.source, one.sink, repr(one.adds)] for one in of_sink]
+            name: [[one.name, one.source, one.sink, repr(one.adds), list(one.columns)] for one in of_sink]
             for name, of_sink in declared.comparisons.items()
         },
     }

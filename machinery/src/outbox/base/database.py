@@ -39,7 +39,14 @@ SESSION = {
     "standard_conforming_strings": "on",
 }
 # In sessions of the machinery alone. Where another schema came first, a table there would hide ours.
-OF_MACHINERY = {**SESSION, "default_transaction_isolation": "read committed", "search_path": "public"}
+OF_MACHINERY = {
+    **SESSION,
+    "default_transaction_isolation": "read committed",
+    "search_path": "public",
+    # The text of a value, which `outbox check` compares.
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+}
 # For a role that reads: a query whose rows a policy would hide fails. The two roles that write for the adopter run the
 # adopter's own SQL, perhaps on tables with policies of its own.
 READER = {**OF_MACHINERY, "row_security": "off"}

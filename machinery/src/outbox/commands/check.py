@@ -31,12 +31,12 @@ def check_command(wait_s: float | None, incremental: bool, as_json: bool) -> Non
     """Compare the source, the topics and every sink. Status 1 if a problem is found.
 
     Problems are lost and foreign events, missing and repeated versions, keys on several partitions, records that break
-    the contract, drift, and events that a sink has set aside. Duplicates on a topic are not problems, and neither are
-    events that were discarded with a reason. The command works beside running writers and sinks: it counts events in
-    flight separately.
+    the contract, drift, rows that differ, and events that a sink has set aside. Duplicates on a topic are not problems,
+    and neither are events that were discarded with a reason. The command works beside running writers and sinks: it
+    counts events in flight separately.
 
-    Files in the folder `comparisons` of a sink say which totals are compared. Tables that no comparison reads are
-    named.
+    Files in the folder `comparisons` of a sink say which totals and rows are compared. Tables that no comparison reads
+    are named.
 
     If --wait ends while events are in flight, the report shows where they are, with status 1.
 
@@ -53,7 +53,9 @@ def check_command(wait_s: float | None, incremental: bool, as_json: bool) -> Non
       total    the numbers of all topics added up
       sinks    name, in_flight, lost, parked (all that it has set aside), duplicates, filtered (by its transform),
                not_compared, and
-                 comparisons  name, keys, drift (by key), drift_total, uncertain_keys, not_compared
+                 comparisons  name, keys, drift (by key), drift_total, uncertain_keys, not_compared, differing_keys, and
+                   differences  the 20 worst rows: key, row (differs, missing or surplus in the sink), columns (by name:
+                                source, sink; the beginning of a value above 200 characters)
       uncompared_tables  tables with rows per sink that no comparison reads
       acknowledged       sink, count, reasons (by text): dead letters that were discarded
       notes              what is not compared, and why
@@ -169,12 +171,19 @@ def _reasons(discarded: Mapping[str, int]) -> str:
 def _comparison(one: ComparisonReport) -> Iterable[Line]:
     if one.not_compared:
         result = f"not compared: {one.not_compared}"
+    elif one.differences.count:
+        result = f"DIFFERS in {plural(one.differences.count, 'key')}"
     elif one.drift:
         result = f"DRIFTS by {text_of(one.drift_total)} in {plural(len(one.drift), 'key')}"
     else:
-        result = f"equals the source ({plural(len(one.totals), 'key')})"
+        result = f"equals the source ({plural(one.keys, 'key')})"
     uncertain = f", {plural(len(one.uncertain), 'key')} uncertain" if one.uncertain else ""
     yield "", f"{one.name}: {result}{uncertain}"
     worst = sorted(one.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
     for key, difference in worst:
         yield "", f"    {key}  {text_of(difference, sign='+')}"
+    for row in one.differences.worst[:WORST_SHOWN]:
+        kind = "" if row.row == "differs" else f"is {row.row} in the sink: "
+        yield "", f"    {row.key}  {kind}{'; '.join(row.lines)}"
+    if one.differences.count > WORST_SHOWN:
+        yield "", f"    and {plural(one.differences.count - WORST_SHOWN, 'more key')}"

@@ -10,11 +10,13 @@ from typing import Literal
 import click
 
 from outbox.base import log
+from outbox.base.errors import plural
 from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.repair import rebuild
+from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.spec import SinkSpec
 
 WORST_SHOWN = 5
@@ -45,7 +47,7 @@ def rebuild_command(
 ) -> None:
     """Recompute a sink's result. The sink may run meanwhile.
 
-    From the source: its totals become the sink's, at once. From the topic: a copy of the sink reads all of it and
+    From the source: its state becomes the sink's, at once. From the topic: a copy of the sink reads all of it and
     then replaces the sink. A running driver then starts again by itself, where the copy has ended.
     """
     settings = load()
@@ -67,17 +69,15 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
     sink, (described, first) = declared.name, _look_up(settings, declared)
     if dry_run or not yes:
         would = rebuild.from_source(settings, declared, described, first, dry_run=True)
-        _print_differences(would.differences)
-        _print_skipped(would.skipped)
+        _print_result(would)
         if dry_run:
             click.echo(UNCHANGED)
             return
-        click.confirm(f"Set sink {sink} to the source's totals?", abort=True)
+        click.confirm(f"Set sink {sink} to the source's state?", abort=True)
     taken = rebuild.from_source(settings, declared, described, first)
     if yes:
-        _print_differences(taken.differences)
-        _print_skipped(taken.skipped)
-    click.echo(f"sink {sink} has the source's totals; events that are in flight are not counted twice")
+        _print_result(taken)
+    click.echo(f"sink {sink} has the source's state; events that are in flight are not counted twice")
 
 
 def _from_topic(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
@@ -110,6 +110,18 @@ def _look_up(settings: Settings, declared: SinkSpec) -> tuple[list[Topic], dict[
     """The sink's topics, and their first offsets."""
     described = [topics.describe(settings, topic) for topic in declared.topics]
     return described, {topic.name: topics.first_offsets(settings, topic.name) for topic in described}
+
+
+def _print_result(result: RebuildResult) -> None:
+    """Print the changes by a rebuild from the source."""
+    if result.differences or not result.rows:
+        _print_differences(result.differences)
+    for name, differences in result.rows.items():
+        click.echo(f"{name}: {plural(differences.count, 'row')} to change, events in flight included")
+        for one in differences.worst[:WORST_SHOWN]:
+            change = {"missing": "is added: ", "surplus": "is deleted: ", "differs": ""}[one.row]
+            click.echo(f"  {one.key}  {change}{'; '.join(one.lines)}")
+    _print_skipped(result.skipped)
 
 
 def _print_differences(differences: Mapping[str, Decimal] | None) -> None:

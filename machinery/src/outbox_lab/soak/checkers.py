@@ -14,7 +14,7 @@ from itertools import pairwise
 from outbox.base.database import Row
 from outbox_lab.soak.domain import options_of
 from outbox_lab.soak.record import RunRecord
-from outbox_lab.soak.seen import Checked, Death, Injection, Problem, R, RowChange, TopicEvent
+from outbox_lab.soak.seen import WRONG_RESULT, Checked, Death, Injection, Problem, R, RowChange, TopicEvent
 
 # The run: faults, ends of processes, and `outbox check` -----------------------------------------------------------
 
@@ -72,7 +72,7 @@ def losses(run: RunRecord) -> Iterator[str]:
 
 def _is_loss(problem: Problem, of: Checked, run: RunRecord) -> bool:
     """A naive sink may drift. One that recognises re-reads alone may drift once an event is on its topic twice."""
-    if problem.code != "sink-drift":
+    if problem.code not in WRONG_RESULT:
         return problem.code in LOSSES
     if not run.seen.sinks:
         return False  # nobody knows which repeats they recognise

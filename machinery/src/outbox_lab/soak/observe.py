@@ -15,6 +15,7 @@ import msgspec
 from outbox.audit import declared, sinks
 from outbox.audit.comparison_files import Comparison, folder_of
 from outbox.audit.declared import Declared, EventTopic, Kind
+from outbox.audit.rows import described
 from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import Row, connect, query
 from outbox.base.errors import Failure
@@ -61,11 +62,12 @@ def read(
     foreign_records: Sequence[ForeignRecord] = (),
     dropped: Sequence[TopicEvent | RowChange] = (),
 ) -> Seen:
-    """Everything that the judge compares, with the sinks of these names. Raises Failure if a part cannot be read.
+    """Everything that the judge compares, with the sinks of these names. Rows of comparisons are not among it: `outbox
+    check` compares them at the end. Raises Failure if a part cannot be read.
 
     ``dropped``: what a fault has let topics drop. A broker that is killed soon may have it again.
     """
-    known = declared.load(settings)
+    known = described(settings, declared.load(settings))
     specs = [known.sinks[name] for name in names]
     captured = Captured(settings, specs, [one for one in dropped if isinstance(one, RowChange)])
     by_position = {one.position: one for one in dropped if isinstance(one, TopicEvent)}
@@ -193,7 +195,7 @@ class _Sinks:
         return Sink(
             name=spec.name,
             repeats=spec.strategy.repeats,
-            comparisons=[self._comparison(spec.name, kinds, one) for one in comparisons],
+            comparisons=[self._comparison(spec.name, kinds, one) for one in comparisons if not one.columns],
             set_aside=frozenset(self._set_aside[spec.name]),
             applied=dict(self._rows(APPLIED, spec.name)) if "applied_events" in spec.strategy.select else None,
             forgotten=self._forgotten(spec, types),
@@ -219,7 +221,9 @@ class _Sinks:
     def _totals_of_source(self) -> dict[str, Mapping[str, Decimal]]:
         with closing(connect(self._settings, SourceRole.AUDITOR)) as connection:
             return {
-                one.id: dict(read_totals(connection, one, one.source)[""].totals) for one in self._known.all_comparisons
+                one.id: dict(read_totals(connection, one, one.source)[""].totals)
+                for one in self._known.all_comparisons
+                if not one.columns
             }
 
     def _forgotten(self, spec: SinkSpec, types: frozenset[str]) -> frozenset[str]:

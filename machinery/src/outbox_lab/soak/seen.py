@@ -80,6 +80,9 @@ class Death:
         return name if number.isdigit() else self.process
 
 
+WRONG_RESULT = {"sink-drift", "rows-differ"}  # findings of a sink's comparisons
+
+
 @dataclass(frozen=True)
 class Problem:
     """A finding of `outbox check`."""
@@ -88,12 +91,12 @@ class Problem:
     message: str
     sink: str | None = None
     count: int = 0
-    keys: Sequence[str] = ()  # of the totals that drift
+    keys: Sequence[str] = ()  # of the totals that drift, or of the rows that differ
 
     def is_of_foreign(self, foreign: int, foreign_keys: set[str]) -> bool:
         """Whether so many foreign events, with totals of these keys, explain the problem."""
-        if self.code == "sink-drift":
-            return bool(self.keys) and foreign_keys.issuperset(self.keys)
+        if self.code in WRONG_RESULT:
+            return 0 < self.count <= len(self.keys) and foreign_keys.issuperset(self.keys)
         return self.code == "foreign-events" and self.count <= foreign
 
 
@@ -113,13 +116,15 @@ class Checked:
 
 def checked(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checked:
     """The result in a report, as JSON has it."""
-    drifts = {
-        (sink["name"], one["name"]): sorted(one["drift"]) for sink in report["sinks"] for one in sink["comparisons"]
+    of_comparisons = {
+        (sink["name"], one["name"]): sorted([*one["drift"], *(row["key"] for row in one.get("differences", ()))])
+        for sink in report["sinks"]
+        for one in sink["comparisons"]
     }
 
     def keys(finding: Mapping[str, Any]) -> Sequence[str]:
-        is_drift = finding["code"] == "sink-drift"
-        return drifts.get((finding["sink"], finding["comparison"]), ()) if is_drift else ()
+        is_wrong = finding["code"] in WRONG_RESULT
+        return of_comparisons.get((finding["sink"], finding["comparison"]), ()) if is_wrong else ()
 
     found = report["findings"]
     problems = [Problem(one["code"], one["message"], one["sink"], one["count"], keys(one)) for one in found]

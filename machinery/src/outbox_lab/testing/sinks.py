@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from decimal import Decimal
 from typing import Any
 
-from outbox.audit import comparison_files
+from psycopg2 import extensions
+
+from outbox.audit import comparison_files, rows
+from outbox.audit.comparison_files import Comparison
 from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
@@ -47,19 +50,27 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
     return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
 
 
-def rebuild(settings: Settings, sink: str) -> dict[str, Decimal]:
+def rebuild(settings: Settings, sink: str) -> dict[str, Any]:
     """Set a sink to what the source says, as `outbox rebuild SINK --from source` does. Returns by key how much more the
-    sink holds now.
+    sink holds now; or where a comparison declares the table, by column the values before and after. A row that did not
+    exist, or that is deleted, has None there.
 
     Raises Failure if the sink cannot be rebuilt.
     """
     chosen = discovery.chosen(settings, sink)
     topics = [Topic(name, TOPIC_ID, 1) for name in chosen.topics]
-    return from_source(settings, chosen, topics, {topic.name: {0: 0} for topic in topics}).differences
+    first = {topic.name: {0: 0} for topic in topics}
+    found = from_source(settings, chosen, topics, first, kept=sys.maxsize)
+    changed = {
+        one.key: {name: (before, after) for name, (after, before) in one.columns.items()}
+        for differences in found.rows.values()
+        for one in differences.worst
+    }
+    return {**found.differences, **changed}
 
 
 def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
-    """By comparison of a sink the keys whose totals differ between the source and the sink.
+    """By comparison of a sink the keys whose totals or rows differ between the source and the sink.
 
     It is for a sink that has applied every event: `outbox check` also subtracts what a sink has not applied yet. A
     comparison without a section ``[sink]`` is left out. Raises Failure if a comparison cannot be used.
@@ -67,12 +78,21 @@ def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
     found = dict[str, set[str]]()
     with closing(connect(settings, SourceRole.AUDITOR)) as source, closing(connect(settings, SinkRole.AUDITOR)) as held:
         for one in comparison_files.load(discovery.chosen(settings, sink)):
-            if one.sink is None:
-                continue
-            due = read_totals(source, one, one.source).get("", Totals()).totals
-            has = read_totals(held, one, one.sink, by_sink=True).get(sink, Totals()).totals
-            found[one.name] = {key for key in {*due, *has} if due.get(key, 0) != has.get(key, 0)}
+            if one.sink is not None or one.table is not None:
+                found[one.name] = _differing(source, held, rows.describe(source, one), sink)
     return found
+
+
+def _differing(source: extensions.connection, held: extensions.connection, one: Comparison, sink: str) -> set[str]:
+    due: Mapping[str, object]
+    has: Mapping[str, object]
+    if one.columns:
+        due = {key: columns for _, key, _, columns in rows.read_source(source, one)}
+        has = {key: columns for name, key, _, columns in rows.read_sinks(held, one) if name == sink}
+        return {key for key in {*due, *has} if due.get(key) != has.get(key)}
+    due = read_totals(source, one, one.source).get("", Totals()).totals
+    has = read_totals(held, one, one.sink or "", by_sink=True).get(sink, Totals()).totals
+    return {key for key in {*due, *has} if due.get(key, 0) != has.get(key, 0)}
 
 
 def _apply(writer: SinkWriter, chunking: Chunking, topic: str, records: Mapping[Place, Record]) -> Counts:

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from outbox.audit import check
 from outbox.audit.quantity import text_of
-from outbox.audit.report import Report, sum_of_sizes
+from outbox.audit.report import ComparisonReport, Report, sum_of_sizes
 from outbox.base.errors import Failure, plural
 from outbox.base.wait import wait_for
 from outbox.events import catalog
@@ -338,12 +338,22 @@ class Story:
 
     def _totals(self, report: Report) -> Mapping[str, Decimal]:
         """By key, the source's totals that the sinks are compared with."""
-        return report.sink(self.workload.right).comparisons[0].totals
+        return self._of_totals(report).totals
 
     def _repeated(self, report: Report) -> Mapping[str, Decimal]:
         """By key, what the duplicates on the topics add up to."""
-        now, first = (one.sink(self.workload.right).comparisons[0].repeated for one in (report, self._first))
-        return _minus(now, first)
+        return _minus(self._of_totals(report).repeated, self._of_totals(self._first).repeated)
+
+    def _of_totals(self, report: Report) -> ComparisonReport:
+        """The first comparison of the right sink that compares totals. Raises Failure without one."""
+        for one in report.sink(self.workload.right).comparisons:
+            if one.rows is None:
+                return one
+        raise Failure(
+            f"sink {self.workload.right} has no comparison of totals, which the walkthrough adds up",
+            "write one beside its comparisons of rows (docs/projections.md)",
+            code="comparison-missing",
+        )
 
     def _drift(self, report: Report, sink: str) -> dict[str, Decimal]:
         """By key, how much further a sink has drifted."""
@@ -368,7 +378,9 @@ class Story:
         """
         right, naive = self.workload.right, self._names[1] if self._has_naive else None
         drift_right = self._drift_total(report, right)
-        self._screen.expect(drift_right == 0, "sink A agrees with the source", f"drift {text_of(drift_right)}")
+        rows = sum(one.differences.count for one in report.sink(right).comparisons)
+        found_right = f"drift {text_of(drift_right)}" + (f", {plural(rows, 'row')} differ" if rows else "")
+        self._screen.expect(drift_right == 0 and not rows, "sink A agrees with the source", found_right)
         drift_naive, found = None, dict[str, Decimal]()
         if naive:
             drift_naive, found = self._drift_total(report, naive), self._drift(report, naive)

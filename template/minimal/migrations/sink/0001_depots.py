@@ -27,8 +27,9 @@ CREATE VIEW sink_totals AS
 
 def upgrade() -> None:
     execute(UP)
-    execute(f"GRANT SELECT, INSERT, UPDATE ON depot_parcels TO {role('writer')}")
+    execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON depot_parcels TO {role('writer')}")
     execute(f"GRANT SELECT ON sink_totals TO {role('writer')}, {role('auditor')}")
+    execute(f"GRANT SELECT ON depot_parcels TO {role('auditor')}")
 
 
 def downgrade() -> None:

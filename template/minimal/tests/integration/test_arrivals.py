@@ -7,7 +7,7 @@ import uuid
 import pytest
 from flask import Flask
 from outbox import Settings
-from outbox_lab.testing import SinkRole, all_at_once, deliver, outbox_records, query
+from outbox_lab.testing import SinkRole, all_at_once, deliver, differing_keys, outbox_records, query, rebuild
 
 from tests.conftest import Client
 
@@ -51,6 +51,15 @@ def test_the_sink_counts_each_event_once(client: Client, databases: Settings) ->
     for _ in range(2):
         deliver(databases, outbox_records(databases), "depots")
     assert query(databases, "SELECT depot_id::text, parcels FROM depot_parcels", SinkRole.OWNER) == [(depot, 7)]
+
+
+def test_a_wrong_depot_is_found_and_set(client: Client, databases: Settings) -> None:
+    depot = str(uuid.uuid4())
+    client.arrive(depot, 3)
+    assert rebuild(databases, "depots") == {depot: {"parcels": (None, 3), "version": (None, 1)}}
+    query(databases, "UPDATE depot_parcels SET parcels = 4", SinkRole.OWNER)
+    assert differing_keys(databases, "depots") == {"depot_parcels": {depot}, "parcels": {depot}}
+    assert rebuild(databases, "depots") == {depot: {"parcels": (4, 3)}}
 
 
 def test_a_repeated_request_is_recorded_once(client: Client, databases: Settings) -> None:

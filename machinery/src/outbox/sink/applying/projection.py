@@ -9,7 +9,7 @@ version. Then an event is parked while an earlier event of its key is an open de
 itself, and is replayed behind the other.
 
 ``NAME.sql`` serves strategies that take events, ``NAME.states.sql`` those that take states; ``NAME.rebuild.sql`` sets
-the table to what the source says (`outbox.sink.repair.rebuild`).
+the table to what the source says (`outbox.sink.repair.rebuild`), unless a comparison of rows declares the table.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ def load(folder: Path, takes: Literal["events", "states"]) -> list[Projection]:
 
 
 def rebuild_files(folder: Path) -> list[Path]:
-    """The file ``NAME.rebuild.sql`` of each projection. Raises FileNotFoundError naming those that do not exist."""
-    names = sorted({file.name.partition(".")[0] for file in folder.glob("*.sql")})
-    files = [folder / f"{name}.rebuild.sql" for name in names]
-    missing = [file.name for file in files if not file.exists()]
-    if missing or not files:
-        raise FileNotFoundError(f"{folder} has no {', '.join(missing) or 'projections'}")
-    return files
+    """The files ``NAME.rebuild.sql`` of projections."""
+    return sorted(folder.glob("*.rebuild.sql"))
+
+
+def without_rebuild(folder: Path) -> list[str]:
+    """The names of the projections without such a file."""
+    names = {file.name.partition(".")[0] for file in folder.glob("*.sql")}
+    return sorted(names - {file.name.partition(".")[0] for file in rebuild_files(folder)})
 
 
 def _read(file: Path) -> Projection:

@@ -1,6 +1,7 @@
 """Recompute what a sink holds, from the source or from the topic.
 
-**From the source**: its totals as they are now become the sink's, in one transaction beside the running sink. The
+**From the source**: its state as it is now becomes the sink's, in one transaction beside the running sink. A file
+``NAME.rebuild.sql`` of the project, or a comparison of rows (`outbox.sink.repair.derived`), sets each table. The
 version of each key at that moment becomes its base version. The sink's lock comes before the source's snapshot, so the
 snapshot has whatever the sink has applied. Any other event that is in the snapshot arrives with a version that is not
 above the base, and the sink drops it as a duplicate.
@@ -35,10 +36,13 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate
 from outbox.kafka.topics import Topic
+from outbox.sink import rows
 from outbox.sink.applying import projection
 from outbox.sink.remembering import asked, dead_letters, fence, positions
 from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.remembering.strategy import Memory
+from outbox.sink.repair import derived
+from outbox.sink.rows import Differences
 from outbox.sink.spec import SinkSpec
 
 SUFFIX = ".rebuild"
@@ -152,12 +156,14 @@ UPDATE public.sinks SET applied = copy.applied, duplicates = copy.duplicates, fi
 
 
 class RebuildResult(NamedTuple):
-    """The changes by a rebuild from the source: by key how much more the sink holds now, where that is not zero; and by
-    topic and partition the first and last offset of events that the topic has dropped before the sink applied them.
+    """The changes by a rebuild from the source: by key how much more the sink holds now, where that is not zero; by
+    topic and partition the first and last offset of events that the topic has dropped before the sink applied them; and
+    by comparison how rows differed.
     """
 
     differences: dict[str, Decimal]
     skipped: dict[tuple[str, int], tuple[int, int]]
+    rows: Mapping[str, Differences] = {}
 
 
 def copy_of(sink: str) -> str:
@@ -166,7 +172,13 @@ def copy_of(sink: str) -> str:
 
 
 def from_source(
-    settings: Settings, spec: SinkSpec, topics: Sequence[Topic], first: TopicOffsets, *, dry_run: bool = False
+    settings: Settings,
+    spec: SinkSpec,
+    topics: Sequence[Topic],
+    first: TopicOffsets,
+    *,
+    dry_run: bool = False,
+    kept: int = rows.KEPT,
 ) -> RebuildResult:
     """Set what a sink holds to what the source says, in one transaction. With ``dry_run`` it is rolled back.
 
@@ -174,14 +186,15 @@ def from_source(
     sink that stands before them continues there at its next start. Its counts and what it remembers of events stay, but
     for versions that the source does not have.
 
-    A key that the source does not have gets a base version too, if the outbox still has events of it.
+    A key that the source does not have gets a base version too, if the outbox still has events of it. Of the rows that
+    differ, the worst are ``kept`` in the result.
 
-    Raises Failure if a projection has no SQL for it, if its events or the source's totals have no version, or if a
-    database refuses.
+    Raises Failure if nothing says how to rebuild a projection, if its events or the source's totals have no version, or
+    if a database refuses.
     """
     sink = spec.name
     try:
-        files = projection.rebuild_files(spec.job.projections)
+        files, tables = projection.rebuild_files(spec.job.projections), derived.derived(spec)
     except FileNotFoundError as error:
         raise _unsupported(sink, str(error)) from None
     aggregates = _aggregates(settings, spec)
@@ -193,11 +206,14 @@ def from_source(
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, sink)
             cursor.execute(f"{SOURCE}; {SENT}")
+            changed = dict[str, Differences]()
             with _snapshot(settings) as source:
                 found = {"source": _totals(source, aggregates), "outbox_sent": _sent(source, aggregates)}
-                for table, rows in found.items():
+                for table, read in found.items():
                     insert = f"INSERT INTO pg_temp.{table} VALUES %s"  # noqa: S608
-                    execute_values(cursor, insert, rows, page_size=FETCH_ROWS)
+                    execute_values(cursor, insert, read, page_size=FETCH_ROWS)
+                for one in tables:
+                    changed[one.file.stem] = derived.settle(cursor, source, one, sink, kept)
             for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
                 _set_bases(cursor, spec.strategy.memory, {"sink": sink, "topic": topic, "aggregates": of_topic})
@@ -210,7 +226,7 @@ def from_source(
             cursor.execute(SET_PASSED, (sink, spec.topics))
             if dry_run:
                 connection.rollback()
-            return RebuildResult(differences, skipped)
+            return RebuildResult(differences, skipped, changed)
 
 
 @contextmanager

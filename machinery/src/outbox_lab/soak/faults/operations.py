@@ -27,15 +27,15 @@ from outbox.kafka import records, topics
 from outbox.kafka.clients import Admin
 from outbox.kafka.records import Within
 from outbox.sink import discovery
-from outbox.sink.applying import projection
 from outbox.sink.decoding.decoder import UNKNOWN_VERSION
 from outbox.sink.remembering import fence
+from outbox.sink.repair import derived
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak import observe
 from outbox_lab.soak.domain import foreign_keys
 from outbox_lab.soak.fault import NoChance, NotFired, Strike, despite_faults, run, wait_or_not_fired
 from outbox_lab.soak.faults.sinks import wait_committed
-from outbox_lab.soak.seen import RowChange, TopicEvent, checked
+from outbox_lab.soak.seen import WRONG_RESULT, RowChange, TopicEvent, checked
 from outbox_lab.soak.testbed import SLOT_AHEAD, Done, Testbed
 
 Place = tuple[int, int]  # partition and offset
@@ -43,7 +43,7 @@ Place = tuple[int, int]  # partition and offset
 # Commands ----------------------------------------------------------------------------------------------------------
 
 FROM_FAULTS = {"malformed-records", "sink-parked"}  # what `outbox check` may find while other faults last
-FROM_REPEATS = {"sink-drift"}  # and of sinks that do not recognise every repeat
+FROM_REPEATS = WRONG_RESULT  # and of sinks that do not recognise every repeat
 
 
 def prune(strike: Strike) -> str:
@@ -115,7 +115,7 @@ def is_rebuildable(sink: SinkSpec, source: str) -> bool:
     with suppress(Failure, FileNotFoundError):
         sink.target.require_rebuildable(sink)
         if source == "source":
-            projection.rebuild_files(sink.job.projections)
+            derived.derived(sink)
         return sink.strategy.repeats == "all"
     return False
 

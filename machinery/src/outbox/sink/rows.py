@@ -1,0 +1,232 @@
+"""Comparisons of rows: a query of the source returns the columns of each key, and a sink's table must have the same.
+
+    -- table: order_states (order_id)
+    --
+    -- [source]
+    SELECT key, status, cents, version FROM source_orders
+
+``-- table:`` names the projection's table and its column of keys. The other columns have the names that the query
+returns. `outbox.audit.rows` compares both sides, and `outbox.sink.repair.derived` sets the table to the source.
+
+Two values are equal if ``to_jsonb`` makes equal JSON of both, in sessions with the settings of `outbox.base.database`:
+
+- Numbers are equal by value: 1.50 is 1.5, and a float is the shortest decimal that is read back as it.
+- NULL differs from an empty text. In a column ``jsonb``, it is equal to JSON's null.
+- A ``timestamptz`` is a moment, whatever the zone in which it was written. A ``timestamp`` has no zone, so it differs.
+- The order of keys in JSON does not matter, the order of an array does.
+
+``version`` says how far each side is. It is not compared.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import psycopg2
+from psycopg2 import extensions, sql
+
+from outbox.base.errors import Failure
+from outbox.base.sections import sql_sections
+from outbox.sink.spec import SinkSpec
+
+FOLDER = "comparisons"
+KEPT = 20  # differences, the worst
+VALUE_MAX_CHARACTERS = 200  # shown of a value
+FETCH_ROWS = 10_000
+NOT_COMPARED = frozenset({"sink", "key", "version"})
+TABLE_LINE = re.compile(r"^--[ \t]*table\b(.*)$", re.MULTILINE | re.IGNORECASE)
+TABLE = re.compile(r"[ \t]*:[ \t]*(\w+)[ \t]*\([ \t]*(\w+)[ \t]*\)[ \t]*")
+# Columns of a query are looked up before it is run: it may take minutes.
+COLUMNS = "SELECT * FROM (\n{query}\n) AS compared LIMIT 0"
+ROWS = """
+SELECT {sink}, compared.key::text, {version}, (to_jsonb(compared.*) - ARRAY['sink', 'key', 'version'])::text
+  FROM (\n{query}\n) AS compared
+ WHERE compared.key IS NOT NULL
+"""
+# In the text of a `jsonb`: a fraction that may end with a zero, and a string or a fraction.
+ZERO_AT_END = re.compile(r"\.\d*0(?!\d)")
+STRING_OR_FRACTION = re.compile(r'"(?:[^"\\]|\\.)*"|\d+\.\d+')
+
+Row = tuple[str, str, int | None, str]  # sink, key, version, and the columns as JSON
+
+
+class StateTable(NamedTuple):
+    """A projection's table that has the state of each key, and its column of keys."""
+
+    name: str
+    key: str
+
+    def query(self, columns: Iterable[str]) -> str:
+        """The query of its rows, with these columns."""
+        selected = "".join(f', "{column}"' for column in columns)
+        return f'SELECT sink, "{self.key}" AS key{selected} FROM public."{self.name}"'  # noqa: S608
+
+
+def folder_of(spec: SinkSpec) -> Path:
+    """Where the comparisons of a sink are."""
+    return spec.job.projections.parent / FOLDER
+
+
+def state_table(file: Path) -> StateTable | None:
+    """The table that a comparison declares; None if it declares none. Raises Failure for a typing mistake."""
+    lines = TABLE_LINE.findall(file.read_text())
+    found = [TABLE.fullmatch(line.rstrip()) for line in lines]
+    if not lines:
+        return None
+    if len(found) > 1 or found[0] is None:
+        raise unusable(file, f"`-- table{lines[-1]}` cannot be read", "write one line `-- table: NAME (KEY_COLUMN)`")
+    return StateTable(*found[0].groups())
+
+
+def source_query(file: Path) -> str:
+    """The query of the source, as a part of another one."""
+    return as_part(sql_sections(file, "source", "sink")["source"])
+
+
+def as_part(text: str) -> str:
+    """A query as a part of another one."""
+    return text.strip().rstrip(";")
+
+
+def unusable(file: Path, problem: str, remedy: str) -> Failure:
+    """The failure of a comparison that cannot be used."""
+    return Failure(f"{file}: {problem}", remedy, code="comparison-unusable")
+
+
+@contextmanager
+def query_errors(connection: extensions.connection, file: Path) -> Iterator[None]:
+    """A query that the database refuses is a mistake in its file, unless the database is the cause."""
+    try:
+        yield
+    except (psycopg2.ProgrammingError, psycopg2.DataError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        remedy = "correct the query"
+        if isinstance(error, psycopg2.errors.UndefinedTable):
+            remedy = "`outbox migrate`, or correct the query"
+        elif isinstance(error, psycopg2.errors.InsufficientPrivilege):
+            remedy = f"let a migration GRANT SELECT to {connection.info.user}"
+        raise unusable(file, f"the database refuses the query: {reason}", remedy) from error
+
+
+def columns_of(connection: extensions.connection, query: str) -> list[str]:
+    """The columns that a query returns."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SQL(COLUMNS).format(query=sql.SQL(query)))
+        return [column.name for column in cursor.description or ()]
+
+
+def read(connection: extensions.connection, query: str, *, by_sink: bool, has_version: bool) -> Iterator[Row]:
+    """The rows that a query returns. Rows without a key are left out. Equal rows have equal texts."""
+    statement = sql.SQL(ROWS).format(
+        sink=sql.SQL("sink" if by_sink else "''"),
+        version=sql.SQL("compared.version::bigint" if has_version else "NULL::bigint"),
+        query=sql.SQL(query),
+    )
+    with connection.cursor(name="compared_rows") as cursor:
+        cursor.itersize = FETCH_ROWS
+        cursor.execute(statement)
+        for sink, key, version, columns in cursor:
+            yield sink, key, version, normal(columns)
+
+
+def normal(columns: str) -> str:
+    """The text of a ``jsonb`` without zeros at the end of fractions: Postgres keeps them, and compares by value."""
+    return STRING_OR_FRACTION.sub(_without_zeros, columns) if ZERO_AT_END.search(columns) else columns
+
+
+def _without_zeros(found: re.Match[str]) -> str:
+    text = found[0]
+    return text if text.startswith('"') else text.rstrip("0").rstrip(".")
+
+
+class Difference(NamedTuple):
+    """How the rows of a key differ: by column the values of the source and of the sink, where they are not equal."""
+
+    key: str
+    row: Literal["differs", "missing", "surplus"]  # in the sink
+    columns: Mapping[str, tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, key: str, source: str | None, sink: str | None) -> Difference:
+        """The difference of two rows. None stands for a row that does not exist."""
+        of_source, of_sink = _values(source), _values(sink)
+        columns = {
+            name: (of_source.get(name), of_sink.get(name))
+            for name in sorted(of_source.keys() | of_sink.keys())
+            if source is None or sink is None or _json(of_source[name]) != _json(of_sink[name])
+        }
+        return cls(key, "surplus" if source is None else "missing" if sink is None else "differs", columns)
+
+    @property
+    def summary(self) -> str:
+        """The key, and which columns differ."""
+        return f"{self.key} {', '.join(self.columns) if self.row == 'differs' else self.row}"
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The columns with their values as JSON, long ones cut."""
+        for name, (source, sink) in self.columns.items():
+            if self.row == "differs":
+                yield f"{name}: {_text(source)} in the source, {_text(sink)} in the sink"
+            else:
+                yield f"{name}: {_text(source if self.row == 'missing' else sink)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON. A long value is the beginning of its text."""
+        columns = {name: {"source": _cut(one), "sink": _cut(other)} for name, (one, other) in self.columns.items()}
+        return {"key": self.key, "row": self.row, "columns": columns}
+
+
+@dataclass
+class Differences:
+    """How many keys differ, and the worst of them: those with the most columns that differ."""
+
+    count: int = 0
+    kept: int = KEPT
+    _heap: list[tuple[int, _Last, int, Difference]] = field(default_factory=list)
+
+    def add(self, difference: Difference) -> None:
+        """Count a key."""
+        self.count += 1
+        entry = (len(difference.columns), _Last(difference.key), self.count, difference)
+        (heapq.heappush if len(self._heap) < self.kept else heapq.heappushpop)(self._heap, entry)
+
+    @property
+    def worst(self) -> list[Difference]:
+        """The worst of them, the worst first."""
+        return [difference for *_, difference in sorted(self._heap, reverse=True)]
+
+
+class _Last(str):
+    """A text of which the first one is the greatest."""
+
+    __slots__ = ()
+
+    def __lt__(self, other: str) -> bool:
+        return str.__gt__(self, other)
+
+
+def _values(columns: str | None) -> dict[str, Any]:
+    return {} if columns is None else json.loads(columns, parse_int=Decimal, parse_float=Decimal)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.Encoder(decimal_format="number").encode(value).decode()
+
+
+def _text(value: object) -> str:
+    text = _json(value)
+    return text if len(text) <= VALUE_MAX_CHARACTERS else f"{text[:VALUE_MAX_CHARACTERS]}…"
+
+
+def _cut(value: Any) -> Any:
+    return value if len(_json(value)) <= VALUE_MAX_CHARACTERS else _text(value)

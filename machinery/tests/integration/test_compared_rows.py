@@ -1,0 +1,462 @@
+"""Comparisons of rows on a real Postgres: what is equal, what differs, and what nobody can say at the moment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.audit import comparison_files, rows, sinks
+from outbox.audit.comparison import Observed, compare
+from outbox.audit.comparison_files import Comparison
+from outbox.audit.report import ComparisonReport, Report
+from outbox.audit.source import LATE_MS, snapshot
+from outbox.audit.store import Store
+from outbox.audit.topic_log import TopicLogs
+from outbox.audit.verified import Verified
+from outbox.base.database import query
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.commands.check import as_text, describe
+from outbox.sink.rows import KEPT, VALUE_MAX_CHARACTERS, Difference, read, source_query, state_table
+from outbox_lab.testing.failures import raises
+from tests.support.audit_chain import (
+    NOW_MS,
+    SINK,
+    STOCK_TOPIC,
+    Chain,
+    Made,
+    codes,
+    declare,
+    invalid,
+    letter,
+    only_comparison,
+    only_sink,
+)
+
+TABLES: dict[Role, str] = {
+    SourceRole.OWNER: "CREATE TABLE bookings (id text, status text, at timestamptz, note text, version bigint);"
+    "GRANT SELECT ON bookings TO stock_source_auditor",
+    SinkRole.OWNER: "CREATE TABLE booking_states (sink text, booking text, status text, at timestamptz, note text,"
+    "                             version bigint, updated_at timestamptz DEFAULT now());"
+    "GRANT SELECT ON booking_states TO stock_sink_auditor;",
+}
+SOURCE = "SELECT id AS key, status, at, note, version FROM bookings"
+FILE = f"-- table: booking_states (booking)\n--\n-- [source]\n{SOURCE};\n"
+SINK_QUERY = "SELECT sink, booking AS key, status, at, note, version FROM booking_states"
+LONG_AGO_MS = NOW_MS - 2 * LATE_MS
+
+
+@pytest.fixture(scope="module")
+def tables(shared_databases: Settings) -> Settings:
+    for role, statement in TABLES.items():
+        query(shared_databases, role, statement)
+    return shared_databases
+
+
+@dataclass
+class World:
+    """A chain in memory whose rows are in two real databases."""
+
+    settings: Settings
+    chain: Chain
+
+    def source(self, sql: str) -> None:
+        """Change the source."""
+        query(self.settings, SourceRole.OWNER, sql)
+
+    def sink(self, sql: str) -> None:
+        """Change the sink's table."""
+        query(self.settings, SinkRole.OWNER, sql)
+
+    def booking(self, key: str, changes: int = 1, at_ms: int = LONG_AGO_MS) -> list[Made]:
+        """A booking with so many events, which the sink has applied."""
+        events = self.chain.written(key, *("1" for _ in range(changes)), at_ms=at_ms)
+        self.chain.publish(*events)
+        row = f"'{key}', 'booked', '2026-07-01 12:00+02', '', {changes}"
+        self.source(f"INSERT INTO bookings VALUES ({row})")
+        self.sink(f"INSERT INTO booking_states VALUES ('{SINK}', {row})")
+        return events
+
+    def compare(self, since: Verified | None = None, **sink: Any) -> Report:
+        """What `outbox check` reports, of what came since or of all; ``sink`` is the rest of the sink's state."""
+        chain, declared = self.chain, self.chain.declared
+        chain.applied({}, **sink)
+        chain.sink = replace(chain.sink, totals={})
+        if since is None:
+            chain.read()
+            return self._compare(chain.outbox, chain.logs, None)
+        outbox = [one for one in chain.outbox if one.row.occurred_ms >= since.topic(STOCK_TOPIC).since_ms]
+        with closing(TopicLogs(declared.topics, since.ends)) as logs:
+            for topic in declared.topics:
+                logs.ends[topic.number].next_offsets = dict(chain.offsets[topic.name])
+                logs.ends[topic.number].topic_id = "x"
+            chain.add(logs, since)
+            return self._compare(outbox, logs, since)
+
+    def _compare(self, outbox: list[Made], logs: TopicLogs, since: Verified | None) -> Report:
+        declared = self.chain.declared
+        with snapshot(self.settings, SinkRole.AUDITOR) as connection:
+            rows.load_sinks(logs.store, connection, declared)
+        with snapshot(self.settings, SourceRole.AUDITOR) as connection:
+            rows.load_source(logs.store, connection, declared)
+        seen = Observed(declared, sinks.Sinks([self.chain.sink]), logs, self.chain.source(outbox))
+        return compare(seen, lambda _: None, since)
+
+    def expect(self, report: Report, *differing: str, uncertain: str = "") -> ComparisonReport:
+        """The keys that differ and those that are uncertain are these, and nothing else is wrong but dead letters."""
+        found = only_comparison(report)
+        assert [one.key for one in found.differences.worst] == sorted(differing)
+        assert found.uncertain == set(uncertain)
+        assert set(codes(report)) - {"sink-parked", "malformed-records"} == ({"rows-differ"} if differing else set())
+        return found
+
+
+def described(settings: Settings, file: Path) -> Comparison:
+    """The comparison of a file."""
+    found = comparison_files.Comparison(file, (), source_query(file), None, state_table(file))
+    with snapshot(settings, SourceRole.AUDITOR) as connection:
+        return rows.describe(connection, found)
+
+
+@pytest.fixture
+def world(tables: Settings, tmp_path: Path) -> Iterator[World]:
+    file = tmp_path / "bookings.sql"
+    file.write_text(FILE)
+    chain = Chain(declare(tmp_path, comparisons=[described(tables, file)]), keeps_records=True)
+    query(tables, SourceRole.OWNER, "TRUNCATE bookings")
+    query(tables, SinkRole.OWNER, "TRUNCATE booking_states")
+    with closing(chain.logs):
+        yield World(tables, chain)
+
+
+# What differs -------------------------------------------------------------------------------------------------------
+
+
+def test_equal_rows_are_equal_whatever_other_columns_and_sinks_have(world: World) -> None:
+    world.booking("a")
+    world.booking("b", 2)
+    world.sink("INSERT INTO booking_states VALUES ('other', 'a', 'wrong'), ('other', 'c', 'wrong')")
+    found = world.expect(world.compare())
+    assert (found.keys, found.not_compared) == (2, "")
+
+
+BOTH = '"2026-07-01T10:00:00+00:00"'
+
+
+@pytest.mark.parametrize(
+    ("change", "row", "columns"),
+    [
+        ("UPDATE booking_states SET status = 'cancelled'", "differs", {"status": ("booked", "cancelled")}),
+        (
+            "UPDATE booking_states SET at = at + interval '1 microsecond'",
+            "differs",
+            {"at": ("2026-07-01T10:00:00+00:00", "2026-07-01T10:00:00.000001+00:00")},
+        ),
+        ("UPDATE booking_states SET note = NULL", "differs", {"note": ("", None)}),
+        (
+            "DELETE FROM booking_states",
+            "missing",
+            {"status": ("booked", None), "at": ("2026-07-01T10:00:00+00:00", None), "note": ("", None)},
+        ),
+        (
+            "UPDATE booking_states SET booking = 'z'",
+            "surplus",
+            {"status": (None, "booked"), "at": (None, "2026-07-01T10:00:00+00:00"), "note": (None, "")},
+        ),
+    ],
+)
+def test_a_wrong_state_is_named_with_key_column_and_both_values(
+    world: World, change: str, row: str, columns: dict[str, tuple[Any, Any]]
+) -> None:
+    world.booking("a")
+    world.booking("m")
+    world.sink(f"{change} WHERE booking = 'm'")
+    report = world.compare()
+    differences = only_comparison(report).differences.worst
+    one = next(one for one in differences if one.row == row)
+    assert (one.key, one.columns) == ("z" if row == "surplus" else "m", columns)
+    [finding] = report.findings
+    assert (finding.code, finding.count, finding.sink) == ("rows-differ", len(differences), SINK)
+    assert finding.worst.startswith("m ")
+    assert all(value not in str(finding) for value in ("booked", "cancelled")), "values are in the report alone"
+    text = describe(report)
+    assert all(f"{name}: " in text for name in columns)
+
+
+def test_a_version_is_not_compared(world: World) -> None:
+    world.booking("a", 2)
+    world.sink("UPDATE booking_states SET version = 1")
+    world.expect(world.compare())
+
+
+def test_the_worst_are_kept_and_all_are_counted(world: World) -> None:
+    keys = [f"{number:03}" for number in range(3 * KEPT)]
+    for key in keys:
+        world.booking(key)
+    world.sink(
+        "UPDATE booking_states SET status = repeat('x', 1000), note = CASE booking WHEN '031' THEN 'y' ELSE '' END"
+    )
+    report = world.compare()
+    found = only_comparison(report).differences
+    assert found.count == len(keys)
+    assert [one.key for one in found.worst] == ["031", *keys[: KEPT - 1]]
+    [as_json] = json.loads(as_text(report))["sinks"][0]["comparisons"]
+    assert as_json["differing_keys"] == len(keys)
+    assert (as_json["keys"], as_json["uncertain_keys"], as_json["drift"]) == (len(keys), 0, {})
+    assert as_json["differences"][0] == {
+        "key": "031",
+        "row": "differs",
+        "columns": {
+            "note": {"source": "", "sink": "y"},
+            "status": {"source": "booked", "sink": '"' + (VALUE_MAX_CHARACTERS - 1) * "x" + "…"},
+        },
+    }
+    assert f"and {len(keys) - 5} more keys" in describe(report)
+
+
+def test_many_rows_are_joined_in_passes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PASS_ROWS", 3)
+    for key in "abcdefghijk":
+        world.booking(key)
+    world.sink("UPDATE booking_states SET note = 'x' WHERE booking IN ('b', 'i')")
+    world.sink("DELETE FROM booking_states WHERE booking = 'k'")
+    assert {one.key for one in only_comparison(world.compare()).differences.worst} == set("bik")
+
+
+# What nobody can say -------------------------------------------------------------------------------------------------
+
+
+def wrong_everywhere(world: World) -> None:
+    world.sink("UPDATE booking_states SET status = 'wrong'")
+
+
+def test_keys_in_flight_are_uncertain_and_the_others_are_compared(world: World) -> None:
+    world.booking("a")
+    world.booking("b")
+    wrong_everywhere(world)
+    world.expect(world.compare(positions={0: 1}), "a", uncertain="b")
+    world.chain.outbox.append(world.chain.event("a", 2))
+    world.expect(world.compare(), "b", uncertain="a")
+
+
+def test_a_key_in_flight_is_uncertain_even_if_its_rows_are_equal(world: World) -> None:
+    world.booking("a")
+    world.expect(world.compare(positions={0: 0}), uncertain="a")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_dead_letter_explains_a_difference_of_its_key(world: World, is_open: bool) -> None:
+    [event], _ = world.booking("a"), world.booking("b")
+    wrong_everywhere(world)
+    world.expect(world.compare(letters=letter(event, is_open=is_open)), "b", uncertain="a")
+
+
+def test_a_record_that_nobody_can_read_explains_a_difference_of_its_key(world: World) -> None:
+    world.booking("b")
+    [event] = world.chain.written("a", "1")
+    world.source("INSERT INTO bookings VALUES ('a', 'booked')")
+    place = world.chain.record(event.event_id, "a", b"{")
+    wrong_everywhere(world)
+    world.expect(world.compare(letters=invalid(event, place)), "b", uncertain="a")
+
+
+def test_a_lost_event_explains_a_difference_of_its_key(world: World) -> None:
+    world.booking("a")
+    events = world.chain.written("b", "1", "1")
+    world.chain.publish(events[1])
+    world.source("INSERT INTO bookings VALUES ('b', 'booked')")
+    report = world.compare()
+    assert codes(report) == ["events-lost"]
+    assert only_comparison(report).uncertain == {"b"}
+
+
+def test_a_discarded_event_of_rows_that_are_equal_again_is_certain(world: World) -> None:
+    [event] = world.booking("a")
+    world.expect(world.compare(letters=letter(event, is_open=False)))
+
+
+def test_a_rebuilt_key_is_compared_again(world: World) -> None:
+    [event] = world.booking("a")
+    wrong_everywhere(world)
+    world.expect(world.compare(letters=letter(event, is_open=False), bases={"a": 1}), "a")
+
+
+def test_rows_of_other_keys_are_compared_when_nothing_is_in_flight(world: World) -> None:
+    """An event of any key may change any of them."""
+    world.booking("a")
+    for role, column, table in ((SourceRole.OWNER, "id", "bookings"), (SinkRole.OWNER, "booking", "booking_states")):
+        query(world.settings, role, f"UPDATE {table} SET {column} = 'room 1'")
+    wrong_everywhere(world)
+    report = world.compare(positions={0: 0})
+    assert (codes(report), only_comparison(report).not_compared[:7]) == ([], "not now")
+    world.expect(world.compare(), "room 1")
+
+
+def test_a_sink_of_states_is_compared_where_it_has_the_sources_version(world: World) -> None:
+    for key in "abc":
+        world.booking(key, 2)
+    world.sink("UPDATE booking_states SET status = 'wrong', version = CASE booking WHEN 'a' THEN 1 ELSE 2 END")
+    world.sink("DELETE FROM booking_states WHERE booking = 'c'")
+    report = world.compare(carries="states")
+    world.expect(report, "b")
+    assert only_sink(report).in_flight == 1 + 3
+
+
+# The incremental form ------------------------------------------------------------------------------------------------
+
+
+def test_an_incremental_check_finds_what_a_full_one_finds(world: World) -> None:
+    for key in "abc":
+        world.booking(key)
+    since = world.compare(Verified("test")).verified
+    assert since is not None
+    assert since.topic(STOCK_TOPIC).next_offsets[0] == 3
+    world.expect(world.compare(since))
+    for change in ("SET note = NULL WHERE booking = 'a'", "SET status = 'wrong' WHERE booking IN ('a', 'b')"):
+        world.sink(f"UPDATE booking_states {change}")
+    world.chain.outbox.append(world.chain.event("b", 2))
+    versions = world.chain.versions
+    assert versions is not None
+    versions[STOCK_TOPIC]["b"] = 2
+    for report in (world.compare(since), world.compare()):
+        world.expect(report, "a", uncertain="b")
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"-- table: booking_states\n-- [source]\n{SOURCE}", "cannot be read"),
+        (f"-- table: a (b)\n-- table: c (d)\n-- [source]\n{SOURCE}", "cannot be read"),
+        ("-- table: booking_states (booking)\n-- [source]\nSELECT id AS key, 1 AS total FROM bookings", "total"),
+        ("-- table: booking_states (booking)\n-- [source]\nSELECT id AS key FROM bookings", "columns to compare"),
+        ("-- table: booking_states (booking)\n-- [source]\nSELECT status FROM bookings", "return key"),
+        ("-- table: booking_states (booking)\n-- [source]\nSELECT nothing FROM bookings", "does not exist"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(tables: Settings, tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "bookings.sql"
+    file.write_text(text)
+    with raises("comparison-unusable", "bookings.sql", problem):
+        described(tables, file)
+
+
+@pytest.mark.parametrize(
+    ("table", "sink", "problem"),
+    [
+        ("-- table: booking_states (booking)", SINK_QUERY.replace("note, ", ""), ""),
+        ("", SINK_QUERY.replace("note, ", ""), "different columns: note"),
+        ("", SINK_QUERY.replace("note, ", "note, updated_at, "), "different columns: updated_at"),
+        ("", SINK_QUERY.replace(", version", ""), "different columns: version"),
+        ("-- table: booking_states (nothing)", None, "nothing"),
+    ],
+)
+def test_a_sink_must_return_the_columns_of_the_source(
+    tables: Settings, tmp_path: Path, table: str, sink: str | None, problem: str
+) -> None:
+    file = tmp_path / "bookings.sql"
+    file.write_text(
+        f"{table}\n-- [source]\n{SOURCE}\n-- [sink]\n{sink or ''}\n" if sink else f"{table}\n-- [source]\n{SOURCE}"
+    )
+    found = described(tables, file)
+    if not table:
+        found = replace(found, sink=sink)
+        with snapshot(tables, SourceRole.AUDITOR) as connection:
+            found = rows.describe(connection, found)
+    if not problem:
+        return
+    with raises("comparison-unusable", "bookings.sql", problem), snapshot(tables, SinkRole.AUDITOR) as connection:
+        list(rows.read_sinks(connection, found))
+
+
+def test_several_rows_of_a_key_that_differ_are_refused(world: World) -> None:
+    world.booking("a")
+    world.sink(f"INSERT INTO booking_states VALUES ('{SINK}', 'a', 'wrong')")
+    with raises("comparison-unusable", "several rows of key a", "jsonb_agg"):
+        world.compare()
+
+
+# Values ------------------------------------------------------------------------------------------------------------
+
+
+VALUES: list[tuple[str, str, bool]] = [
+    ("1.50::numeric", "1.5::numeric", True),
+    ("1::bigint", "1.00::numeric", True),
+    ("100::numeric", "10::numeric", False),
+    ("0.1::float8", "0.1::numeric", True),
+    ("0.1::float4", "0.1::float8", True),
+    ("1e20::float8", "100000000000000000000::numeric", True),
+    ("'-0'::float8", "0", True),
+    ("0.1::float8 + 0.2::float8", "0.3::float8", False),
+    ("'NaN'::float8", "'NaN'::numeric", True),
+    ("NULL::text", "''", False),
+    ("NULL::text", "NULL::text", True),
+    ("NULL::bigint", "0", False),
+    ("NULL::boolean", "false", False),
+    ("true", "1", False),
+    ("'1'", "1", False),
+    ("'a'", "'A'", False),
+    ("'a'::char(3)", "'a'::text", False),
+    ("'00000000-0000-0000-0000-00000000000A'::uuid", "'00000000-0000-0000-0000-00000000000a'", True),
+    ("'2026-07-01 12:00+02'::timestamptz", "'2026-07-01 05:00-05'::timestamptz", True),
+    ("'2026-07-01 12:00+00'::timestamptz", "'2026-07-01 12:00'::timestamp", False),
+    ("'2026-07-01 12:00'::timestamp", "'2026-07-01 12:00:00.000001'::timestamp", False),
+    ("'infinity'::timestamptz", "'-infinity'::timestamptz", False),
+    ("'2026-07-01'::date", "'2026-07-02'::date", False),
+    ("'1 day'::interval", "'24:00'::interval", False),
+    ("""'{"b": 1, "a": 2}'::jsonb""", """'{"a": 2, "b": 1}'::json""", True),
+    ("""'{"a": 1.0}'::jsonb""", """'{"a": 1.00}'::jsonb""", True),
+    ("""'{"a": "1.0"}'::jsonb""", """'{"a": "1.00"}'::jsonb""", False),
+    (r"""'{"a \" 1.0": "1.0", "b": 2.50}'::jsonb""", r"""'{"a \" 1.0": "1.0", "b": 2.5}'::jsonb""", True),
+    (r"""'{"a \" 1.0": 1}'::jsonb""", r"""'{"a \" 1.00": 1}'::jsonb""", False),
+    ("'[1, 2]'::jsonb", "'[2, 1]'::jsonb", False),
+    ("'null'::jsonb", "NULL::jsonb", True),
+    ("ARRAY[1.0, 2]", "ARRAY[1, 2.00]", True),
+    ("ARRAY['a', NULL]", "ARRAY['a', '']", False),
+    ("'\\x0a'::bytea", "'\\012'::bytea", True),
+    ("'a\n\"b'", "'a\n\"b'", True),
+]
+
+
+def text_of(settings: Settings, role: SourceRole | SinkRole, expression: str) -> str:
+    with snapshot(settings, role) as connection:
+        statement = f"SELECT 'sink' AS sink, 1 AS key, {expression} AS value"
+        [(_, _, _, text)] = read(connection, statement, by_sink=True, has_version=False)
+    return str(text)
+
+
+@pytest.mark.parametrize(("source", "sink", "is_equal"), VALUES)
+def test_values_are_equal_as_the_page_says(shared_databases: Settings, source: str, sink: str, is_equal: bool) -> None:
+    mine, others = (
+        text_of(shared_databases, SourceRole.AUDITOR, source),
+        text_of(shared_databases, SinkRole.AUDITOR, sink),
+    )
+    assert (mine == others) is is_equal
+    assert bool(Difference.of("a", mine, others).columns) is not is_equal
+
+
+def test_settings_of_a_database_do_not_change_what_is_equal(databases: Settings) -> None:
+    for setting in (
+        "extra_float_digits = -10",
+        "TimeZone = 'Asia/Tokyo'",
+        "bytea_output = 'escape'",
+        "DateStyle = 'German'",
+    ):
+        query(databases, SourceRole.OWNER, f"ALTER DATABASE {databases.source_db_name} SET {setting}")
+    for source, sink, is_equal in VALUES:
+        found = text_of(databases, SourceRole.AUDITOR, source) == text_of(databases, SinkRole.AUDITOR, sink)
+        assert found is is_equal, source
+    assert "0.30000000000000004" in text_of(databases, SourceRole.AUDITOR, "0.1::float8 + 0.2::float8")
+
+
+def test_a_store_without_rows_has_none(tables: Settings, tmp_path: Path) -> None:
+    with closing(Store()) as store, snapshot(tables, SinkRole.AUDITOR) as connection:
+        rows.load_sinks(store, connection, declare(tmp_path))
+        assert list(store.rows("SELECT * FROM sink_rows")) == []
