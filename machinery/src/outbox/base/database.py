@@ -11,6 +11,7 @@ import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -151,6 +152,16 @@ def _refusal(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[str,
 
 
 @contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Let an error inside the block name the file of the statement. `database_errors` shows the name."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(str(file))
+        raise
+
+
+@contextmanager
 def database_errors(connection: connection, subject: str, what: str, again: str) -> Iterator[None]:
     """Convert psycopg2 errors inside the block to Failure: "SUBJECT: the database WHAT: the server's message".
 
@@ -160,7 +171,7 @@ def database_errors(connection: connection, subject: str, what: str, again: str)
     try:
         yield
     except psycopg2.Error as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = ": ".join([*getattr(error, "__notes__", ()), str(error).strip().partition("\n")[0]])
         if connection.closed:
             raise Failure(
                 f"{subject}: lost its database connection: {reason}", again, code="database-connection-lost"

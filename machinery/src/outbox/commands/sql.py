@@ -57,7 +57,7 @@ def sql_command(database: str, statement: str | None, as_json: bool, role: str) 
     The auditor's session is read-only: the server refuses changes. A change of the owner is committed.
 
     \b
-    outbox sql sink "SELECT * FROM dead_letters LIMIT 5"
+    outbox sql sink "SELECT status, count(*) FROM public.dead_letters GROUP BY status"
     """
     chosen: Role = SourceRole(role) if database == "source" else SinkRole(role)
     options = READ_ONLY if role == "auditor" else {}
@@ -125,7 +125,7 @@ def _in_one_line(database: str) -> Iterator[None]:
 
 
 def _become_psql(settings: Settings, role: Role, options: Mapping[str, str]) -> NoReturn:
-    """Go on as psql. Raises Failure if there is none."""
+    """Go on as psql. Raises Failure if it is not installed."""
     wheel = find_spec(WHEEL)
     found = [*Path(str(wheel.origin)).parent.glob("pginstall*/bin/psql")] if wheel else []
     psql = str(max(found)) if found else shutil.which("psql")
