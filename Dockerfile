@@ -104,6 +104,7 @@ COPY --from=files /files/project/connect/ /etc/outbox/
 WORKDIR /opt/outbox
 COPY --from=jars /opt/plugin plugins
 
+# The last two are built with docker-compose.monitoring.yml alone.
 FROM prom/prometheus:v3.7.1@sha256:ff7e389acbe064a4823212a500393d40a28a8f362e4b05cbf6742a9a3ef736b2 AS prometheus
 COPY --from=files /files/project/monitoring/prometheus.yml /files/project/monitoring/alerts.yml /etc/prometheus/
 

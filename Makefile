@@ -1,5 +1,4 @@
-# The two commands: `make demo` shows it, `make test` tests it. `make check` is the inner loop, `make dev` runs it, and
-# `make soak` breaks every part at random.
+# `make` alone lists the targets: those with a description behind `##`.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -11,7 +10,11 @@ unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(wildcard service sinks migrations demo tests)
 PYTEST := "$(CURDIR)/$(BIN)/python" -m pytest
 
-.PHONY: demo test check soak dev format install archives lock update clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test check soak dev format install archives lock update clean
+
+help:
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # JVMs that have just started do most of the work of the demo and the tests: only the first-tier compiler is worth its
 # time. That option shrinks the JVM's room for compiled code to a fifth; once it is full, the JVM stops compiling. So it
@@ -19,30 +22,29 @@ PYTEST := "$(CURDIR)/$(BIN)/python" -m pytest
 YOUNG_JVM := -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m
 
 demo: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
-demo: .venv/demo
+demo: .venv/demo ## start the chain, break it three times, compare every total; ONCE=1 exits after the verdict
 	@$(BIN)/outbox demo $(if $(ONCE),--once) $(if $(SEED),--seed $(SEED))
 
 # In several processes, each with a stack of its own; ARGS="-n 0 …" for one.
 test: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
-test: archives
+test: archives ## all tests, on real Postgres, Kafka, Debezium and Spark
 	@$(PYTEST) tests -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: install
+check: install ## lint, types, declared events and unit tests, without a server
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(BIN)/mypy $(SOURCES)
 	@$(BIN)/outbox events check
 	@$(if $(wildcard tests/unit),$(PYTEST) -q tests/unit)
 
-# Clients, and faults of every kind, for as long as you want: ARGS="--duration 6h". The machinery's docs/soak.md.
+# It needs demo/soak.py: the machinery's page soak.md shows how to write it.
 soak: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
-soak: archives
+soak: archives ## clients, and faults of every kind, for as long as you want: ARGS="--duration 6h"
 	@$(BIN)/outbox soak $(ARGS)
 
-# Stack, service and sinks in one terminal; what is edited starts again.
-dev: install
+dev: install ## stack, service and sinks in one terminal; what is edited starts again
 	@$(BIN)/outbox dev
 
-format: install
+format: install ## format the code, and fix what the linter can fix
 	@$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
 
 # Record the classes that the JVMs load, once: each later start of Kafka, Connect and Spark needs half the time.
@@ -50,9 +52,9 @@ archives: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
 archives: install
 	-@$(BIN)/python -m outbox_lab.stack.archives
 
-# Everything that tests need. `make demo` installs its own part only.
+# `make demo` installs its own part only.
 SET ?= dev
-install: .venv/$(SET)
+install: .venv/$(SET) ## everything that tests need, into .venv
 
 .venv/%: .venv/bin/outbox $(wildcard requirements/own.txt)
 	@$(BIN)/python -m outbox.install $*
@@ -70,14 +72,12 @@ install: .venv/$(SET)
 .venv/machinery-context: .venv/bin/outbox
 	@$(BIN)/python -m outbox.install context $@
 
-# Pin the packages that pyproject.toml names; ARGS=--upgrade moves to newer ones.
-lock: install
+lock: install ## pin the packages that pyproject.toml names; ARGS=--upgrade moves to newer ones
 	@$(BIN)/python -m outbox.install lock $(ARGS)
 
-# Merge a newer version of the template; the answers stay as they are.
-update: install
+update: install ## merge a newer version of the template; the answers stay as they are
 	@$(BIN)/copier update --defaults $(ARGS)
 
-clean:
+clean: ## stop the stack and delete .venv; data stays
 	@if [ -x $(BIN)/outbox ]; then $(BIN)/outbox down; fi
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -135,9 +135,9 @@ def test_as_it_is_the_example_sets_nothing() -> None:
 def test_uncommented_the_example_sets_what_is_the_default_anyway(tmp_path: Path) -> None:
     dotenv = tmp_path / "env"
     dotenv.write_text(with_names(uncommented()))
-    names = {name.removeprefix(PREFIX).lower() for name in dotenv_values(dotenv)}
-    assert set(Settings.model_fields) <= names
-    read, default = Settings(_env_file=dotenv), Settings(_env_file=None)
+    values = {name.removeprefix(PREFIX).lower(): value for name, value in dotenv_values(dotenv).items()}
+    assert set(Settings.model_fields) <= values.keys()
+    read, default = Settings(**{name: value for name, value in values.items() if value}), Settings()
     assert read.model_copy(update={"home": default.home}) == default
 
 

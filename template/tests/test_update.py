@@ -57,7 +57,7 @@ def template(tmp_path: Path) -> Template:
     folder = template.folder
     (folder / "machinery/src/outbox/old.py").write_text('"""A module that the machinery has no longer."""\n')
     edit(folder / MACHINERY, "from __future__ import annotations\n", "from __future__ import annotations  # earlier\n")
-    edit(folder / "Makefile", "demo: .venv/demo\n", "demo: .venv/demo # earlier\n")
+    edit(folder / "Makefile", "\nclean: ##", "\nclean: # earlier ##")
     (folder / "template/minimal/service/app.py").rename(folder / "template/minimal/service/main.py")
     bake.commit(folder, "an earlier state")
     return template

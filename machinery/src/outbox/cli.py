@@ -12,7 +12,7 @@ import pkgutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,6 +64,8 @@ class LazyGroup(click.Group):
 def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     """Print the version of the distribution that brought this package, whatever the project calls it."""
     if is_asked:
+        from importlib import metadata
+
         names = metadata.packages_distributions().get("outbox", ["outbox"])
         click.echo(f"{names[0]} {metadata.version(names[0])}")
         ctx.exit()

@@ -321,7 +321,8 @@ class TestAllOrNothing:
         some = events(2)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             sink = sink_on(connection, projections=broken)
-            with raises("database-refused", "refused offsets {0: 0} to {0: 3}", "division by zero"):
+            refused = "refused offsets {0: 0} to {0: 3}"
+            with raises("database-refused", refused, f"{broken}/stock.sql: division by zero"):
                 sink.apply(batch(some, dead=[dead_record(2)]))
         assert (database.totals(), database.positions(), database.dead_letters()) == ({}, {}, {})
         assert database.processed() == 0

@@ -277,8 +277,14 @@ def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes) -> None:
     taken = small.settings.source_db_port
     other = Stack(load(homes.new("other"), stack_postgres_port=taken, stack_kafka_port=0, stack_connect_port=0))
     try:
-        other.up(only=["postgres"])
+        reported: list[str] = []
+        other.up(only=["postgres"], report=reported.append)
         assert other.settings.source_db_port != taken
+        [moved] = [line for line in reported if str(taken) in line]
+        assert f"postgres {other.settings.source_db_port}" in moved
+        assert f"service {other.settings.service_port}" in moved
+        other.up(only=["postgres"], report=reported.append)
+        assert sum(str(taken) in line for line in reported) == 1
         assert set(passwords(other.settings)).isdisjoint(passwords(small.settings))
         Postgres(small.settings).psql("CREATE TABLE only_here ()", small.settings.source_db_name)
         with raises("psql-failed", "only_here"):

@@ -14,7 +14,7 @@ from outbox.events.schema import Rejection, SqlType
 from outbox.events.values import convert
 from outbox.sink.decoding.decoder import DecodedEvent, EventDecoder, Skipped
 from outbox.sink.decoding.records import Record
-from outbox.sink.decoding.values import ARROW_TYPES, convert_all
+from outbox.sink.decoding.values import arrow_types, convert_all
 from tests.support.declared import Events
 from tests.support.declared_sinks import decoder
 from tests.support.made_events import NOW_MS
@@ -138,7 +138,7 @@ def test_what_is_converted_all_at_once_is_as_one_by_one(type_: SqlType, data: st
         found = convert_all(type_, values)
     except ValueError:
         return
-    assert found.equals(pa.array([convert(type_, value) for value in values], ARROW_TYPES[type_]))
+    assert found.equals(pa.array([convert(type_, value) for value in values], arrow_types()[type_]))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -259,18 +260,46 @@ def test_the_rules_know_every_room() -> None:
         assert rooms | modules <= set(HEIGHT)
 
 
-def loaded(program: str) -> set[str]:
+def loaded(program: str, **variables: str) -> set[str]:
     """The top-level packages that a program has loaded at its end."""
     program = f"{program}; import json, sys; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize("module", ["outbox.cli", "outbox_lab.commands.stack", "outbox.commands.connect"])
-def test_commands_of_the_stack_load_neither_spark_nor_the_service(module: str) -> None:
-    found = loaded(f"import {module}")
+# They take long to import. A command that needs one imports it when it runs.
+HEAVY = {
+    *("alembic", "deltalake", "duckdb", "flask", "hypothesis", "numpy", "pandas", "pyarrow", "py4j", "pyspark"),
+    *("prometheus_client", "requests", "sqlalchemy", "structlog"),
+}
+
+
+def test_no_heavy_library_is_loaded_for_the_help_of_any_command() -> None:
+    found = loaded(
+        "import pkgutil; from outbox import cli;"
+        "[pkgutil.resolve_name(entry.target) for entry in cli.commands().values()]"
+    )
+    assert {"outbox", "outbox_lab"} <= found
+    assert found & HEAVY == set()
+
+
+@pytest.mark.parametrize("words", ["events", "events check", "token", "sink --help", "status", "logs kafka"])
+def test_quick_commands_load_no_heavy_library(words: str, tmp_path: Path) -> None:
+    found = loaded(
+        "from contextlib import redirect_stdout, suppress; import sys; from outbox import cli;"
+        f"sys.argv[1:] = {words.split()};"
+        "exec('with redirect_stdout(sys.stderr), suppress(SystemExit): cli.main()')",
+        OUTBOX_HOME=str(tmp_path),
+    )
     assert "outbox" in found
-    assert not found & {"pyspark", "pyarrow", "pandas", "flask", "sqlalchemy", "alembic", "stock"}
+    assert found & HEAVY == set()
 
 
 def test_dead_letters_are_replayed_without_spark() -> None:

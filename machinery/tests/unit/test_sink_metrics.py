@@ -167,7 +167,7 @@ class TestServed:
         assert [value(metrics, "outbox_sink_up", sink=sink) for sink in ("a", "b")] == [1, 0]
 
     def test_on_loopback_and_not_at_all_by_default(self) -> None:
-        default = Settings(_env_file=None)
+        default = Settings()
         assert (default.sink_metrics_host, default.sink_metrics_port) == ("127.0.0.1", 0)
         metrics = Metrics()
         with served(default, metrics, ["t"]):

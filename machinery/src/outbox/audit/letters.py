@@ -16,7 +16,6 @@ from psycopg2 import extensions
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import Quantity
 from outbox.audit.source import rows
-from outbox.audit.topic_log import delivered
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.records import Records
 from outbox.sink.remembering import dead_letters
@@ -164,5 +163,7 @@ def _decoded(topic: EventTopic, events: Sequence[_Stored]) -> list[dict[str, Any
         partitions=[0] * len(events),
         offsets=range(len(events)),  # so that each finds its letter
     )
+    from outbox.audit.topic_log import delivered
+
     found: list[dict[str, Any]] = delivered(topic, records).to_pylist()
     return found

@@ -11,6 +11,7 @@ import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -62,14 +63,14 @@ NO_ROOM = "No space left on device"  # at a login it writes a cache
 COLUMN_NAMES = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 
 
-def connect(settings: Settings, role: Role) -> connection:
-    """A psycopg2 connection as a role, to the database that the role belongs to.
+def connect(settings: Settings, role: Role, **options: str) -> connection:
+    """A psycopg2 connection as a role, to the database that the role belongs to; with further settings of the session.
 
     Raises Failure naming the server if it refuses the login or is unavailable.
     """
     parameters = settings.dsn(role)
     try:
-        return psycopg2.connect(make_dsn(None, **parameters, **session(role), application_name="outbox"))
+        return psycopg2.connect(make_dsn(None, **parameters, **session(role, **options), application_name="outbox"))
     except psycopg2.OperationalError as error:
         name = settings.role_name(role)
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {name}"
@@ -78,10 +79,10 @@ def connect(settings: Settings, role: Role) -> connection:
         raise Failure(f"{where}: {reason}", remedy, code=code) from error
 
 
-def session(role: Role) -> dict[str, str | int]:
+def session(role: Role, **options: str) -> dict[str, str | int]:
     """libpq's parameters of a session of the machinery, beside those that say where and as whom."""
     settings = OF_MACHINERY if role in WRITERS else READER
-    return {**WAITS, "client_encoding": "UTF8", "options": session_options(settings)}
+    return {**WAITS, "client_encoding": "UTF8", "options": session_options({**settings, **options})}
 
 
 def session_options(settings: Mapping[str, str]) -> str:
@@ -158,6 +159,16 @@ def refusal_of(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[st
 
 
 @contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Let an error inside the block name the file of the statement. `database_errors` shows the name."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(str(file))
+        raise
+
+
+@contextmanager
 def database_errors(connection: connection, subject: str, what: str, again: str) -> Iterator[None]:
     """Convert psycopg2 errors inside the block to Failure: "SUBJECT: the database WHAT: the server's message".
 
@@ -167,7 +178,7 @@ def database_errors(connection: connection, subject: str, what: str, again: str)
     try:
         yield
     except psycopg2.Error as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = ": ".join([*getattr(error, "__notes__", ()), str(error).strip().partition("\n")[0]])
         if connection.closed:
             raise Failure(
                 f"{subject}: lost its database connection: {reason}", again, code="database-connection-lost"

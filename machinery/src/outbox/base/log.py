@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import cast
-
-import structlog
+from typing import TYPE_CHECKING, cast
 
 from outbox.base import terminal
 from outbox.base.settings import Settings
 
+if TYPE_CHECKING:
+    import structlog
+
 
 def configure(settings: Settings) -> None:
     """Set up structlog, once a process; standard library records go to the same place."""
+    import structlog
+
     text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
     stream = terminal.guarded(sys.stderr)
     shared: list[structlog.typing.Processor] = [
@@ -48,4 +51,6 @@ def configure(settings: Settings) -> None:
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:
     """The logger of a module."""
-    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(name))
+    import structlog
+
+    return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(name))

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 import pydantic
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 
 from outbox.base import project, wait
 from outbox.base.errors import Failure
@@ -94,10 +93,10 @@ def _named(name: str, **options: Any) -> Any:
     return Field(default_factory=lambda: getattr(project.current(), name), **options)
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings; the environment variable of a field is ``OUTBOX_`` and the field's name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, env_ignore_empty=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
 
     home: Path = _named("home", description="folder of everything that the commands write")
 
@@ -405,16 +404,16 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
     try:
         if not environment:
             found = (home or names.home).resolve()
-            chosen = {
-                name.removeprefix(PREFIX).lower(): value for name, value in dotenv_values(found / "stack.env").items()
-            }
-            return Settings(_env_prefix="NONE_OF_", _env_file=None, **{**chosen, "home": found, **overrides})
+            return Settings(**{**_given(dotenv_values(found / "stack.env")), "home": found, **overrides})
+        in_dotenv = dotenv_values(dotenv)
         wrong += _unknown("the environment", _without_service_links(os.environ))
-        wrong += _unknown(dotenv, dotenv_values(dotenv))
-        found = (home or Settings(_env_file=dotenv).home).resolve()
-        wrong += _unknown(found / "stack.env", dotenv_values(found / "stack.env"))
-        others = _logins_of_others(dotenv_values(found / "stack.env"), {**dotenv_values(dotenv), **os.environ})
-        loaded = Settings(_env_file=(found / "stack.env", dotenv), home=found, **{**others, **overrides})
+        wrong += _unknown(dotenv, in_dotenv)
+        given = {**_given(in_dotenv), **_given(os.environ)}
+        found = (home or Path(given.get("home", names.home))).resolve()
+        chosen = dotenv_values(found / "stack.env")
+        wrong += _unknown(found / "stack.env", chosen)
+        others = _logins_of_others(_given(chosen), given)
+        loaded = Settings(**{**_given(chosen), **others, **given, "home": found, **overrides})
     except OSError as error:
         raise Failure(
             f"settings: {error}",
@@ -432,15 +431,20 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
     return loaded
 
 
-def _logins_of_others(chosen: Mapping[str, str | None], given: Mapping[str, str | None]) -> dict[str, Any]:
+def _given(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """The settings among variables, whatever their case. An empty variable stands for the default."""
+    named = {name.upper(): value for name, value in variables.items() if value}
+    return {name: named[variable(name)] for name in Settings.model_fields if variable(name) in named}
+
+
+def _logins_of_others(chosen: Mapping[str, str], given: Mapping[str, str]) -> dict[str, Any]:
     """Defaults in place of the logins that the embedded stack chose, for servers at other addresses."""
-    given = {name.upper(): value for name, value in given.items() if value}
     names: list[str] = []
     for address, login in LOGINS.items():
-        own = chosen.get(variable(address))
-        if own and given.get(variable(address), own) != own:  # docker-compose's file has logins alone
+        own = chosen.get(address)
+        if own and given.get(address, own) != own:  # docker-compose's file has logins alone
             names += login
-    return {name: Settings.model_fields[name].default for name in names if variable(name) not in given}
+    return {name: Settings.model_fields[name].default for name in names}
 
 
 def _place(chosen: project.Project, setting: str, value: object) -> str:
@@ -480,7 +484,7 @@ def _unknown(place: str | Path, names: Iterable[str]) -> Iterator[str]:
     Without this a misspelled setting would have no effect, and nobody would notice.
     """
     known = {variable(name) for name in Settings.model_fields}
-    for name in map(str.upper, names):  # as pydantic compares them
+    for name in map(str.upper, names):  # as `_given` compares them
         if name.startswith(PREFIX) and name not in known and name not in READ_ELSEWHERE:
             [nearest] = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0)
             yield f"{name} in {place}: there is no such setting; {nearest} is the nearest"

@@ -50,6 +50,7 @@ COMMANDS = {
         "compare source, topics and sinks: duplicates, losses, drift",
     ),
     "doctor": Entry("Check", "outbox.commands.doctor:doctor", "examine every hop, and say how to fix what is wrong"),
+    "sql": Entry("Check", "outbox.commands.sql:sql_command", "look into a database, read-only: a statement, or psql"),
     "monitor": Entry(
         "Check",
         "outbox.commands.monitor:monitor_command",

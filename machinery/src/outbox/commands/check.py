@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from outbox.audit import check
 from outbox.audit.quantity import text_of
-from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
+
+if TYPE_CHECKING:
+    from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 
 WORST_SHOWN = 5
 REASONS_SHOWN = 5
@@ -62,6 +64,8 @@ def check_command(wait_s: float | None, incremental: bool, as_json: bool) -> Non
       settled            whether nothing is in flight
       findings           code, message, count, first, worst, topic, sink, comparison; null or "" if absent
     """
+    from outbox.audit import check
+
     settings = load()
     gc.freeze()  # what is imported stays: to look for garbage in it again and again is a third of the work
     progress = Progress()

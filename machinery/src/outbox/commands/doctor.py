@@ -6,7 +6,6 @@ import json
 
 import click
 
-from outbox.audit.doctor import examine
 from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
 
@@ -22,6 +21,8 @@ def doctor(as_json: bool) -> None:
     The keys of --json are stable, a list of:
       hop, code, message, remedy (null if all is well), is_ok
     """
+    from outbox.audit.doctor import examine
+
     diagnoses = []
     for diagnosis in examine(load()):
         diagnoses.append(diagnosis)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import click
 
 from outbox.base.settings import load
-from outbox.migrations.migrate import migrate
 
 
 @click.command("migrate")
@@ -27,6 +26,8 @@ def migrate_command(only: str | None, only_declared: bool) -> None:
 
     Each run also repairs the outbox's constraints and publication, and all grants. A second run changes nothing.
     """
+    from outbox.migrations.migrate import migrate
+
     done = migrate(load(), only_outbox=only is not None, only_declared=only_declared)
     for database, applied in done.applied.items():
         _show(only or database, {"applied": applied})

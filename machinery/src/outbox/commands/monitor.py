@@ -7,7 +7,6 @@ import threading
 
 import click
 
-from outbox.audit import monitor
 from outbox.base.settings import load
 
 
@@ -22,6 +21,8 @@ def monitor_command(every_s: float) -> None:
     and changes nothing else. The module outbox/audit/monitor.py describes each metric. OUTBOX_MONITOR_HOST and
     OUTBOX_MONITOR_PORT say where it listens.
     """
+    from outbox.audit import monitor
+
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

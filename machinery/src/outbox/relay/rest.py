@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import requests
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import requests
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.relay import connectors

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.base.errors import Failure
+from outbox.base.heavy import pa
 from outbox.base.settings import Settings
 from outbox.sink.decoding.batch import Chunking, Returned
 from outbox.sink.decoding.decoder import RecordDecoder

@@ -6,18 +6,18 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.sink import discovery
 from outbox_lab.stack import interrupt
-from outbox_lab.walkthrough import player, workload
-from outbox_lab.walkthrough.chain import Chain
-from outbox_lab.walkthrough.story import Story, watched
-from outbox_lab.walkthrough.workload import Workload
+
+if TYPE_CHECKING:
+    from outbox_lab.walkthrough.chain import Chain
+    from outbox_lab.walkthrough.workload import Workload
 
 # The parts of a chain that waits for requests or for people poll: with the waits of a project they take half a core.
 WAITS_MS = {"connector_poll_interval_ms": 25, "connect_fetch_max_wait_ms": 100, "sink_trigger_interval_ms": 100}
@@ -55,6 +55,9 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
     It runs on a new, empty stack of its own in .outbox/demo. With --containers it runs on the chain of docker-compose,
     and compares with what that had at the beginning.
     """
+    from outbox_lab.walkthrough import player, workload
+    from outbox_lab.walkthrough.story import Story
+
     interrupt.once()
     chosen = player.load()
     screen = chosen.screen
@@ -101,8 +104,10 @@ def _home() -> Path:
 
 def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chain:
     """A new, empty stack, and the sinks in one process. It starts as the first fault needs it: exactly-once is off."""
+    from outbox.sink import discovery
     from outbox_lab.stack.stack import Stack
     from outbox_lab.walkthrough.processes import Processes
+    from outbox_lab.walkthrough.story import watched
 
     if _home().exists():
         report("deleting the data of the last walkthrough")
@@ -113,7 +118,9 @@ def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chai
 
 def chain_of_containers(planned: Workload, shared: Path) -> Chain:
     """The containers beside this one."""
+    from outbox.sink import discovery
     from outbox_lab.walkthrough.containers import Containers
+    from outbox_lab.walkthrough.story import watched
 
     settings = load()
     return Containers(settings, watched(discovery.sinks(settings), planned), shared)

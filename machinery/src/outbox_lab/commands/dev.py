@@ -10,9 +10,6 @@ import click
 from outbox.base import project
 from outbox.base.settings import load
 from outbox_lab.stack import interrupt
-from outbox_lab.stack.deployment import Deployment
-from outbox_lab.stack.development import Development
-from outbox_lab.stack.stack import Stack
 
 LOOK_S = 0.3  # between two looks at logs and files
 COLORS = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan", "bright_magenta", "bright_blue")
@@ -28,6 +25,10 @@ def dev(sinks: tuple[str, ...]) -> None:
     both and the schema. A service or a sink that fails says why, and starts again when you have changed one of its
     files. A part of the stack that ends is shown with its remedy. Ctrl-C stops everything; data stays.
     """
+    from outbox_lab.stack.deployment import Deployment
+    from outbox_lab.stack.development import Development
+    from outbox_lab.stack.stack import Stack
+
     deployment = Deployment(Stack(load().model_copy(update={"log_format": "text"})), sinks)
     colors: dict[str, str] = {}
     free = itertools.cycle(COLORS)

@@ -9,18 +9,21 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale
-from outbox_lab.soak import disk, domain, run
+from outbox_lab.soak import disk
 from outbox_lab.soak.fault import Fault
 from outbox_lab.soak.faults import FAULTS
 from outbox_lab.soak.record import Folder, Plan
-from outbox_lab.soak.verdict import Verdict
 from outbox_lab.stack import interrupt
+
+if TYPE_CHECKING:
+    from outbox_lab.soak.verdict import Verdict
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
@@ -69,6 +72,8 @@ def soak(
         for name, fault in FAULTS.items():
             click.echo(f"{name:{width}}  {fault.summary}")
         return
+    from outbox_lab.soak import domain, run
+
     if judged is not None:
         folder = Folder(judged)
         _tell(run.judge(domain.load(folder.plan.seed), folder), folder)

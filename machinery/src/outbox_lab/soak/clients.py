@@ -10,9 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import requests
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import requests
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox_lab.soak.domain import Domain

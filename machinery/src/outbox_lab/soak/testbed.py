@@ -24,7 +24,6 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Role, Settings, SourceRole
 from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
-from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest, State
@@ -346,6 +345,8 @@ class Testbed:
         targets = dict(zip(LINKS, (service, postgres, postgres, *kafka, postgres), strict=True))
         self.stack.links = {name: Proxy(name, port) for name, port in targets.items()}
         self.stack.up(["kafka", "connect"], report=report)
+        from outbox.migrations.migrate import migrate
+
         migrate(settings)
         self.apply()
         if self._has_cluster:

@@ -11,7 +11,6 @@ import psutil
 
 from outbox.base import envfile
 from outbox.base.settings import DOTENV, PREFIX, Settings, variable
-from outbox.sink.running import metrics
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import KEPT, Process, environment
 
@@ -54,7 +53,9 @@ class SinkProcess(Command):
         return given if self._settings.sink_metrics_port else {**given, PORT: str(ports.choose(0)[0])}
 
     def is_ready(self) -> bool:
-        return ports.answers(f"{self.url()}{metrics.HEALTH}")
+        from outbox.sink.running.metrics import HEALTH
+
+        return ports.answers(f"{self.url()}{HEALTH}")
 
     def url(self) -> str:
         """Where its metrics and its health are. Raises Failure if it has ended."""

@@ -8,7 +8,6 @@ from functools import cached_property
 from outbox.base.settings import Settings
 from outbox.base.terminal import Progress
 from outbox.kafka import topics
-from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
 from outbox_lab.stack.command import ServiceCommand, SinkProcess, service, sink
 from outbox_lab.stack.stack import Stack, quiet
@@ -73,5 +72,7 @@ class Deployment:
         report(f"connector {done}: {lifecycle.status(self.settings).mode}")
 
     def _migrate(self, report: Progress) -> None:
+        from outbox.migrations.migrate import migrate
+
         migrate(self.settings)
         report("databases migrated")

@@ -9,9 +9,9 @@ from itertools import chain
 from random import SystemRandom
 
 import psutil
-import requests
 
 from outbox.base.errors import Failure
+from outbox.base.heavy import requests
 from outbox.base.wait import WaitTimeoutError, wait_for
 
 LOOPBACK = "127.0.0.1"

@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -75,7 +75,7 @@ class Stack:
 
         Raises Failure naming the part that did not start, with the end of its log.
         """
-        with self.locked(), self._addresses() as chosen:
+        with self.locked(), self._addresses(report) as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
             file = self._given.stack_env_file
             generated = envfile.generate([*envfile.SECRETS, *envfile.EMBEDDED])
@@ -205,17 +205,13 @@ class Stack:
             yield
 
     @contextmanager
-    def _addresses(self) -> Iterator[dict[str, str]]:
+    def _addresses(self, report: Progress) -> Iterator[dict[str, str]]:
         """Settings with ports that no other stack takes meanwhile, and who logs in there."""
-        given = self._given
-        with ports.reserved(
-            given.stack_postgres_port,
-            given.stack_kafka_port,
-            given.stack_controller_port,
-            given.stack_connect_port,
-            given.stack_spark_port,
-            given.service_port,
-        ) as (postgres, kafka, controller, connect, spark, service):
+        preferred = {name.removesuffix("_port"): getattr(self._given, name) for name in FREE_PORTS}
+        with ports.reserved(*preferred.values()) as chosen:
+            if not self._given.stack_env_file.exists():
+                _report_moved(preferred, chosen, report)
+            postgres, kafka, controller, connect, spark, service = chosen
             values = {
                 "source_db_port": postgres,
                 "sink_db_port": postgres,
@@ -230,6 +226,15 @@ class Stack:
                 "service_port": service,
             }
             yield {variable(name): str(value) for name, value in values.items()}
+
+
+def _report_moved(preferred: Mapping[str, int], chosen: Sequence[int], report: Progress) -> None:
+    """Say which port is taken, and that all have moved."""
+    taken = [port for port in preferred.values() if port and not ports.is_free(port)]
+    if taken:
+        names = (name.removeprefix("stack_") for name in preferred)
+        others = ", ".join(f"{name} {port}" for name, port in zip(names, chosen, strict=True))
+        report(f"port {', '.join(map(str, taken))} is taken, so this stack has other ports: {others}")
 
 
 def _wait_ready(parts: Iterable[Process], started: Sequence[Process], report: Progress) -> None:

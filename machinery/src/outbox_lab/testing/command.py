@@ -23,8 +23,13 @@ from outbox.cli import commands, main
 TIMEOUT_S = 300
 MODULES = {entry.target.partition(":")[0] for entry in commands().values()}
 FORKS = multiprocessing.get_context("forkserver")
+# Modules and libraries that commands import when they run.
+LATE = (
+    *("numpy", "pyarrow.compute", "requests", "structlog", "outbox.audit.check", "outbox.audit.doctor"),
+    *("outbox.audit.monitor", "outbox.migrations.migrate", "outbox.sink.running.supervisor"),
+)
 # With this module and its package: a process that had to import them to find `_run` would take six times as long.
-FORKS.set_forkserver_preload([*MODULES, "outbox.sink.running.supervisor", __name__])
+FORKS.set_forkserver_preload([*MODULES, *LATE, __name__])
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:

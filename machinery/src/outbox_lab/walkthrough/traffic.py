@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import requests
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import requests
 from outbox.base.settings import Settings
 from outbox.base.wait import nothing, wait_for
 from outbox_lab.walkthrough.workload import Listener, Request, Workload

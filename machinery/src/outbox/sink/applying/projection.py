@@ -29,10 +29,15 @@ ORDERED = re.compile(r"^--[ \t]*ordered[ \t]*([:=].*)?$", re.MULTILINE | re.IGNO
 class Projection:
     """One projection, with its SQL to refuse and to apply."""
 
-    name: str
+    file: Path
     refuse: str
     apply: str
     is_ordered: bool
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.file.name.removesuffix(".sql")
 
 
 def load(folder: Path, takes: Literal["events", "states"]) -> list[Projection]:
@@ -69,7 +74,7 @@ def _read(file: Path) -> Projection:
     """Raises Failure if its header or its sections have a typing mistake."""
     sections = sql_sections(file, "apply", "refuse")
     return Projection(
-        name=file.name.removesuffix(".sql"),
+        file=file,
         refuse=sections.get("refuse", "").strip(),
         apply=sections["apply"],
         is_ordered=_is_ordered(file),

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import NamedTuple
 
-import pyarrow as pa
-
+from outbox.base.heavy import pa
 from outbox.sink.decoding import binary, dead_records, ids
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import RecordDecoder

@@ -16,17 +16,13 @@ from decimal import Decimal
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg2 import extensions, sql
 
+from outbox.base.heavy import np, pa, pc
 from outbox.events.schema import Column, SqlType
 from outbox.sink.decoding import values
 
 Type = SqlType | Literal["integer", "bytea"]
-
-ARROW_TYPES = {**values.ARROW_TYPES, "integer": pa.int32(), "bytea": pa.binary()}
 
 HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 NULL = -1  # as a field's length
@@ -41,9 +37,7 @@ JSONB_VERSION = b"\1"
 DIGIT = 4  # decimal places in a digit of numeric
 NEGATIVE = 0x4000
 NUMERIC_DIGITS, NUMERIC_MAX = 5, 10**18
-NUMERIC = np.dtype(
-    [("count", ">u2"), ("weight", ">i2"), ("sign", ">u2"), ("scale", ">u2"), ("digits", ">u2", NUMERIC_DIGITS)]
-)
+NUMERIC = [("count", ">u2"), ("weight", ">i2"), ("sign", ">u2"), ("scale", ">u2"), ("digits", ">u2", NUMERIC_DIGITS)]
 
 
 PLACE: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
@@ -100,7 +94,8 @@ def definitions(types: Mapping[str, Type]) -> sql.Composable:
 def table(rows: Sequence[Sequence[object]], types: Mapping[str, Type]) -> pa.Table:
     """Rows of Python's values as columns of these types."""
     columns = zip(types.items(), zip(*rows, strict=True), strict=True)
-    return pa.table({name: pa.array(values, ARROW_TYPES[type_]) for (name, type_), values in columns})
+    in_arrow = {**values.arrow_types(), "integer": pa.int32(), "bytea": pa.binary()}
+    return pa.table({name: pa.array(of, in_arrow[type_]) for (name, type_), of in columns})
 
 
 def encode(rows: pa.Table, types: Mapping[str, Type]) -> Encoded:
@@ -219,7 +214,7 @@ def _numerics(column: pa.Array) -> np.ndarray[Any, Any] | None:
         rest, encoded["digits"][:, place] = np.divmod(rest, 10**DIGIT)
     encoded["count"], encoded["weight"] = NUMERIC_DIGITS, NUMERIC_DIGITS - 1 - behind_point
     encoded["sign"], encoded["scale"] = np.where(unscaled < 0, NEGATIVE, 0), scale
-    return encoded.view(f"V{NUMERIC.itemsize}")
+    return encoded.view(f"V{encoded.itemsize}")
 
 
 def _numeric(text: str) -> bytes:

@@ -17,9 +17,7 @@ from itertools import compress
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from outbox.base.heavy import pa, pc
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened

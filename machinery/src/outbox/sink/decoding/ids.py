@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import date, timedelta
 from uuid import UUID
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from outbox.base.heavy import pa, pc
 
 EPOCH = date(1970, 1, 1)
 STEP_MS = 1 << 16

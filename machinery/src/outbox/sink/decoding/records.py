@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-import pyarrow as pa
 from confluent_kafka import Message
 
 from outbox.base.errors import Failure
+from outbox.base.heavy import pa
 from outbox.base.settings import Settings
 from outbox.events.schema import Rejection
 from outbox.kafka import records
@@ -19,7 +19,7 @@ from outbox.kafka.records import Header, headers_of
 
 T = TypeVar("T")
 Place = tuple[int, int]  # partition and offset
-Rows = Mapping[str, pa.Table]  # by the name of the event, rows with its columns
+Rows = Mapping[str, "pa.Table"]  # by the name of the event, rows with its columns
 
 RUN_GAP = 1_000  # offsets: it is faster to read over a smaller gap than to seek
 

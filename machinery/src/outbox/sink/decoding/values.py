@@ -6,32 +6,35 @@ second look: for anything else, good or bad, it raises ValueError, and the calle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from outbox.base.heavy import pa, pc
 from outbox.events.schema import Column, SqlType
 from outbox.events.values import NUL, convert
 
-ARROW_TYPES = {
-    "uuid": pa.string(),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-    "bigint": pa.int64(),
-    "numeric": pa.string(),  # as text: no Arrow type holds every number that Postgres does
-    "boolean": pa.bool_(),
-    "text": pa.string(),
-    "jsonb": pa.string(),
-    "double precision": pa.float64(),
-    "date": pa.date32(),
-}
+
+@cache
+def arrow_types() -> Mapping[str, pa.DataType]:
+    """The type of a column in Arrow, by its type in SQL. A function, because Arrow takes long to import."""
+    return {
+        "uuid": pa.string(),
+        "timestamptz": pa.timestamp("us", tz="UTC"),
+        "bigint": pa.int64(),
+        "numeric": pa.string(),  # as text: no Arrow type holds every number that Postgres does
+        "boolean": pa.bool_(),
+        "text": pa.string(),
+        "jsonb": pa.string(),
+        "double precision": pa.float64(),
+        "date": pa.date32(),
+    }
 
 
 def schema_of(columns: Iterable[Column]) -> pa.Schema:
     """The place of an event, and these columns."""
     types = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-    return pa.schema(types | {column.name: ARROW_TYPES[column.type] for column in columns})
+    return pa.schema(types | {column.name: arrow_types()[column.type] for column in columns})
 
 
 def table_of(rows: Collection[Sequence[Any]], columns: Iterable[Column]) -> pa.Table:
@@ -50,7 +53,7 @@ def convert_all(type_: SqlType, values: Sequence[Any]) -> pa.Array:
 
 
 def _plain(type_: SqlType, values: Sequence[Any]) -> pa.Array:
-    return pa.array(values, ARROW_TYPES[type_])
+    return pa.array(values, arrow_types()[type_])
 
 
 def _converted(type_: SqlType, values: Sequence[Any]) -> pa.Array:
@@ -58,7 +61,7 @@ def _converted(type_: SqlType, values: Sequence[Any]) -> pa.Array:
 
 
 def _moments(type_: SqlType, values: Sequence[Any]) -> pa.Array:
-    moments = pa.array(values, pa.string()).cast(ARROW_TYPES[type_])
+    moments = pa.array(values, pa.string()).cast(arrow_types()[type_])
     # Raises if one of them is beyond Python's calendar. To name their zone, the host would need a database of zones.
     pc.min_max(moments.cast(pa.timestamp("us"))).as_py()
     return moments

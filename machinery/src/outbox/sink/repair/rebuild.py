@@ -30,7 +30,7 @@ import psycopg2
 from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
-from outbox.base.database import column_names, connect, database_errors
+from outbox.base.database import column_names, connect, database_errors, naming
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
@@ -220,7 +220,8 @@ def from_source(
             is_another_job = asked.decide(cursor, spec.asked)
             differences: dict[str, Decimal] = {}
             for file in files:
-                cursor.execute(file.read_text(), {"sink": sink})
+                with naming(file):
+                    cursor.execute(file.read_text(), {"sink": sink})
                 differences |= {str(key): difference for key, difference in cursor}
             skipped = _skip(cursor, sink, topics, first, restart=is_another_job)
             cursor.execute(SET_PASSED, (sink, spec.topics))

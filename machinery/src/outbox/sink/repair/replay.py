@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any, Literal, NamedTuple
 
-import pyarrow as pa
 from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
 from outbox.base.database import database_errors
+from outbox.base.heavy import pa
 from outbox.events.schema import Rejection
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.batch import Batch

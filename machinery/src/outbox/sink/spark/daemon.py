@@ -23,6 +23,7 @@ def main() -> None:
     sys.path[:] = without_archives(sys.path)
     sys.path_importer_cache.clear()
     import_module(TASKS)
+    import_module("pyarrow.compute")
     import_module("pyarrow").array([0])  # the first array imports pandas, if it is installed
     daemon = import_module("pyspark.daemon")
     gc.collect()

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-import requests
 
 from outbox.base.database import connect
+from outbox.base.heavy import requests
 from outbox.base.settings import SinkRole
 from outbox.jvm.java import property_value
 from outbox.sink.applying.lakehouse import table

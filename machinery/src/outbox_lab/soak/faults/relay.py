@@ -7,8 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import requests
-
+from outbox.base.heavy import requests
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.relay.connectors import Connector

@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import pa
 from outbox.base.settings import Settings
 from outbox.sink.spec import TargetState
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
+from outbox.base.database import naming
 from outbox.base.errors import Failure
 from outbox.sink.applying.projection import Projection, load
 from outbox.sink.decoding.batch import Batch
@@ -251,7 +252,8 @@ class PostgresApplier(Applier):
             cursor.execute(DROP_REJECTED)
         applied = _count(cursor, "SELECT count(*) FROM pg_temp.new_events")
         for projection in self._projections if applied else ():
-            self._execute(cursor, projection.apply, parameters)
+            with naming(projection.file):
+                self._execute(cursor, projection.apply, parameters)
         if applied and self.strategy.remember:
             self._execute(cursor, self.strategy.remember, parameters)
         dead_letters.mark_replayed(cursor, self.name, count)
@@ -271,7 +273,8 @@ class PostgresApplier(Applier):
         not_new = _count(cursor, "SELECT count(*) FROM pg_temp.rejections") if has_rejections else 0
         for projection in self._projections:
             if projection.refuse:
-                self._execute(cursor, projection.refuse, parameters)
+                with naming(projection.file):
+                    self._execute(cursor, projection.refuse, parameters)
         if self._is_ordered:
             for statement in (PARK_BEHIND_RECORD, PARK_BEHIND_VERSION):
                 self._execute(cursor, statement, {**parameters, "parked": PARKED})

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg2 import extensions
 
 from outbox.base.errors import Failure
+from outbox.base.heavy import pa, pc
 from outbox.events.schema import Column, SqlType
 from outbox.events.values import NOT_JSON, NUL, convert, decode
 from outbox.sink.applying.postgres.applier import Known, PostgresApplier, names
@@ -36,23 +36,11 @@ from outbox.sink.decoding.layout import (
     TransformedLayout,
 )
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.decoding.values import ARROW_TYPES, schema_of
+from outbox.sink.decoding.values import arrow_types, schema_of
 from outbox.sink.remembering import fence
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applied
 
-SQL_TYPES: Mapping[pa.DataType, SqlType] = {
-    pa.string(): "text",
-    pa.int8(): "bigint",
-    pa.int16(): "bigint",
-    pa.int32(): "bigint",
-    pa.int64(): "bigint",
-    pa.float32(): "double precision",
-    pa.float64(): "double precision",
-    pa.bool_(): "boolean",
-    pa.timestamp("us", tz="UTC"): "timestamptz",
-    pa.date32(): "date",
-}
 UUID = r"\A[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\z"
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?", re.ASCII)
 NUMBER_MAX_CHARACTERS = 4_000  # Python reads no number of more than 4,300 digits; Postgres has room for more
@@ -69,7 +57,7 @@ WITH failed AS (
 INSERT INTO pg_temp.rejections (event_id, reason, detail) SELECT failed.event_id, %s, failed.detail FROM failed
 """  # noqa: S608
 
-Apply = Callable[[str, pa.Table], Returned]
+Apply = Callable[[str, "pa.Table"], Returned]
 
 
 class TransformingApplier(PostgresApplier):
@@ -127,8 +115,8 @@ def columns_of(returned: pa.Schema, events: Layout) -> Sequence[Column]:
     given = {column.name: column for column in events.columns}
     return [
         given[field.name]
-        if field.name in given and ARROW_TYPES[given[field.name].type] == field.type
-        else Column(field.name, SQL_TYPES.get(field.type, "numeric"), is_nullable=True)
+        if field.name in given and arrow_types()[given[field.name].type] == field.type
+        else Column(field.name, _sql_types().get(field.type, "numeric"), is_nullable=True)
         for field in returned
         if field.name not in PLACE
     ]
@@ -258,3 +246,20 @@ CHECKS: Mapping[SqlType, Callable[[pa.ChunkedArray], None]] = {
     "timestamptz": _times,
     "date": _times,
 }
+
+
+@cache
+def _sql_types() -> Mapping[pa.DataType, SqlType]:
+    """The type of a column in SQL, by its type in Arrow."""
+    return {
+        pa.string(): "text",
+        pa.int8(): "bigint",
+        pa.int16(): "bigint",
+        pa.int32(): "bigint",
+        pa.int64(): "bigint",
+        pa.float32(): "double precision",
+        pa.float64(): "double precision",
+        pa.bool_(): "boolean",
+        pa.timestamp("us", tz="UTC"): "timestamptz",
+        pa.date32(): "date",
+    }

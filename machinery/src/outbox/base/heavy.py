@@ -1,0 +1,28 @@
+"""Libraries that take long to import. Each is imported when one of its names is first used.
+
+`outbox events` then costs what it needs, although it imports modules that run sinks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import requests
+else:
+
+    class _Library:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sys.modules.get(self._name) or importlib.import_module(self._name), name)
+
+    np, pa, pc, requests = map(_Library, ("numpy", "pyarrow", "pyarrow.compute", "requests"))
+
+__all__ = ["np", "pa", "pc", "requests"]
