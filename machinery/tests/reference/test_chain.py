@@ -30,15 +30,19 @@ def item(app: Flask, databases: Settings) -> str:
     return str(body["item_id"])
 
 
-def test_from_the_request_to_the_stock(chain: Settings, item: str) -> None:
+def test_from_the_request_to_the_stock(chain: Settings, item: str, spark: SparkSession) -> None:
+    from outbox.spark import events, session
+
+    assert terminate_replication(chain) > 0  # Debezium connects again
     run(chain, "check", "--wait", "60")  # until the topic has every event
     run(chain, "sink", "--until-caught-up")
     assert query(chain, STOCK, SinkRole.OWNER) == [(3,)]
+
+    received = events(session(chain).newSession(), chain, ["item.received"])
+    assert [row.item_id for row in received.collect()] == [item]
+
+    assert connector_status(chain).mode.startswith("exactly-once")
     assert Checkpoint(chain, "dedup", generation=0).committed() == 0
-
-
-def test_debezium_comes_back(chain: Settings, item: str) -> None:
-    assert terminate_replication(chain) > 0
     with closing(Consumer({**consumer_config(chain, "read_committed"), "auto.offset.reset": "earliest"})) as consumer:
         consumer.subscribe([f"{chain.topic_prefix}.item"])
 
@@ -47,16 +51,6 @@ def test_debezium_comes_back(chain: Settings, item: str) -> None:
             return message is not None and dict(headers_of(message))["eventType"] == b"received"
 
         wait_for("the event", sent, timeout_s=60)
-    assert connector_status(chain).mode.startswith("exactly-once")
-
-
-def test_events_as_a_frame(chain: Settings, item: str, spark: SparkSession) -> None:
-    from outbox.spark import events, session
-
-    run(chain, "check", "--wait", "60")
-    assert session(chain) is not None
-    received = events(session(chain).newSession(), chain, ["item.received"])
-    assert [row.item_id for row in received.collect()] == [item]
 
 
 def test_a_transform(spark: SparkSession, databases: Settings) -> None:
