@@ -66,17 +66,18 @@ def aggregate(
 ) -> None:
     """An aggregate type with its events, and a table of the service with the view that checks read.
 
+    \b
     outbox new aggregate order --events placed,cancelled --property cents:integer
     """
-    word = name.replace("-", "_").lower()
     made = schemas.aggregate(
         load(),
         name,
         _read(property_, optional_),
         events or ["created"],
-        key=properties.read(key or f"{word}_id", "uuid"),
+        key=key,
         version=None if unnumbered else version,
-        table=None if no_table else table or f"{word}s",
+        table=table,
+        has_table=not no_table,
     )
     _write(made)
 
@@ -87,6 +88,7 @@ def aggregate(
 def event(name: str, property_: Sequence[str], optional_: Sequence[str]) -> None:
     """One more event of an aggregate type.
 
+    \b
     outbox new event order.paid --property method:text
     """
     _write(schemas.event(load(), name, _read(property_, optional_)))
@@ -99,6 +101,7 @@ def event(name: str, property_: Sequence[str], optional_: Sequence[str]) -> None
 def version(name: str, remove: list[str], property_: Sequence[str], optional_: Sequence[str]) -> None:
     """The next version of an event, and the upcaster from the present one.
 
+    \b
     outbox new version order.placed --property currency:text
     """
     _write(schemas.version(load(), name, _read(property_, optional_), remove))
@@ -118,6 +121,7 @@ def sink(**options: Any) -> None:
     It keeps the newest state of each key if it takes all events of one aggregate type, which are numbered. Otherwise it
     counts the events of each day.
 
+    \b
     outbox new sink orders --events order
     """
     _write(sinks.sink(load(), Wish(**options)))

@@ -57,7 +57,9 @@ def require_free(database: Database, name: str) -> None:
         made = {one.replace('"', "").removeprefix("public.").lower() for one in MADE.findall(file.read_text("utf-8"))}
         if name in made:
             raise Failure(
-                f"{file} makes {name} already", "choose another name, or another table with --table", code="name-taken"
+                f"{file.name} of database {database} makes {name} already",
+                "choose another name, or another table with --table",
+                code="name-taken",
             )
 
 

@@ -62,7 +62,9 @@ def read(text: str, default: str | None = None, *, is_required: bool = True) -> 
     """The property that ``name:type`` declares. Raises Failure if no table can have it, or if the type is unknown."""
     name, _, kind = text.partition(":")
     require_column(name)
-    found = _kind(kind or default or "")
+    if not (kind or default):
+        raise unusable(f"property {name!r}", "it has no type", f"write {name}:TYPE; types are {', '.join(KINDS)}")
+    found = _kind(kind or str(default))
     return Property(name, found.rule, found.example, found.blank, is_required)
 
 

@@ -26,12 +26,13 @@ def aggregate(
     given: Sequence[Property],
     types: Sequence[str],
     *,
-    key: Property,
+    key: str | None = None,
     version: str | None,
-    table: str | None,
+    table: str | None = None,
+    has_table: bool = True,
 ) -> Change:
-    """A new aggregate type with events of these types. ``table`` is that of the service, with a view ``source_TABLE``;
-    None if there is none to make.
+    """A new aggregate type with events of these types; and with ``has_table`` a table of the service, which has a view
+    ``source_TABLE``.
 
     Raises Failure for a name that something else has, or cannot have.
     """
@@ -40,11 +41,14 @@ def aggregate(
     known = catalog.of_project(settings)
     if name in known.aggregates:
         raise unusable(f"aggregate type {name}", f"{shown(known.folder / name)} declares it", "choose another name")
-    every = [key, *given, *_numbered(version), properties.read(f"{OCCURRED_AT}:timestamp")]
+    word = name.replace("-", "_").lower()
+    table = (table or f"{word}s") if has_table else None
+    ordering = properties.read(key or f"{word}_id", "uuid")
+    every = [ordering, *given, *_numbered(version), properties.read(f"{OCCURRED_AT}:timestamp")]
     properties.require_distinct(every)
     values: dict[str, Any] = {
         "aggregate": name,
-        "key": key.name,
+        "key": ordering.name,
         "numbered": version,
         "source": table and f"source_{table}",
     }
@@ -92,7 +96,7 @@ def version(settings: Settings, name: str, given: Sequence[Property], removed: S
     change = Change(_schema(of, type_, newest.version + 1, next_document))
     upcaster = known.folder / of / upcasting.FILE
     function = upcasting.name_of(type_, newest.version)
-    values = {"aggregate": of, "version": newest.version, "function": function, "removed": removed}
+    values = {"aggregate": of, "type": type_, "version": newest.version, "function": function, "removed": removed}
     values |= {"given": [one for one in given if one.is_required], "is_new": not upcaster.exists()}
     _add_upcaster(change, upcaster, templates.render("version", values)[upcaster], function)
     declared(settings, change)

@@ -52,6 +52,7 @@ class Example(NamedTuple):
     event: str
     aggregate: str
     type: str
+    version: int
     key: str
     payload: dict[str, Any]
 
@@ -99,7 +100,7 @@ class Taken:
                 payload[of.key] = keys.setdefault(of.name, payload[of.key])
                 if of.version:
                     payload[of.version] = numbers[of.name]
-                found.append(Example(one.name, of.name, schema.type, str(payload[of.key]), payload))
+                found.append(Example(one.name, of.name, schema.type, schema.version, str(payload[of.key]), payload))
         return found
 
     def type(self, name: str) -> str:
@@ -168,19 +169,18 @@ def _state(_: Wish, taken: Taken, table: str) -> dict[str, Any]:
 
 def _total(wish: Wish, taken: Taken, table: str) -> dict[str, Any]:
     of, total = taken.single, str(wish.total)
-    numbers = [
-        one
-        for one in taken.wanted
-        for column in one.schema.columns
-        if (column.name, column.type in NUMBERS) == (total, True)
-    ]
-    if of is None or not numbers:
-        raise _unsuitable(wish, f"no events of one aggregate type have a number {total}", "see `outbox events`")
+    by_event = [{one.name for one in wanted.schema.columns if one.type in NUMBERS} for wanted in taken.wanted]
+    adding = [one.name for one, numbers in zip(taken.wanted, by_event, strict=True) if total in numbers]
+    if of is None:
+        raise _unsuitable(wish, "a total is of one aggregate type", "leave out --total, or make a sink for each")
+    if not adding:
+        numbers = sorted(set().union(*by_event) - {of.key, of.version})
+        raise _unsuitable(wish, f"no event has a number {total}", f"there are {', '.join(numbers) or 'none'}")
     key = _selected(of.key, taken.type(of.key))
     held = sum(Decimal(str(example.payload.get(total) or 0)) for example in taken.examples)
     return {
         **_ordering(of, taken.type(of.key)),
-        "adding": [one.name for one in numbers] if len(numbers) < len(taken.wanted) else [],
+        "adding": adding if len(adding) < len(taken.wanted) else [],
         "is_comparable": taken.is_comparable and total in history.view_columns(of.source),
         **_expected(f"SELECT {key}, {quoted(total)}::float8 FROM {table}", [(taken.examples[0].key, float(held))]),  # noqa: S608
     }
