@@ -138,9 +138,10 @@ def home() -> Iterator[Path]:
     assert leftovers(made) == []
 
 
-def generated(folder: Path) -> Path:
+def generated(folder: Path, sample: str = "minimal") -> Path:
     """The project, made by the page's command from the checkout as it is, with its uncommitted changes."""
-    _, *words, address, name = shlex.split(pages.block(GUIDE.text, "copier copy"))
+    command = pages.block(GUIDE.text, "copier copy").replace("sample=minimal", f"sample={sample}")
+    _, *words, address, name = shlex.split(command)
     assert (address, name) == ("TEMPLATE", "shop")
     project = folder / "my shop"
     done = bake.copier(folder, *words, str(Template(folder / "template").folder), str(project))

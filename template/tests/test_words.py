@@ -33,7 +33,7 @@ EVERYWHERE = (
 
 # Where a person reads prose: pages, comments, docstrings, names of tests, error texts.
 READ = (*EVERYWHERE, "copier.yml", "docker-compose.*.yml", "examples", "proof", "pyproject.toml", "template")
-READ_SUFFIXES = (*SUFFIXES, ".css", ".html", ".ini", ".java", ".jinja", ".js", ".scala", ".sh")
+READ_SUFFIXES = (*SUFFIXES, ".css", ".html", ".ini", ".j2", ".java", ".jinja", ".js", ".scala", ".sh")
 
 PHRASES = re.compile(
     r"""\b(?:[Ii]s|[Aa]re)\ none\b   # `is None` is code

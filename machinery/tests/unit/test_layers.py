@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.__init__", "outbox.dbapi", "outbox.sinks", "outbox.spark", "outbox.web"),
     # What develops and proves.
     ("outbox_lab.events",),
+    ("outbox_lab.new",),
     ("outbox_lab.stack",),
     ("outbox_lab.walkthrough",),
     ("outbox_lab.soak",),

@@ -1,0 +1,147 @@
+"""outbox new: the files of an aggregate type, an event, a version or a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from outbox.base.errors import plural
+from outbox.base.settings import load
+from outbox_lab.new import change, properties, schemas, sinks, templates
+from outbox_lab.new.change import Change
+from outbox_lab.new.sinks import Wish
+
+TYPES = ", ".join(properties.KINDS)
+Function = Callable[..., None]
+
+
+def _properties(function: Function) -> Function:
+    """The options that give an event properties."""
+    for name, what in (("optional", "A property that an event may lack"), ("property", "A property of each event")):
+        described = f"{what}, as NAME:TYPE; repeat it. Types: {TYPES}, or a definition in common.schema.json."
+        function = click.option(f"--{name}", f"{name}_", multiple=True, metavar="NAME:TYPE", help=described)(function)
+    return function
+
+
+def _read(required: Sequence[str], optional: Sequence[str]) -> list[properties.Property]:
+    return [*map(properties.read, required), *(properties.read(one, is_required=False) for one in optional)]
+
+
+def _names(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> list[str]:  # noqa: ARG001
+    """The names of an option that takes several, separated by commas or repeated."""
+    return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
+
+
+@click.group()
+def new() -> None:
+    """Write the files of an aggregate type, an event, a version or a sink: a beginning that passes `make check`.
+
+    Nothing is overwritten: everything is written, or nothing. To write other files, copy the templates into the project
+    by `outbox new templates`, and edit them.
+    """
+
+
+@new.command()
+@click.argument("name")
+@click.option("--key", metavar="PROPERTY[:TYPE]", help="The key. [default: NAME_id:uuid]")
+@click.option("--version", default="version", show_default=True, help="The property that numbers the events of a key.")
+@click.option("--unnumbered", is_flag=True, help="Without such a property: no gaps are found, and no state is kept.")
+@click.option("--events", multiple=True, callback=_names, help="The types of events.  [default: created]")
+@click.option("--table", help="The table of the service.  [default: NAMEs]")
+@click.option("--no-table", is_flag=True, help="The service has a table: write no migration of one.")
+@_properties
+def aggregate(
+    *,
+    name: str,
+    key: str | None,
+    version: str,
+    unnumbered: bool,
+    events: list[str],
+    table: str | None,
+    no_table: bool,
+    property_: Sequence[str],
+    optional_: Sequence[str],
+) -> None:
+    """An aggregate type with its events, and a table of the service with the view that checks read.
+
+    \b
+    outbox new aggregate order --events placed,cancelled --property cents:integer
+    """
+    made = schemas.aggregate(
+        load(),
+        name,
+        _read(property_, optional_),
+        events or ["created"],
+        key=key,
+        version=None if unnumbered else version,
+        table=table,
+        has_table=not no_table,
+    )
+    _write(made)
+
+
+@new.command()
+@click.argument("name", metavar="AGGREGATE.TYPE")
+@_properties
+def event(name: str, property_: Sequence[str], optional_: Sequence[str]) -> None:
+    """One more event of an aggregate type.
+
+    \b
+    outbox new event order.paid --property method:text
+    """
+    _write(schemas.event(load(), name, _read(property_, optional_)))
+
+
+@new.command()
+@click.argument("name", metavar="AGGREGATE.TYPE")
+@click.option("--remove", multiple=True, callback=_names, help="Properties that the new version lacks.")
+@_properties
+def version(name: str, remove: list[str], property_: Sequence[str], optional_: Sequence[str]) -> None:
+    """The next version of an event, and the upcaster from the present one.
+
+    \b
+    outbox new version order.placed --property currency:text
+    """
+    _write(schemas.version(load(), name, _read(property_, optional_), remove))
+
+
+@new.command()
+@click.argument("name")
+@click.option("--events", multiple=True, required=True, callback=_names, help="Aggregate types, events, or versions.")
+@click.option("--table", help="The table of the result.  [default: NAME]")
+@click.option("--total", metavar="PROPERTY", help="Keep the sum of this property for each key, and not the state.")
+@click.option("--history", "is_history", is_flag=True, help="Count the events of each day, and keep no state.")
+@click.option("--transform", "is_transformed", is_flag=True, help="With a DataFrame function that the events pass.")
+@click.option("--lakehouse", "is_lakehouse", is_flag=True, help="Keep the events in a Delta table.")
+def sink(**options: Any) -> None:
+    """A sink: its job, projection, table, comparison and test.
+
+    It keeps the newest state of each key if it takes all events of one aggregate type, which are numbered. Otherwise it
+    counts the events of each day.
+
+    \b
+    outbox new sink orders --events order
+    """
+    _write(sinks.sink(load(), Wish(**options)))
+
+
+@new.command("templates")
+def copy_templates() -> None:
+    """Copy the templates into the folder templates/outbox, to be edited. Delete those that stay as they are."""
+    _write(Change(templates.originals()))
+
+
+def _write(made: Change) -> None:
+    """Write a change, and say so."""
+    uncommitted = change.uncommitted()
+    made.write()
+    for file in made.new:
+        click.echo(f"wrote   {change.shown(file)}")
+    for file in made.edited:
+        click.echo(f"edited  {change.shown(file)}")
+    if uncommitted:
+        click.echo(f"note: git has uncommitted edits of {plural(uncommitted, 'other file')} here", err=True)
+    if made.next_steps:
+        click.echo("\n".join(["next:", *(f"  {number}. {step}" for number, step in enumerate(made.next_steps, 1))]))

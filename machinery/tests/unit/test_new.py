@@ -1,0 +1,277 @@
+"""`outbox new`: what it writes is used as it is, and what cannot be written leaves the project as it was."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from outbox import cli
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.base.settings import load
+from outbox.events import catalog
+from outbox.sink import discovery
+from outbox_lab.events import examination, examples
+from outbox_lab.new import history
+from outbox_lab.testing.failures import raises
+
+TOML = """
+[tool.outbox]
+topic-prefix = "shop"
+sinks-package = "{package}"
+sinks = [] # what `outbox sink` runs
+
+[tool.ruff]
+line-length = 120
+"""
+NUMBERS = itertools.count()
+ORDER = ("aggregate", "order", "--events", "placed,paid", "--property", "cents:integer", "--optional", "note:text")
+STOCK = ("aggregate", "stock", "--key", "product:text", "--property", "pieces:integer", "--table", "shelf")
+
+
+class Project:
+    """An empty project, and the command run in it."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root, self._patch = root, patch
+        self.package = f"sinks_{next(NUMBERS)}"  # a process imports a package once
+        for name in [name for name in os.environ if name.startswith("OUTBOX_")]:
+            patch.delenv(name)
+        patch.setenv(project.VARIABLE, str(root))
+        patch.syspath_prepend(str(root))
+        self.write("pyproject.toml", TOML.format(package=self.package))
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def new(self, *words: str) -> Result:
+        """Raises what the command raises."""
+        project.load.cache_clear()
+        catalog.load.cache_clear()
+        return CliRunner().invoke(cli.outbox, ["new", *words], catch_exceptions=False, standalone_mode=False)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        found = [file for file in self.root.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+        return {str(file.relative_to(self.root)): file.read_text() for file in found if ".git/" not in str(file)}
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    made = Project(tmp_path / "shop", monkeypatch)
+    made.new(*ORDER)
+    made.new(*STOCK)
+    return made
+
+
+def test_two_of_each_are_valid_in_every_check_without_a_server(shop: Project) -> None:
+    shop.new("event", "order.cancelled", "--property", "reason:text")
+    shop.new("event", "stock.counted", "--property", "shelves:array", "--property", "on_day:date")
+    shop.new("version", "order.placed", "--property", "currency:text", "--remove", "note")
+    shop.new("version", "order.paid", "--property", "fee:number")
+    shop.new("version", "order.paid", "--optional", "settled_at:timestamp")
+    shop.new("sink", "orders", "--events", "order")
+    shop.new("sink", "pieces-held", "--events", "stock", "--total", "pieces")
+    shop.new("sink", "activity", "--events", "order,stock")
+    shop.new("sink", "paid-days", "--events", "order.paid", "--transform")
+    shop.new("sink", "lake", "--events", "order", "--lakehouse")
+    shop.new("sink", "lake-days", "--events", "stock", "--lakehouse", "--transform")
+    project.load.cache_clear()
+    catalog.load.cache_clear()
+    settings = load(environment=False)
+    known = catalog.of_project(settings)
+    assert [schema.name for schema in known.schemas] == [
+        *("order.cancelled.v1", "order.paid.v1", "order.paid.v2", "order.paid.v3", "order.placed.v1"),
+        *("order.placed.v2", "stock.counted.v1", "stock.created.v1"),
+    ]
+    assert [*examples.check(known), *examination.examine(settings)] == []
+    names = ["activity", "lake", "lake-days", "orders", "paid-days", "pieces-held"]
+    assert sorted(discovery.sinks(settings)) == sorted(project.current().sinks) == names
+    for command in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "--quiet", "."]
+        assert subprocess.run(ruff, cwd=shop.root, capture_output=True, text=True, check=False).stdout == ""
+    too_long = [name for name, text in shop.files.items() for line in text.splitlines() if len(line) > 120]
+    assert [name for name in too_long if not name.endswith(".json")] == []
+    assert [name for name, text in shop.files.items() if "\n\n\n\n" in text or "{{" in text or "{%" in text] == []
+
+
+def test_migrations_follow_each_other_and_the_machinery(shop: Project) -> None:
+    first, second = (shop.root / "migrations" / "source" / name for name in ("0001_orders.py", "0002_shelf.py"))
+    assert 'depends_on = ("source_machinery_0001",)' in first.read_text()
+    assert 'down_revision = "source_domain_0001"' in second.read_text()
+    assert history.view_columns("source_orders") == {"key", "version", "cents", "note", "occurred_at"}
+    shop.write("migrations/source/0003_more.py", 'revision = "b"\ndown_revision = "source_domain_0001"\n')
+    with raises("migrations-branch", "b, source_domain_0002"):
+        shop.new("aggregate", "late")
+
+
+@pytest.mark.parametrize(
+    ("select", "columns"),
+    [
+        ("SELECT id::text AS key, CASE a WHEN 'b, c' THEN 0 ELSE cents END::numeric AS total, o.version FROM o",
+         {"key", "total", "version"}),
+        ('SELECT key, (SELECT sum(n) FROM lines WHERE id = key) AS pieces, "Odd" FROM a', {"key", "pieces", "odd"}),
+        ("SELECT key, -- total\n version FROM a UNION ALL SELECT key, total FROM b", {"key", "version"}),
+        ("WITH a AS (SELECT 1) SELECT key FROM a", set()),
+    ],
+)  # fmt: skip
+def test_columns_of_a_view_are_read_from_its_migration(shop: Project, select: str, columns: set[str]) -> None:
+    shop.write("migrations/source/0003_view.py", f'UP = """\nCREATE VIEW source_x AS\n    {select};\n"""\n')
+    assert history.view_columns("source_x") == columns
+
+
+def test_an_upcaster_is_added_behind_what_is_there(shop: Project) -> None:
+    shop.new("version", "order.placed", "--property", "currency:text")
+    file = shop.root / "connect" / "events" / "order" / "upcast.py"
+    before = file.read_text() + "\n# ours\n"
+    file.write_text(before)
+    shop.new("version", "order.placed", "--property", "vat:integer", "--remove", "currency")
+    after = file.read_text()
+    assert after.startswith(before.rstrip())
+    space = dict[str, object]()
+    exec(after, space)  # noqa: S102
+    payload = {"order_id": "a", "cents": 1, "version": 1}
+    assert space["placed_v2"](space["placed_v1"](payload)) == {**payload, "vat": 0}  # type: ignore[operator]
+
+
+def test_a_type_may_be_a_definition_of_the_project(shop: Project) -> None:
+    code = {"type": "string", "pattern": "^[A-Z]{3}$", "examples": ["TEA"]}
+    shop.write("connect/events/common.schema.json", json.dumps({"$defs": {"code": code}}))
+    shop.new("event", "stock.moved", "--property", "shelf:code")
+    schema = json.loads(shop.files["connect/events/stock/moved.v1.schema.json"])
+    assert schema["properties"]["shelf"] == {"$ref": "../common.schema.json#/$defs/code"}
+    assert schema["examples"][0]["shelf"] == "TEA"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (ORDER, "name-unusable"),
+        (("aggregate", "or der"), "name-unusable"),
+        (("aggregate", "Order"), "event-declaration-unusable"),
+        (("aggregate", "orders", "--table", "orders"), "name-taken"),
+        (("aggregate", "tasks", "--table", "outbox"), "name-taken"),
+        (("aggregate", "task", "--table", "user"), "name-unusable"),
+        (("aggregate", "task", "--table", "a;b"), "name-unusable"),
+        (("aggregate", "task", "--events", "9"), "name-unusable"),
+        (("aggregate", "task", "--property", "order:text"), "name-unusable"),
+        (("aggregate", "task", "--property", "sink:text"), "name-unusable"),
+        (("aggregate", "task", "--property", "event_id:uuid"), "name-unusable"),
+        (("aggregate", "task", "--property", "startsAt:timestamp"), "name-unusable"),
+        (("aggregate", "task", "--property", "cents:money"), "name-unusable"),
+        (("aggregate", "task", "--property", "cents"), "name-unusable"),
+        (("aggregate", "task", "--property", "version:integer"), "name-unusable"),
+        (("aggregate", "task", "--key", "ready:boolean"), "event-declaration-unusable"),
+        (("event", "order.placed"), "name-unusable"),
+        (("event", "order.Placed"), "event-declaration-unusable"),
+        (("event", "placed"), "name-unusable"),
+        (("event", "task.done"), "name-unusable"),
+        (("version", "order.lost"), "name-unusable"),
+        (("version", "order.placed", "--property", "cents:integer"), "name-unusable"),
+        (("version", "order.placed", "--remove", "order_id"), "name-unusable"),
+        (("version", "order.placed", "--remove", "colour"), "name-unusable"),
+        (("sink", "Orders", "--events", "order"), "name-unusable"),
+        (("sink", "class", "--events", "order"), "name-unusable"),
+        (("sink", "order", "--events", "order"), "name-unusable"),
+        (("sink", "orders", "--events", "order.lost"), "event-undeclared"),
+        (("sink", "orders", "--events", "order,order.paid"), "events-overlap"),
+        (("sink", "orders", "--events", "order", "--table", "dead_letters"), "name-taken"),
+        (("sink", "orders", "--events", "order", "--total", "note"), "events-unsuitable"),
+        (("sink", "orders", "--events", "order,stock", "--total", "cents"), "events-unsuitable"),
+    ],
+)
+def test_what_cannot_be_written_leaves_everything_as_it_is(shop: Project, words: tuple[str, ...], code: str) -> None:
+    before = shop.files
+    with raises(code):
+        shop.new(*words)
+    assert shop.files == before
+
+
+def test_nothing_is_overwritten_and_nothing_is_written_in_part(shop: Project) -> None:
+    shop.write("tests/integration/test_orders_sink.py", "ours")
+    before = shop.files
+    with raises("file-exists", "test_orders_sink.py"):
+        shop.new("sink", "orders", "--events", "order")
+    assert shop.files == before
+    (shop.root / "tests" / "integration" / "test_orders_sink.py").unlink()
+    (shop.root / "tests" / "integration").rmdir()
+    shop.write("tests/integration", "a file where a folder must be")
+    before = shop.files
+    with raises("files-unwritable"):
+        shop.new("sink", "orders", "--events", "order")
+    assert shop.files == before
+
+
+def test_events_without_a_time_have_no_history(shop: Project) -> None:
+    file = shop.root / "connect" / "events" / "stock" / "created.v1.schema.json"
+    schema = json.loads(file.read_text())
+    schema["required"].remove("occurred_at")
+    file.write_text(json.dumps(schema))
+    with raises("events-unsuitable"):
+        shop.new("sink", "days", "--events", "stock", "--history")
+
+
+def test_sinks_that_cannot_be_loaded_are_reported(shop: Project) -> None:
+    shop.write(f"{shop.package}/__init__.py", "")
+    shop.write(f"{shop.package}/broken/__init__.py", "")
+    shop.write(f"{shop.package}/broken/job.py", "job = 1 / 0")
+    with raises("sinks-unusable"):
+        shop.new("sink", "orders", "--events", "order")
+
+
+def test_templates_of_the_project_replace_ours_and_add_files(shop: Project) -> None:
+    shop.write(
+        "templates/outbox/aggregate/events/AGGREGATE/aggregate.toml.j2", 'key = "{{ key }}"\n# of {{ aggregate }}\n'
+    )
+    shop.write("templates/outbox/aggregate/docs/AGGREGATE.md.j2", "Owner of {{ aggregate }}: …\n")
+    shop.new("aggregate", "task", "--unnumbered", "--no-table")
+    assert shop.files["connect/events/task/aggregate.toml"] == 'key = "task_id"\n# of task\n'
+    assert shop.files["docs/task.md"] == "Owner of task: …\n"
+    shop.write("templates/outbox/aggregate/events/AGGREGATE/aggregate.toml.j2", "{{ nothing }}")
+    before = shop.files
+    with raises("template-unusable", "aggregate.toml.j2"):
+        shop.new("aggregate", "chore")
+    assert shop.files == before
+
+
+def test_copied_templates_write_the_same(shop: Project) -> None:
+    shop.new("sink", "orders", "--events", "order")
+    job = shop.files[f"{shop.package}/orders/job.py"]
+    shop.new("templates")
+    shop.new("sink", "others", "--events", "order")
+    assert shop.files[f"{shop.package}/others/job.py"] == job
+    with raises("file-exists"):
+        shop.new("templates")
+
+
+def test_uncommitted_edits_are_counted_in_one_line(shop: Project) -> None:
+    subprocess.run(["git", "init", "--quiet", str(shop.root)], check=True)
+    done = shop.new("event", "order.cancelled")
+    assert len(done.stderr.splitlines()) == 1
+    assert "cancelled.v1.schema.json" in done.stdout
+
+
+def test_files_are_as_readable_as_the_project(shop: Project) -> None:
+    os.chmod(shop.root / "pyproject.toml", 0o640)  # noqa: PTH101
+    before = os.umask(0o077)
+    try:
+        shop.new("event", "order.cancelled")
+    finally:
+        os.umask(before)
+    file = shop.root / "connect" / "events" / "order" / "cancelled.v1.schema.json"
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_failure_says_what_to_do(shop: Project) -> None:
+    with pytest.raises(Failure) as caught:
+        shop.new("event", "order.placed")
+    assert caught.value.remedy
