@@ -20,9 +20,10 @@ from outbox.audit.store import Store
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Verified
 from outbox.base.database import query
+from outbox.base.sections import sql_sections
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.commands.check import as_text, describe
-from outbox.sink.rows import KEPT, VALUE_MAX_CHARACTERS, Difference, read, source_query, state_table
+from outbox.sink.rows import KEPT, VALUE_MAX_CHARACTERS, Difference, as_part, read, state_table
 from outbox_lab.testing.failures import raises
 from tests.support.audit_chain import (
     NOW_MS,
@@ -118,7 +119,9 @@ class World:
 
 def described(settings: Settings, file: Path) -> Comparison:
     """The comparison of a file."""
-    found = comparison_files.Comparison(file, (), source_query(file), None, state_table(file))
+    found = comparison_files.Comparison(
+        file, (), as_part(sql_sections(file, "source", "sink")["source"]), None, state_table(file)
+    )
     with snapshot(settings, SourceRole.AUDITOR) as connection:
         return rows.describe(connection, found)
 

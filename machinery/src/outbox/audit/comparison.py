@@ -45,6 +45,7 @@ from outbox.audit.tally import Event, Fate, Tally
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.totals import Totals
 from outbox.audit.verified import Doubt, EventsBefore, TopicPoint, Verified
+from outbox.sink.rows import Difference
 
 PASS_ROWS = 8_000_000  # as many as DuckDB joins within its memory
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
@@ -529,12 +530,12 @@ def _compare_rows_of_states(rows: ComparedRows, report: SinkReport) -> int:
     if not rows.comparison.has_version:
         compared.not_compared = NO_VERSIONS
         return 0
-    for one in rows.differing():
-        behind = (one.source_version or 0) - (-1 if one.sink_version is None else one.sink_version)
-        if one.source is not None and behind > 0:
+    for key, due, has, source, sink in rows.differing():
+        behind = (due or 0) - (-1 if has is None else has)
+        if source is not None and behind > 0:
             in_flight += behind
         else:
-            compared.differences.add(one.difference)
+            compared.differences.add(Difference.of(key, source, sink))
     return in_flight
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import NamedTuple
 
 import pyarrow as pa
 from psycopg2 import extensions
@@ -19,7 +18,7 @@ from outbox.audit.store import Store
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.sink import rows
-from outbox.sink.rows import NOT_COMPARED, Difference, columns_of, query_errors, unusable
+from outbox.sink.rows import NOT_COMPARED, columns_of, query_errors, unusable
 
 PASS_ROWS = 500_000  # as many as DuckDB joins within its memory
 SOURCE, SINK = "source_rows", "sink_rows"  # tables of the store
@@ -30,7 +29,6 @@ COLUMNS = {
     "version": pa.int64(),
     "columns": pa.string(),
 }
-# The rows of a key that differ, or of which the source has a later version.
 DIFFERING = """
 SELECT key, source.version, sink.version, source.columns, sink.columns
   FROM (FROM source_rows WHERE comparison = $comparison AND hash(key) % $passes = $number) AS source
@@ -48,55 +46,34 @@ SELECT min(key) FROM (FROM source_rows WHERE comparison = $comparison)
 """
 
 
-class Differing(NamedTuple):
-    """A key whose rows differ, or of which the source has a later version. None stands for no row, or no version."""
-
-    key: str
-    source_version: int | None
-    sink_version: int | None
-    source: str | None
-    sink: str | None
-
-    @property
-    def difference(self) -> Difference:
-        """How they differ."""
-        return Difference.of(self.key, self.source, self.sink)
-
-
 def described(settings: Settings, declared: Declared) -> Declared:
     """The declarations, with the columns of the comparisons of rows.
 
     Raises Failure if the source cannot be read, or if a comparison cannot be used.
     """
-    asked = {one.id: one for one in declared.all_comparisons if one.sink is not None or one.table is not None}
-    if not asked:
-        return declared
     with closing(connect(settings, SourceRole.AUDITOR)) as source:
-        found = {name: describe(source, one) for name, one in asked.items()}
-    comparisons = {sink: [found.get(one.id, one) for one in of_sink] for sink, of_sink in declared.comparisons.items()}
+        found = {one.id: describe(source, one) for one in declared.all_comparisons}
+    comparisons = {sink: [found[one.id] for one in of_sink] for sink, of_sink in declared.comparisons.items()}
     return replace(declared, comparisons=comparisons)
 
 
 def describe(source: extensions.connection, comparison: Comparison) -> Comparison:
     """A comparison with its columns, if it compares rows. Raises Failure if it cannot be used."""
+    if comparison.sink is None and comparison.table is None:
+        return comparison
     with query_errors(source, comparison.file):
         names = columns_of(source, comparison.source)
     columns = [name for name in names if name not in NOT_COMPARED]
     if comparison.table is None and ("total" in names or not columns):
         return comparison
-    if "key" not in names or not columns or "total" in names:
+    if "key" not in names or not columns or "total" in names or comparison.adds:
         raise unusable(
             comparison.file,
             f"it compares rows, and [source] returns {', '.join(names)}",
-            "let it return key and the columns to compare; none may be called total",
+            "let it return key and the columns to compare, none of them called total; it has no line `adds` either",
         )
-    if comparison.adds:
-        raise unusable(comparison.file, "it compares rows, and has a line `adds`", "delete the line")
-    has_version = "version" in names
-    query = comparison.sink
-    if comparison.table is not None:
-        query = comparison.table.query([*columns, "version"] if has_version else columns)
-    return replace(comparison, sink=query, columns=tuple(columns), has_version=has_version)
+    query = comparison.table.query([name for name in names if name != "key"]) if comparison.table else comparison.sink
+    return replace(comparison, sink=query, columns=tuple(columns), has_version="version" in names)
 
 
 def read_source(connection: extensions.connection, comparison: Comparison) -> Iterator[rows.Row]:
@@ -110,13 +87,11 @@ def read_sinks(connection: extensions.connection, comparison: Comparison) -> Ite
     query, due = comparison.sink or "", {"sink", "key", *comparison.columns}
     with query_errors(connection, comparison.file):
         found = set(columns_of(connection, query))
-        if comparison.has_version:
-            due.add("version")
-        if due - found or found - due - {"version"}:
+        if others := sorted(due ^ found - {"version"} | ({"version"} - found if comparison.has_version else set())):
             raise unusable(
                 comparison.file,
-                f"[source] and [sink] return different columns: {', '.join(sorted(due ^ found - {'version'}))}",
-                f"let [sink] return {', '.join(sorted(due))}",
+                f"[source] and [sink] return different columns: {', '.join(others)}",
+                "let both return the same ones",
             )
         yield from rows.read(connection, query, by_sink=True, has_version=comparison.has_version)
 
@@ -148,14 +123,16 @@ class ComparedRows:
         [(count,)] = self._store.rows(COUNT.format(table=table), values)
         return int(count)
 
-    def differing(self) -> Iterator[Differing]:
-        """The keys whose rows differ. Read them to the end: raises Failure if a side has several rows of a key."""
+    def differing(self) -> Iterator[tuple[str, int | None, int | None, str | None, str | None]]:
+        """The keys whose rows differ, or of which the source has a later version: with the versions of both sides, and
+        with their rows. Read them to the end: raises Failure if a side has several rows of a key.
+        """
         passes, is_equal = 1 + max(self.count(), self.count(SINK)) // PASS_ROWS, True
         for number in range(passes):
             values = {"comparison": self._number, "sink": self._sink, "passes": passes, "number": number}
             for found in self._store.rows(DIFFERING, values):
                 is_equal = False
-                yield Differing(*found)
+                yield found
         if not is_equal:  # otherwise rows of one key are equal too
             self._require_one_row_per_key()
 

@@ -21,6 +21,7 @@ from outbox.audit.source import Source
 from outbox.audit.store import Store
 from outbox.audit.totals import Totals
 from outbox.base.errors import plural
+from outbox.sink.rows import Difference
 
 Fate = Literal["relayed", "in flight", "lost", "aged out"]
 
@@ -143,13 +144,11 @@ class RowsOfSink:
             )
             return
         self.report.uncertain |= self._in_flight
-        for one in self._rows.differing():
-            if one.source == one.sink or one.key in self._in_flight:
-                continue
-            if one.key in self._excused:
-                self.report.uncertain.add(one.key)
-            else:
-                self.report.differences.add(one.difference)
+        for key, _, _, source, sink in self._rows.differing():
+            if source != sink and key in self._excused:
+                self.report.uncertain.add(key)
+            elif source != sink and key not in self._in_flight:
+                self.report.differences.add(Difference.of(key, source, sink))
 
 
 class Tally:

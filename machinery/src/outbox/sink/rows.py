@@ -8,19 +8,12 @@
 ``-- table:`` names the projection's table and its column of keys. The other columns have the names that the query
 returns. `outbox.audit.rows` compares both sides, and `outbox.sink.repair.derived` sets the table to the source.
 
-Two values are equal if ``to_jsonb`` makes equal JSON of both, in sessions with the settings of `outbox.base.database`:
-
-- Numbers are equal by value: 1.50 is 1.5, and a float is the shortest decimal that is read back as it.
-- NULL differs from an empty text. In a column ``jsonb``, it is equal to JSON's null.
-- A ``timestamptz`` is a moment, whatever the zone in which it was written. A ``timestamp`` has no zone, so it differs.
-- The order of keys in JSON does not matter, the order of an array does.
-
-``version`` says how far each side is. It is not compared.
+Two values are equal if ``to_jsonb`` makes equal JSON of both, in sessions with the settings of `outbox.base.database`.
+docs/projections.md says what that means for each type. ``version`` says how far each side is, and is not compared.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,7 +28,6 @@ import psycopg2
 from psycopg2 import extensions, sql
 
 from outbox.base.errors import Failure
-from outbox.base.sections import sql_sections
 from outbox.sink.spec import SinkSpec
 
 FOLDER = "comparisons"
@@ -77,19 +69,12 @@ def folder_of(spec: SinkSpec) -> Path:
 
 
 def state_table(file: Path) -> StateTable | None:
-    """The table that a comparison declares; None if it declares none. Raises Failure for a typing mistake."""
-    lines = TABLE_LINE.findall(file.read_text())
-    found = [TABLE.fullmatch(line.rstrip()) for line in lines]
-    if not lines:
-        return None
-    if len(found) > 1 or found[0] is None:
-        raise unusable(file, f"`-- table{lines[-1]}` cannot be read", "write one line `-- table: NAME (KEY_COLUMN)`")
-    return StateTable(*found[0].groups())
-
-
-def source_query(file: Path) -> str:
-    """The query of the source, as a part of another one."""
-    return as_part(sql_sections(file, "source", "sink")["source"])
+    """The table that a comparison declares; None without such a line. Raises Failure for a typing mistake."""
+    text = ", ".join(TABLE_LINE.findall(file.read_text()))
+    found = TABLE.fullmatch(text.rstrip())
+    if text and not found:
+        raise unusable(file, f"`-- table{text}` cannot be read", "write one line `-- table: NAME (KEY_COLUMN)`")
+    return StateTable(*found.groups()) if found else None
 
 
 def as_part(text: str) -> str:
@@ -131,11 +116,17 @@ def read(connection: extensions.connection, query: str, *, by_sink: bool, has_ve
         version=sql.SQL("compared.version::bigint" if has_version else "NULL::bigint"),
         query=sql.SQL(query),
     )
-    with connection.cursor(name="compared_rows") as cursor:
+    return ((sink, key, version, normal(columns)) for sink, key, version, columns in stream(connection, statement))
+
+
+def stream(
+    connection: extensions.connection, query: str | sql.Composable, values: Mapping[str, object] | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, by a cursor on the server: they may be more than memory holds."""
+    with connection.cursor("rows") as cursor:
         cursor.itersize = FETCH_ROWS
-        cursor.execute(statement)
-        for sink, key, version, columns in cursor:
-            yield sink, key, version, normal(columns)
+        cursor.execute(query, values)
+        yield from cursor
 
 
 def normal(columns: str) -> str:
@@ -173,16 +164,16 @@ class Difference(NamedTuple):
 
     @property
     def lines(self) -> Iterator[str]:
-        """The columns with their values as JSON, long ones cut."""
+        """The columns with their values as JSON."""
         for name, (source, sink) in self.columns.items():
             if self.row == "differs":
-                yield f"{name}: {_text(source)} in the source, {_text(sink)} in the sink"
+                yield f"{name}: {_cut(source)} in the source, {_cut(sink)} in the sink"
             else:
-                yield f"{name}: {_text(source if self.row == 'missing' else sink)}"
+                yield f"{name}: {_cut(source if self.row == 'missing' else sink)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON. A long value is the beginning of its text."""
-        columns = {name: {"source": _cut(one), "sink": _cut(other)} for name, (one, other) in self.columns.items()}
+        """For JSON."""
+        columns = {name: {"source": _raw(one), "sink": _raw(other)} for name, (one, other) in self.columns.items()}
         return {"key": self.key, "row": self.row, "columns": columns}
 
 
@@ -192,27 +183,19 @@ class Differences:
 
     count: int = 0
     kept: int = KEPT
-    _heap: list[tuple[int, _Last, int, Difference]] = field(default_factory=list)
+    _found: list[Difference] = field(default_factory=list)
 
     def add(self, difference: Difference) -> None:
         """Count a key."""
         self.count += 1
-        entry = (len(difference.columns), _Last(difference.key), self.count, difference)
-        (heapq.heappush if len(self._heap) < self.kept else heapq.heappushpop)(self._heap, entry)
+        self._found.append(difference)
+        if len(self._found) > 2 * self.kept:
+            self._found = self.worst
 
     @property
     def worst(self) -> list[Difference]:
         """The worst of them, the worst first."""
-        return [difference for *_, difference in sorted(self._heap, reverse=True)]
-
-
-class _Last(str):
-    """A text of which the first one is the greatest."""
-
-    __slots__ = ()
-
-    def __lt__(self, other: str) -> bool:
-        return str.__gt__(self, other)
+        return sorted(self._found, key=lambda one: (-len(one.columns), one.key))[: self.kept]
 
 
 def _values(columns: str | None) -> dict[str, Any]:
@@ -223,10 +206,12 @@ def _json(value: object) -> str:
     return msgspec.json.Encoder(decimal_format="number").encode(value).decode()
 
 
-def _text(value: object) -> str:
+def _cut(value: object) -> str:
+    """A value as JSON, or the beginning of that."""
     text = _json(value)
     return text if len(text) <= VALUE_MAX_CHARACTERS else f"{text[:VALUE_MAX_CHARACTERS]}…"
 
 
-def _cut(value: Any) -> Any:
-    return value if len(_json(value)) <= VALUE_MAX_CHARACTERS else _text(value)
+def _raw(value: object) -> msgspec.Raw | str:
+    text = _cut(value)
+    return text if text.endswith("…") else msgspec.Raw(text.encode())

@@ -7,7 +7,7 @@ defaults. A row that the source does not have is deleted. The sink's role needs 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +15,12 @@ from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
 from outbox.base.errors import Failure
-from outbox.base.sections import COMMENT
+from outbox.base.sections import COMMENT, sql_sections
 from outbox.sink import rows
 from outbox.sink.applying import projection
 from outbox.sink.rows import Difference, Differences, StateTable, query_errors
 from outbox.sink.spec import SinkSpec
 
-FETCH_ROWS = 10_000
 # The tables that SQL writes. `rejections` is one of the engine.
 WRITES = re.compile(
     r"\b(?:INSERT\s+INTO|MERGE\s+INTO|DELETE\s+FROM|(?<!FOR )UPDATE(?!\s+SET\b))"
@@ -34,32 +33,32 @@ SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute
  WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
 """
 STATES = "SELECT to_jsonb(compared.*)::text FROM (\n{query}\n) AS compared WHERE compared.key IS NOT NULL"
-BEGIN = "CREATE TEMPORARY TABLE outbox_states (state jsonb NOT NULL) ON COMMIT DROP"
-TRUTH = """
-CREATE TEMPORARY TABLE outbox_truth ON COMMIT DROP AS
-SELECT made.*
-  FROM pg_temp.outbox_states,
-       jsonb_populate_record(NULL::{table},
-                             state - 'key' || jsonb_build_object('sink', %(sink)s, {key_name}, state -> 'key')) AS made
+TRUTH = "CREATE TEMPORARY TABLE outbox_truth ON COMMIT DROP AS SELECT * FROM {table} WITH NO DATA"
+FILL = """
+INSERT INTO pg_temp.outbox_truth
+SELECT made.* FROM (VALUES %s) AS found (state), jsonb_populate_record(NULL::{table},
+       state::jsonb - 'key' || jsonb_build_object('sink', {sink}, {key_name}, state::jsonb -> 'key')) AS made
 """
 CHANGED = """
 CREATE TEMPORARY TABLE outbox_changed ON COMMIT DROP AS
-SELECT coalesce(truth.{key}, stored.{key}) AS key, to_jsonb(truth.*) - %(others)s::text[] AS due,
-       to_jsonb(stored.*) - %(others)s::text[] AS has
+SELECT coalesce(truth.{key}, stored.{key}) AS key,
+       to_jsonb(truth.*) - {others} AS due, to_jsonb(stored.*) - {others} AS has
   FROM pg_temp.outbox_truth AS truth
-  FULL JOIN (SELECT * FROM {table} WHERE sink = %(sink)s) AS stored ON stored.{key} = truth.{key}
- WHERE to_jsonb(truth.*) - %(others)s::text[] IS DISTINCT FROM to_jsonb(stored.*) - %(others)s::text[]
+  FULL JOIN (SELECT * FROM {table} WHERE sink = {sink}) AS stored ON stored.{key} = truth.{key}
+ WHERE to_jsonb(truth.*) - {others} IS DISTINCT FROM to_jsonb(stored.*) - {others}
 """
+DIFFERENCES = "SELECT key::text, due::text, has::text FROM pg_temp.outbox_changed"
 REPLACE = """
 DELETE FROM {table} AS stored USING pg_temp.outbox_changed AS changed
- WHERE stored.sink = %(sink)s AND stored.{key} = changed.key;
+ WHERE stored.sink = {sink} AND stored.{key} = changed.key;
 
 INSERT INTO {table} (sink, {key}, {columns})
 SELECT truth.sink, truth.{key}, {of_truth}
   FROM pg_temp.outbox_truth AS truth JOIN pg_temp.outbox_changed AS changed ON changed.key = truth.{key}
  ORDER BY truth.{key};
+
+DROP TABLE pg_temp.outbox_truth, pg_temp.outbox_changed;
 """
-END = "DROP TABLE pg_temp.outbox_states, pg_temp.outbox_truth, pg_temp.outbox_changed"
 
 
 class Derived(NamedTuple):
@@ -99,7 +98,7 @@ def _declared(spec: SinkSpec) -> dict[str, Derived]:
             continue
         if table.name in found:
             raise rows.unusable(file, f"{found[table.name].file.name} declares table {table.name} too", "keep one")
-        found[table.name] = Derived(file, table, rows.source_query(file))
+        found[table.name] = Derived(file, table, rows.as_part(sql_sections(file, "source", "sink")["source"]))
     return found
 
 
@@ -116,44 +115,30 @@ def settle(
 
     Raises Failure if the query cannot be used, or does not return every column that has no default.
     """
-    with query_errors(source, one.file):
-        returned = rows.columns_of(source, one.query)
-        cursor.execute(BEGIN)
-        insert = "INSERT INTO pg_temp.outbox_states VALUES %s"
-        execute_values(cursor, insert, _states(source, one), page_size=FETCH_ROWS)
     cursor.execute(TABLE_COLUMNS, [f'public."{one.table.name}"'])
     has_default = dict(cursor.fetchall())
-    columns = _columns(one, returned, has_default)
+    with query_errors(source, one.file):
+        columns = _columns(one, rows.columns_of(source, one.query), has_default)
     names = {
         "table": sql.Identifier("public", one.table.name),
+        "sink": sql.Literal(sink),
         "key": sql.Identifier(one.table.key),
         "key_name": sql.Literal(one.table.key),
         "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
         "of_truth": sql.SQL(", ").join(sql.Identifier("truth", name) for name in columns),
+        "others": sql.Literal([name for name in has_default if name not in columns]),
     }
-    values = {"sink": sink, "others": [name for name in has_default if name not in columns]}
-    for statement in (TRUTH, CHANGED):
-        cursor.execute(sql.SQL(statement).format(**names), values)
+    truth, fill, changed, replace = (sql.SQL(one).format(**names) for one in (TRUTH, FILL, CHANGED, REPLACE))
+    cursor.execute(truth)
+    with query_errors(source, one.file):
+        states = rows.stream(source, sql.SQL(STATES).format(query=sql.SQL(one.query)))
+        execute_values(cursor, fill.as_string(cursor), states, page_size=rows.FETCH_ROWS)
+    cursor.execute(changed)
     differences = Differences(kept=kept)
-    for key, due, has in _changed(cursor.connection):
+    for key, due, has in rows.stream(cursor.connection, DIFFERENCES):
         differences.add(Difference.of(key, due and rows.normal(due), has and rows.normal(has)))
-    cursor.execute(sql.SQL(REPLACE).format(**names), values)
-    cursor.execute(END)
+    cursor.execute(replace)
     return differences
-
-
-def _states(source: extensions.connection, one: Derived) -> Iterator[tuple[str]]:
-    with source.cursor("states") as cursor:
-        cursor.itersize = FETCH_ROWS
-        cursor.execute(sql.SQL(STATES).format(query=sql.SQL(one.query)))
-        yield from cursor
-
-
-def _changed(connection: extensions.connection) -> Iterator[tuple[str, str | None, str | None]]:
-    with connection.cursor("changed") as cursor:
-        cursor.itersize = FETCH_ROWS
-        cursor.execute("SELECT key::text, due::text, has::text FROM pg_temp.outbox_changed")
-        yield from cursor
 
 
 def _columns(one: Derived, returned: Sequence[str], has_default: Mapping[str, bool]) -> list[str]:

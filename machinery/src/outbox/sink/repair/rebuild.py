@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg2
 from psycopg2 import extensions, sql
@@ -407,24 +407,14 @@ def _totals(connection: extensions.connection, aggregates: Sequence[Aggregate]) 
                 code="rebuild-unsupported",
             )
         query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier("public", view))
-        for (total,) in _rows(connection, query):
+        for (total,) in rows.stream(connection, query):
             yield aggregate.name, total
 
 
 def _sent(connection: extensions.connection, aggregates: Sequence[Aggregate]) -> Iterator[tuple[str, str, int]]:
     """By aggregate and key, the highest version of the events that the outbox still has."""
     for aggregate in aggregates:
-        yield from _rows(connection, sql.SQL(OUTBOX), {"aggregate": aggregate.name, "version": aggregate.version})
-
-
-def _rows(
-    connection: extensions.connection, query: sql.Composable, parameters: Mapping[str, object] | None = None
-) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query, by a cursor on the server: they may be more than memory holds."""
-    with connection.cursor("rows") as cursor:
-        cursor.itersize = FETCH_ROWS
-        cursor.execute(query, parameters)
-        yield from cursor
+        yield from rows.stream(connection, sql.SQL(OUTBOX), {"aggregate": aggregate.name, "version": aggregate.version})
 
 
 def _skip(
