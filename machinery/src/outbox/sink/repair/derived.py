@@ -35,6 +35,12 @@ SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute
 """
 STATES = "SELECT to_jsonb(compared.*)::text FROM (\n{query}\n) AS compared WHERE compared.key IS NOT NULL"
 BEGIN = "CREATE TEMPORARY TABLE outbox_states (state jsonb NOT NULL) ON COMMIT DROP"
+# The state from before a key was erased.
+DROP_ERASED = """
+DELETE FROM pg_temp.outbox_states USING public.erased_keys AS erased
+ WHERE erased.topic = ANY(%(topics)s) AND erased.key_hash = sha256(convert_to(state ->> 'key', 'UTF8'))
+   AND coalesce((state ->> 'version')::bigint <= erased.version, true)
+"""
 TRUTH = """
 CREATE TEMPORARY TABLE outbox_truth ON COMMIT DROP AS
 SELECT made.*
@@ -110,7 +116,7 @@ def _written(folder: Path, name: str) -> set[str]:
 
 
 def settle(
-    cursor: extensions.cursor, source: extensions.connection, one: Derived, sink: str, kept: int = rows.KEPT
+    cursor: extensions.cursor, source: extensions.connection, one: Derived, spec: SinkSpec, kept: int = rows.KEPT
 ) -> Differences:
     """Set a sink's rows of a table to those of the source, and return how they differed.
 
@@ -121,6 +127,7 @@ def settle(
         cursor.execute(BEGIN)
         insert = "INSERT INTO pg_temp.outbox_states VALUES %s"
         execute_values(cursor, insert, _states(source, one), page_size=FETCH_ROWS)
+    cursor.execute(DROP_ERASED, {"topics": spec.topics})
     cursor.execute(TABLE_COLUMNS, [f'public."{one.table.name}"'])
     has_default = dict(cursor.fetchall())
     columns = _columns(one, returned, has_default)
@@ -131,12 +138,13 @@ def settle(
         "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
         "of_truth": sql.SQL(", ").join(sql.Identifier("truth", name) for name in columns),
     }
-    values = {"sink": sink, "others": [name for name in has_default if name not in columns]}
+    values = {"sink": spec.name, "others": [name for name in has_default if name not in columns]}
     for statement in (TRUTH, CHANGED):
         cursor.execute(sql.SQL(statement).format(**names), values)
     differences = Differences(kept=kept)
     for key, due, has in _changed(cursor.connection):
-        differences.add(Difference.of(key, due and rows.normal(due), has and rows.normal(has)))
+        difference = Difference.of(key, due and rows.normal(due), has and rows.normal(has))
+        differences.add(difference.shown(spec.shown))
     cursor.execute(sql.SQL(REPLACE).format(**names), values)
     cursor.execute(END)
     return differences
