@@ -23,7 +23,10 @@ from outbox.base.database import query
 from outbox.base.sections import sql_sections
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.commands.check import as_text, describe
+from outbox.events.schema import HIDDEN
+from outbox.sink import discovery
 from outbox.sink.rows import KEPT, VALUE_MAX_CHARACTERS, Difference, as_part, read, state_table
+from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
 from tests.support.audit_chain import (
     NOW_MS,
@@ -105,7 +108,12 @@ class World:
             rows.load_sinks(logs.store, connection, declared)
         with snapshot(self.settings, SourceRole.AUDITOR) as connection:
             rows.load_source(logs.store, connection, declared)
-        seen = Observed(declared, sinks.Sinks([self.chain.sink]), logs, self.chain.source(outbox))
+        seen = Observed(
+            declared,
+            sinks.Sinks([self.chain.sink], erased=frozenset(self.chain.erased)),
+            logs,
+            self.chain.source(outbox),
+        )
         return compare(seen, lambda _: None, since)
 
     def expect(self, report: Report, *differing: str, uncertain: str = "") -> ComparisonReport:
@@ -146,6 +154,29 @@ def test_equal_rows_are_equal_whatever_other_columns_and_sinks_have(world: World
     world.sink("INSERT INTO booking_states VALUES ('other', 'a', 'wrong'), ('other', 'c', 'wrong')")
     found = world.expect(world.compare())
     assert (found.keys, found.not_compared) == (2, "")
+
+
+def test_a_row_of_an_erased_key_may_differ(world: World) -> None:
+    for key in ("a", "b"):
+        world.booking(key)
+    world.sink("DELETE FROM booking_states")
+    world.expect(world.compare(), "a", "b")
+    world.chain.erase("a")
+    world.expect(world.compare(), "b", uncertain="a")
+
+
+def test_values_beside_personal_data_are_not_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.booking("a")
+    world.sink("UPDATE booking_states SET status = 'cancelled', note = 'a neighbour'")
+    monkeypatch.setattr(SinkSpec, "shown", {"status", "version"})
+    found = world.expect(world.compare(), "a")
+    assert found.differences.worst[0].columns == {"status": ("booked", "cancelled"), "note": (HIDDEN, HIDDEN)}
+    monkeypatch.undo()
+    assert discovery.chosen(world.settings, "dedup").shown is None
+    with_reason = discovery.chosen(world.settings, "orders")
+    assert with_reason.shown is not None
+    assert {"quantity", "order_id"} <= with_reason.shown
+    assert "reason" not in with_reason.shown
 
 
 BOTH = '"2026-07-01T10:00:00+00:00"'

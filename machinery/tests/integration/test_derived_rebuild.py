@@ -14,6 +14,7 @@ from outbox.audit import comparison_files, rows
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
+from outbox.maintenance import erase
 from outbox.sink.repair import derived, rebuild
 from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.rows import Difference
@@ -102,6 +103,19 @@ def test_events_on_their_way_are_not_counted_twice(databases: Settings, folder: 
         assert Database(databases, name).totals() == sums([*mine[:4], *others])
         assert sink.apply(batch([*mine[2:], *others, *late], start=2)) == Counts(6, 2, 4)
     assert Database(databases, name).totals() == sums([*mine, *others, *late])
+
+
+def test_the_state_of_an_erased_key_does_not_come_back(databases: Settings, database: Database, folder: Path) -> None:
+    mine, others = history(1, 2), history(2, 2)
+    book(databases, *mine, *others)
+    spec = spec_with(STRATEGIES["dedup"], folder)
+    erase.erase(databases, erase.subject(databases, "item", nth_key(1)))
+    from_source(databases, spec)
+    assert database.totals() == sums(others)
+    later = history(1, 3)
+    book(databases, *later)  # the service has written of the key since
+    from_source(databases, spec)
+    assert database.totals() == sums([*later, *others])
 
 
 def test_what_is_wrong_is_set_and_the_rest_is_left_alone(databases: Settings, database: Database, folder: Path) -> None:

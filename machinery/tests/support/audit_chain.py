@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ class Chain:
         self.versions: dict[str, dict[str, int]] | None = {topic.name: {} for topic in declared.topics}
         self.sink = SinkState(SINK, totals={one.id: Totals() for one in declared.all_comparisons})
         self.acknowledged: set[str] = set()
+        self.erased: set[tuple[str, str]] = set()
         self.records: list[tuple[int, Record, TopicOffset]] = []
         self._unread: list[tuple[int, Record, TopicOffset]] = []
         self.offsets = {topic.name: {0: 0, 1: 0} for topic in declared.topics}
@@ -187,6 +189,10 @@ class Chain:
         """Remove events from the outbox, as `outbox prune` does."""
         self.outbox = [event for event in self.outbox if event not in events]
 
+    def erase(self, key: str) -> None:
+        """Note that a key was erased, of whatever topic."""
+        self.erased |= {(topic.name, sha256(key.encode()).hexdigest()) for topic in self.declared.topics}
+
     def applied(self, totals: Mapping[str, str], versions: Mapping[str, int] | None = None, **changes: Any) -> None:
         """The sink's totals, by every comparison. It has read all topics, unless ``changes`` say otherwise.
 
@@ -261,7 +267,7 @@ class Chain:
         _add(logs, [one for one in self.records if one[2].offset >= ends[one[0]].get(one[2].partition, 0)])
 
     def _compare(self, source: Source, logs: TopicLogs, verified: Verified | None = None) -> Report:
-        sinks = Sinks([self.sink], frozenset(self.acknowledged))
+        sinks = Sinks([self.sink], frozenset(self.acknowledged), erased=frozenset(self.erased))
         return compare(Observed(self.declared, sinks, logs, source), lambda _: None, verified)
 
 

@@ -277,6 +277,25 @@ def test_event_younger_than_the_outbox_behind_it_is_foreign(chain: Chain) -> Non
     assert of_topic.foreign.first == f"{foreign.event_id} at partition 0, offset 1, key stranger"
 
 
+def test_erased_events_are_neither_foreign_nor_drift(chain: Chain) -> None:
+    older, events = chain.written("b", "1", at_ms=NOW_MS - MINUTE_MS), chain.written("a", "5", "6")
+    chain.publish(*older, *events)
+    chain.prune(*events)
+    chain.applied({"b": "1"})
+    chain.expect("foreign-events", "sink-drift", drift={"a": -11})
+    chain.erase("a")
+    chain.expect(drift={}, uncertain={"a"}, lost=[], missing_versions=0, pruned=2)
+
+
+def test_invalid_record_of_an_erased_key_is_acknowledged(chain: Chain) -> None:
+    chain.publish(*chain.written("b", "5"))
+    chain.publish(chain.event("a", 1), change="six")
+    chain.applied({"b": "5"})
+    chain.expect("malformed-records")
+    chain.erase("a")
+    assert chain.expect().topic(STOCK_TOPIC).malformed.acknowledged == 1
+
+
 def test_event_beyond_the_version_of_its_key_is_foreign(chain: Chain) -> None:
     chain.prune(*chain.written("a", "5"))
     foreign = chain.event("a", 1_000, "9")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from outbox.audit import sinks
 from outbox.audit.sinks import SinkState
@@ -87,3 +88,38 @@ def test_commits_of_others_say_nothing_of_positions(lake: Settings, said: str) -
     write(lake, ("a", 6, 2), said=said)
     assert table.positions(lake, NAME) == {"t": {0: 4}}
     assert state(lake).positions == {"t": {0: 4}}
+
+
+def test_an_erased_key_is_in_no_file_of_the_table(lake: Settings) -> None:
+    write(lake, ("a'b", 5, 1), ("c", 6, 1))
+    write(lake, ("c", 7, 2))
+    folder = Path(table.location(lake, NAME).removeprefix("file://"))
+
+    def erase(key: str, *, dry_run: bool = False) -> list[int]:
+        return [*table.erase(lake, NAME, ["item"], key, [], dry_run=dry_run).values()]
+
+    assert erase("a'b", dry_run=True) == [1, 0]
+    assert erase("a'b") == [1, 1]
+    assert erase("a'b", dry_run=True) == [0, 0]
+    left = [row for file in folder.glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    assert {row["item"] for row in left} == {"c"}
+    assert state(lake).totals["stock"].totals == {"c": Decimal(13)}
+    assert "a'b" in (folder / "_delta_log" / f"{0:020}.json").read_text(), "the log has the extremes of columns"
+
+
+def test_former_files_of_other_keys_stay(lake: Settings) -> None:
+    write(lake, ("a", 5, 1), ("b", 6, 1))
+    DeltaTable(table.location(lake, NAME).removeprefix("file://")).delete("item = 'b'")
+    folder = Path(table.location(lake, NAME).removeprefix("file://"))
+    files = {*folder.glob("*.parquet")}
+    table.erase(lake, NAME, ["item"], "c", [], dry_run=False)
+    assert {*folder.glob("*.parquet")} == files
+
+
+@pytest.mark.parametrize(("columns", "events"), [(["other"], []), (["item"], ["item.received", "item.picked"])])
+def test_a_table_without_the_column_of_the_key_is_not_touched(
+    lake: Settings, columns: list[str], events: list[str]
+) -> None:
+    write(lake, ("a", 5, 1))
+    with raises("erase-unsupported"):
+        table.erase(lake, NAME, columns, "a", events, dry_run=False)

@@ -92,6 +92,11 @@ SELECT topic, key, min(version) AS lowest, max(version) AS highest, count(*) AS 
          WHERE NOT is_foreign AND version IS NOT NULL AND hash(key, version) % {passes} = {number} GROUP BY ALL)
  GROUP BY ALL
 """
+# Keys that were erased: `outbox erase` has deleted their rows, old and new.
+ERASED = """
+CREATE OR REPLACE TABLE erased AS SELECT DISTINCT topic, key FROM events
+ WHERE {are_any} AND EXISTS (FROM erased_hashes WHERE erased_hashes.topic = events.topic AND key_hash = sha256(key));
+"""
 # By partition the first of those records whose event the outbox has; the relay has come as far as `latest_ms`.
 EARLIEST = f"""
 CREATE OR REPLACE TABLE earliest AS
@@ -101,11 +106,12 @@ SELECT topic, partition, min("offset") AS "offset", arg_min(occurred_ms, "offset
 
 CREATE OR REPLACE VIEW relayed AS
 SELECT events.*,
-       events.occurred_ms IS NULL
+       events.occurred_ms IS NULL AND erased.key IS NULL
        AND (coalesce(events.version > source_versions.version, false)
             OR coalesce(earliest."offset" < events."offset"
                         AND earliest.occurred_ms + {CLOCK_MARGIN_MS} < made_at_ms(id), false)) AS is_foreign
   FROM events LEFT JOIN source_versions USING (topic, key) LEFT JOIN earliest USING (topic, partition)
+  LEFT JOIN erased USING (topic, key)
  WHERE partition IS NOT NULL;
 """  # noqa: S608
 KEYS = """
@@ -217,7 +223,7 @@ class _Topic:
         if not point.is_beginning:
             if self.log.has_gap:
                 raise Doubt(f"topic {topic.name} has dropped records that were not read")
-            point.require_usual(topic.name, self.states, seen.source.versions.get(topic.name))
+            point.require_usual(topic.name, self.states, seen.source.versions.get(topic.name), seen.sinks)
 
     def fate(self, event: Event, occurred_ms: int, lowest: int | None, highest: int | None) -> Fate:
         """The fate of an event that the topic does not have. The topic has these versions of its key."""
@@ -293,7 +299,7 @@ class _Comparison:
         for topic in self._topics:
             topic.report.lost.sort()  # the oldest first: UUIDv7s sort by time
         for tally in self._tallies:
-            tally.compare()
+            tally.compare(self._seen.sinks)
 
     def _load(self) -> None:
         """Put what is compared into tables."""
@@ -306,6 +312,10 @@ class _Comparison:
         load("read_topics", TOPIC, _numbered([()] if topic.states else [] for topic in self._topics))
         lettered = {one for tally in self._tallies for one in tally.state.letters if letters.has_event_id(one)}
         load("lettered", {"event_id": pa.string()}, ((one,) for one in lettered), "masked(event_id) AS id")
+        hashes = (
+            [(hash_,) for topic, hash_ in self._seen.sinks.erased if topic == one.declared.name] for one in self._topics
+        )
+        load("erased_hashes", {**TOPIC, "key_hash": pa.string()}, _numbered(hashes))
         load("verified_topics", TOPIC, _numbered([] if point.is_beginning else [()] for point in points))
         bounds = [((key, *bounds) for key, bounds in point.versions.items()) for point in points]
         load("verified_keys", {**BY_KEY, "lowest": pa.int64(), "highest": pa.int64()}, _numbered(bounds))
@@ -320,6 +330,7 @@ class _Comparison:
         store.make("repeats", REPEATS, passes)
         store.make("refused_events", REFUSED_EVENTS, passes)
         store.make("events", EVENTS, passes)
+        store.run(ERASED.format(are_any=bool(self._seen.sinks.erased)))
         store.run(EARLIEST)
         store.make("versions", VERSIONS, passes)
         store.run(KEYS)
@@ -357,12 +368,13 @@ class _Comparison:
 
     def _count_refused(self) -> None:
         """Count the records that break the contract. Those that were discarded are acknowledged."""
-        query = 'SELECT topic, identity, partition, "offset", reason, detail FROM refused'
-        for topic, identity, partition, offset, reason, detail in self._store.rows(query):
+        query = 'SELECT topic, identity, key, partition, "offset", reason, detail FROM refused'
+        for topic, identity, key, partition, offset, reason, detail in self._store.rows(query):
             of_topic = self._topics[topic]
             for tally in self._tallies:
                 tally.meet(of_topic.declared.name, identity)
-            if identity in self._seen.sinks.acknowledged:
+            sinks = self._seen.sinks
+            if identity in sinks.acknowledged or sinks.is_erased([of_topic.declared.name], key or ""):
                 of_topic.report.malformed.acknowledged += 1
             else:
                 of_topic.report.malformed.add(TopicOffset(partition, offset), reason, detail)

@@ -37,7 +37,7 @@ from prometheus_client.registry import Collector
 from outbox.audit import check
 from outbox.audit.report import Report
 from outbox.base import scraped
-from outbox.base.database import query
+from outbox.base.database import query, reason_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.relay import connectors, lifecycle
@@ -89,7 +89,7 @@ class Monitor(Collector):
         except (Failure, psycopg2.Error, KafkaException) as error:
             failed.add_metric([], 1)
             self._checked = [failed, *(one for one in self._checked if one.name != failed.name)]
-            return error if isinstance(error, Failure) else Failure(str(error).strip(), code="check-failed")
+            return error if isinstance(error, Failure) else Failure(reason_of(error), code="check-failed")
         failed.add_metric([], 0)
         self._checked = [failed, *_of_report(report)]
         return None

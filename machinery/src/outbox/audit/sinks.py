@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, Literal
 
 from psycopg2 import extensions
@@ -54,6 +55,12 @@ class Sinks:
     acknowledged: frozenset[str] = frozenset()
     """Identities of the records that an operator has discarded."""
     uncompared_tables: Sequence[str] = ()
+    erased: frozenset[tuple[str, str]] = frozenset()
+    """The keys that were erased: topic, and sha256 of the key."""
+
+    def is_erased(self, topics: Iterable[str], key: str) -> bool:
+        """Whether a key was erased on one of these topics."""
+        return bool(self.erased) and any((topic, sha256(key.encode()).hexdigest()) in self.erased for topic in topics)
 
 
 def read(settings: Settings, declared: Declared, store: Store | None = None) -> Sinks:
@@ -88,11 +95,14 @@ def read(settings: Settings, declared: Declared, store: Store | None = None) -> 
             for name, duplicates, filtered in cursor
         ]
         states = [_as_declared(state, declared, totals) for state in states if _is_ours(state, declared)]
+        cursor.execute("SELECT topic, encode(key_hash, 'hex') FROM public.erased_keys")
+        erased = frozenset(map(tuple, cursor.fetchall()))
         read_by_any = set[str]().union(*(tables_read(connection, one) for one in queries))
         return Sinks(
             [state if state.name not in targets else with_target(state, targets[state.name]) for state in states],
             letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
             uncompared_tables(cursor, read_by_any | _remembered(declared)),
+            erased,
         )
 
 

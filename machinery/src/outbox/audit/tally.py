@@ -6,8 +6,9 @@ A sink expects the events that it has asked for. Others are not in flight, lost 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Literal, NamedTuple
 
 from outbox.audit.comparison_files import Addend, Comparison
@@ -16,7 +17,7 @@ from outbox.audit.letters import Letter, TopicOffset
 from outbox.audit.quantity import EXACT, Quantity
 from outbox.audit.report import ComparisonReport, SinkReport
 from outbox.audit.rows import ComparedRows
-from outbox.audit.sinks import SinkState
+from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import Source
 from outbox.audit.store import Store
 from outbox.audit.totals import Totals
@@ -95,8 +96,8 @@ class Compared:
         """Do not report a difference of a key as drift: something that is reported elsewhere explains it."""
         self._excused.add(key)
 
-    def compare(self) -> None:
-        """Compare the totals of each key."""
+    def compare(self, is_erased: Callable[[str], bool]) -> None:
+        """Compare the totals of each key. Those of an erased one may differ."""
         report = self.report
         if self._in_flight:
             report.not_compared = f"not now: {self._in_flight} in flight, and its file does not say what an event adds"
@@ -106,7 +107,7 @@ class Compared:
                 continue
             due = EXACT.subtract(self._source.totals.get(key, Decimal(0)), self._unapplied.get(key, Decimal(0)))
             difference = EXACT.subtract(self._totals.totals.get(key, Decimal(0)), due)
-            if difference and key in self._excused:
+            if difference and (key in self._excused or is_erased(key)):
                 report.uncertain.add(key)
             elif difference:
                 report.drift[key] = difference
@@ -115,8 +116,9 @@ class Compared:
 class RowsOfSink:
     """One comparison of the rows of one sink. Every event that it has not applied may change the row of its key."""
 
-    def __init__(self, rows: ComparedRows, topics: Sequence[int]) -> None:
-        self._rows, self._topics = rows, topics
+    def __init__(self, rows: ComparedRows, topics: Sequence[int], shown: Collection[str] | None = None) -> None:
+        """Only columns that are ``shown`` have their values in the report; all of them with None."""
+        self._rows, self._topics, self._shown = rows, topics, shown
         self._in_flight: set[str] = set()
         self._excused: set[str] = set()  # as of totals
         self.report = ComparisonReport.of_rows(rows)
@@ -134,8 +136,10 @@ class RowsOfSink:
         """Do not report a difference of a key: something that is reported elsewhere explains it."""
         self._excused.add(key)
 
-    def compare(self) -> None:
-        """Compare the rows of each key. If other keys than those of events have rows, an event may change any row."""
+    def compare(self, is_erased: Callable[[str], bool]) -> None:
+        """Compare the rows of each key that is not erased. If other keys than those of events have rows, an event may
+        change any row.
+        """
         unapplied = len(self._in_flight | self._excused)
         other = self._rows.other_key(self._topics) if unapplied and self._topics else None
         if other is not None:
@@ -145,10 +149,12 @@ class RowsOfSink:
             return
         self.report.uncertain |= self._in_flight
         for key, _, _, source, sink in self._rows.differing():
-            if source != sink and key in self._excused:
+            if source == sink or key in self._in_flight:
+                continue
+            if key in self._excused or is_erased(key):
                 self.report.uncertain.add(key)
-            elif source != sink and key not in self._in_flight:
-                self.report.differences.add(Difference.of(key, source, sink))
+            else:
+                self.report.differences.add(Difference.of(key, source, sink).shown(self._shown))
 
 
 class Tally:
@@ -162,7 +168,7 @@ class Tally:
         topics = [declared.topic_by_name[topic].number for topic in self.topics] if known else []
         rows = declared.row_comparisons
         self.compared = [
-            RowsOfSink(ComparedRows(store, one, rows.index(one), state.name), topics)
+            RowsOfSink(ComparedRows(store, one, rows.index(one), state.name), topics, spec.shown)
             if one.columns
             else Compared(one, declared.addends(spec, one), state.totals[one.id], source.totals[one.id])
             for one in declared.comparisons_of(state.name)
@@ -227,13 +233,13 @@ class Tally:
         numbers = None if is_unknown or event.kind is None else self._numbers[event.kind].of(event.texts, event.payload)
         self._lack(event.key, event.kind, numbers, is_in_flight=is_in_flight)
 
-    def compare(self) -> None:
+    def compare(self, sinks: Sinks) -> None:
         """Count the dead letters whose events are neither on a topic nor in the outbox, and compare the totals."""
         for identity, letter in self.state.letters.items():
             if identity not in self._met and letter.topic in self.topics:
                 self._count_letter(identity, letter)
         for one in self.compared:
-            one.compare()
+            one.compare(partial(sinks.is_erased, self.topics))
 
     def _count_letter(self, identity: str, letter: Letter) -> None:
         """Count what the topic has dropped, and the outbox has no more; its letter is what is left.

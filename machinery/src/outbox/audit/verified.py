@@ -35,7 +35,7 @@ import msgspec
 
 from outbox.audit import letters
 from outbox.audit.declared import Declared
-from outbox.audit.sinks import SinkState
+from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.topic_log import TopicEnd
 from outbox.base.settings import Settings
 from outbox.events.values import KEY_MAX_BYTES
@@ -74,7 +74,9 @@ class TopicPoint(msgspec.Struct, frozen=True):
         """Whether nothing is verified."""
         return not self.next_offsets
 
-    def require_usual(self, topic: str, states: Iterable[SinkState], versions: Mapping[str, int] | None) -> None:
+    def require_usual(
+        self, topic: str, states: Iterable[SinkState], versions: Mapping[str, int] | None, sinks: Sinks
+    ) -> None:
         """Raise Doubt if a sink that reads the topic, or the source, is not at or after this point."""
         for state in states:
             positions = state.positions.get(topic, {})
@@ -84,7 +86,7 @@ class TopicPoint(msgspec.Struct, frozen=True):
             if letters.digest(state.letters, topic, self.next_offsets) != self.letters.get(state.name):
                 raise Doubt(f"sink {state.name}: its dead letters of {topic} from before have changed")
         for key, (_, highest) in self.versions.items():
-            if (versions or {}).get(key, 0) < highest:
+            if (versions or {}).get(key, 0) < highest and not sinks.is_erased([topic], key):
                 raise Doubt(f"topic {topic}: the source has a lower version of key {key} than {highest}")
 
 

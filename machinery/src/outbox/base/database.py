@@ -7,6 +7,7 @@ Server, database and role may set how a session reads and writes. Our sessions s
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +59,8 @@ WRITERS = (SourceRole.APP, SinkRole.WRITER)
 BUSY = ("25006", "40", "53", "55P03", "57014")
 # What a server says that takes no login now.
 NOT_NOW = ("the database system is", "connection slots", "too many")
+DATA = "22"
+QUOTED = re.compile(r'".*("|$)', re.DOTALL)  # a value may have quotes and line feeds
 NO_ROOM = "No space left on device"  # at a login it writes a cache
 
 COLUMN_NAMES = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
@@ -158,6 +161,13 @@ def refusal_of(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[st
     return lines[-1], remedy, "database-unavailable"
 
 
+def reason_of(error: Exception) -> str:
+    """The first line of an error. What a value of a row is to blame for (SQLSTATE 22…) has no values in it."""
+    if isinstance(error, psycopg2.Error) and str(error.pgcode).startswith(DATA):
+        return QUOTED.sub('"…"', error.diag.message_primary or "a value is not valid")
+    return str(error).strip().partition("\n")[0]
+
+
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
     """Let an error inside the block name the file of the statement. `database_errors` shows the name."""
@@ -178,7 +188,7 @@ def database_errors(connection: connection, subject: str, what: str, again: str)
     try:
         yield
     except psycopg2.Error as error:
-        reason = ": ".join([*getattr(error, "__notes__", ()), str(error).strip().partition("\n")[0]])
+        reason = ": ".join([*getattr(error, "__notes__", ()), reason_of(error)])
         if connection.closed:
             raise Failure(
                 f"{subject}: lost its database connection: {reason}", again, code="database-connection-lost"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+KIND = re.compile(r"\[[\w.]+\]|[\w.]+(?=:)")  # as Spark writes the class of an error, or as Python and Java do
+
 
 class Failure(Exception):
     """An expected failure. The command line prints it as one line on stderr and exits with status 1.
@@ -15,6 +19,12 @@ class Failure(Exception):
         self.code = code
         self.message = message
         self.remedy = remedy
+
+
+def kind_of(said: str) -> str:
+    """The class at the beginning of an error's text, whose rest may repeat a value."""
+    found = KIND.match(said)
+    return found[0] if found else "an error"
 
 
 def plural(count: int, noun: str) -> str:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import TYPE_CHECKING, cast
 
 from outbox.base import terminal
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 
 if TYPE_CHECKING:
     import structlog
 
 
-def configure(settings: Settings) -> None:
-    """Set up structlog, once a process; standard library records go to the same place."""
+def configure(settings: Settings, *, is_personal: bool = False) -> None:
+    """Set up structlog, once a process; standard library records go to the same place.
+
+    ``is_personal``: events have personal data, so tracebacks have no messages and no values of variables.
+    """
     import structlog
 
     text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
@@ -24,7 +29,9 @@ def configure(settings: Settings) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderer: list[structlog.typing.Processor] = (
+    without_messages = structlog.processors.ExceptionRenderer(_frames)
+    hiding: list[structlog.typing.Processor] = [without_messages] if is_personal else []
+    renderer: list[structlog.typing.Processor] = hiding + (
         [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
         if text
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
@@ -47,6 +54,18 @@ def configure(settings: Settings) -> None:
     root.setLevel(settings.log_level.upper())
     for chatty in ("alembic", "py4j"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _frames(exc_info: structlog.typing.ExcInfo) -> str:
+    """A traceback of classes and frames, and of the messages only ours: any other may repeat a value."""
+    error: BaseException | None = exc_info[1]
+    parts = list[str]()
+    while error is not None:
+        said = f": {error}" if isinstance(error, Failure) else ""
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        parts.insert(0, f"Traceback (most recent call last):\n{frames}{type(error).__qualname__}{said}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n\n".join(parts)
 
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:

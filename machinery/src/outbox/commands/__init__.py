@@ -68,4 +68,5 @@ COMMANDS = {
     "prune": Entry(
         "Repair", "outbox.commands.prune:prune_command", "delete relayed outbox rows and expired deduplication ids"
     ),
+    "erase": Entry("Repair", "outbox.commands.erase:erase_command", "remove the personal data of one key"),
 }

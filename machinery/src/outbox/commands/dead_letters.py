@@ -16,6 +16,8 @@ from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.commands import Moment, table
+from outbox.events import catalog
+from outbox.events.schema import HIDDEN
 from outbox.sink import discovery
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox.sink.repair import replay
@@ -99,6 +101,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
         sinks = ", ".join(letter["sink"] for letter in letters)
         raise Failure(f"several sinks have dead letter {identity}: {sinks}", "choose one by --sink")
     found = _json(letters[0])
+    _hide_personal(settings, found)
     click.echo(json.dumps(found, indent=2) if as_json else _page(found))
 
 
@@ -232,6 +235,14 @@ def _json(letter: dict[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value.isoformat() if isinstance(value, datetime) else value
     return found
+
+
+def _hide_personal(settings: Settings, letter: dict[str, Any]) -> None:
+    """Hide the value where an event of the topic has personal data. The sink database still has it."""
+    aggregates = catalog.of_project(settings).topics.get(letter["topic"], ())
+    if any(schema.personal for one in aggregates for schema in one.schemas):
+        letter.pop("value_base64", None)
+        letter["value"] = HIDDEN
 
 
 def _applier(settings: Settings, one: SinkSpec, *, dry_run: bool) -> Applier:

@@ -12,6 +12,7 @@ import click
 from outbox.base import log
 from outbox.base.errors import plural
 from outbox.base.settings import Settings, load
+from outbox.events import catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
@@ -83,7 +84,7 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
 def _from_topic(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
     from outbox.sink.running import supervisor
 
-    log.configure(settings)
+    log.configure(settings, is_personal=catalog.of_project(settings).is_personal)
     sink = declared.name
     copy = replace(declared, name=rebuild.copy_of(sink))
     with rebuild.reserved(settings, sink) as connection:

@@ -7,6 +7,7 @@ import click
 from outbox.base import log, project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
+from outbox.events import catalog
 from outbox.sink import discovery
 from outbox.sink.remembering import strategy
 from outbox.sink.remembering.strategy import Strategy
@@ -48,7 +49,7 @@ def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
     from outbox.sink.running import supervisor
 
     settings = load()
-    log.configure(settings)
+    log.configure(settings, is_personal=catalog.of_project(settings).is_personal)
     wanted = names or project.current().sinks
     if not wanted:
         raise Failure("no sink is named", 'name one, or set sinks = ["…"] in [tool.outbox]')

@@ -139,6 +139,11 @@ class Catalog:
         return [schema for aggregate in self.aggregates.values() for schema in aggregate.schemas]
 
     @property
+    def is_personal(self) -> bool:
+        """Whether an event has personal data."""
+        return any(schema.personal for schema in self.schemas)
+
+    @property
     def topics(self) -> dict[str, list[Aggregate]]:
         """The aggregates by topic."""
         found: dict[str, list[Aggregate]] = {}
@@ -332,6 +337,9 @@ def _require_schema(schema: EventSchema, key: str, version: str | None) -> None:
                 f"the {use} is a required property that is never null and becomes {' or '.join(sorted(types))}; an "
                 "integer becomes bigint if minimum and maximum keep it within 64 bits",
             )
+    for name in schema.personal & {key, version}:
+        problem = f"{name} is personal, and records, memories and reports have it as it is"
+        raise _unusable(f"event {schema.name}", problem, "identify entities by random ids, and number their events")
     for problem, remedy in _column_problems(schema.columns):
         raise _unusable(f"event {schema.name}", problem, remedy)
 

@@ -58,6 +58,25 @@ def resolve(document: Mapping[str, Json], rule: Json) -> Mapping[str, Json]:
     return found
 
 
+def has(document: Mapping[str, Json], rule: Json, keyword: str) -> bool:
+    """Whether a keyword is true in a rule of the document, or in any schema that it contains or refers to.
+
+    Raises Failure if the keyword has another value than true or false.
+    """
+    waiting, followed = [rule], set[str]()
+    while waiting:
+        for node in _nodes(waiting.pop()):
+            if not isinstance(node.get(keyword, False), bool):
+                raise unusable(keyword, f"it is {node[keyword]!r}, and must be true or false")
+            if node.get(keyword):
+                return True
+            reference = str(node.get("$ref", ""))
+            if reference.startswith("#") and reference not in followed:
+                followed.add(reference)
+                waiting.append(pointed_at(document, reference))
+    return False
+
+
 def pointed_at(document: Json, pointer: str) -> Json:
     """The value that a JSON Pointer (``#/…``, RFC 6901) names. Raises LookupError or TypeError if that is nothing."""
     target = document

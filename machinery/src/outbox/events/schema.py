@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jsonschema_rs
 
 from outbox.base.errors import Failure
-from outbox.events.references import bundle, resolve, unusable
+from outbox.events.references import bundle, has, resolve, unusable
 
 # No property is of the last two: a sink's `transform` may add such columns.
 SqlType = Literal["uuid", "timestamptz", "bigint", "numeric", "boolean", "text", "jsonb", "double precision", "date"]
@@ -23,6 +23,9 @@ BIGINT_MIN, BIGINT_MAX = -(2**63), 2**63 - 1
 # The spelling that Postgres writes. JSON Schema allows upper case too, and two spellings would be two keys to Kafka.
 CANONICAL_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 DETAIL_MAX_CHARACTERS = 200
+PERSONAL = "x-personal"  # the annotation of a property whose values no message may repeat
+NAMED = {"properties", "allOf", "$ref", "$defs", "definitions"}  # where the annotations of properties are
+HIDDEN = "… (personal data)"
 
 
 class Column(NamedTuple):
@@ -63,6 +66,8 @@ class PayloadSchema:
             raise unusable(name, str(error).partition("\n")[0]) from None
         if not self.properties:
             raise unusable(name, "it has no properties")
+        self.personal = self._personal()
+        """The properties with personal data, in whatever depth."""
 
     def __getstate__(self) -> dict[str, Any]:
         """For executors. The compiled validator stays behind and is made again."""
@@ -87,13 +92,23 @@ class PayloadSchema:
 
     def violation(self, payload: object) -> Violation | None:
         """The first violation of a payload, decoded from JSON; None if it is valid."""
-        return None if self._validator.is_valid(payload) else _first(self._validator, payload)
+        return None if self._validator.is_valid(payload) else self._first(payload)
 
     def require_valid(self, payload: object) -> None:
         """Raises Failure naming the first property of a payload that breaks the contract."""
         violation = self.violation(payload)
         if violation is not None:
             raise Failure(f"{self.name}: {violation.detail}", code="event-invalid")
+
+    def _first(self, payload: object) -> Violation:
+        """The first violation. With personal data in the event it says the property and the rule, and no value."""
+        error = next(iter(self._validator.iter_errors(payload)))
+        path = [str(part) for part in error.instance_path] or [getattr(error.kind, "property", "")]
+        if self.personal:
+            rule = next((part for part in reversed(error.schema_path) if isinstance(part, str)), "")
+            name = path[0] if path[0] in self.properties else ""
+            return Violation(name, f"$.{name}: it breaks the rule {rule}")
+        return Violation(path[0], shortened(f"$.{'.'.join(path)}: {error.message}"))
 
     def _parts(self) -> list[Mapping[str, Any]]:
         """The schema and what it includes by ``$ref`` or ``allOf``: all of it describes the payload itself."""
@@ -112,6 +127,13 @@ class PayloadSchema:
             for name, rule in (part.get("properties") or {}).items():
                 found.setdefault(name, rule)
         return found
+
+    def _personal(self) -> frozenset[str]:
+        for part in self._parts():
+            elsewhere = {name: rule for name, rule in part.items() if name not in NAMED}
+            if has(self.document, elsewhere, PERSONAL):
+                raise unusable(self.name, f"{PERSONAL} is outside of `properties`")
+        return frozenset(name for name, rule in self.properties.items() if has(self.document, rule, PERSONAL))
 
     @cached_property
     def required(self) -> frozenset[str]:
@@ -177,12 +199,6 @@ def shortened(text: str) -> str:
 
 def _printable(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
-
-
-def _first(validator: jsonschema_rs.Draft202012Validator, instance: object) -> Violation:
-    error = next(iter(validator.iter_errors(instance)))
-    path = [str(part) for part in error.instance_path] or [getattr(error.kind, "property", "")]
-    return Violation(path[0], shortened(f"$.{'.'.join(path)}: {error.message}"))
 
 
 def _types(rule: Mapping[str, Any]) -> set[str]:

@@ -36,6 +36,8 @@ class Upcaster:
     source: str
     names: Sequence[str]
     target: EventSchema
+    is_personal: bool = False
+    """Whether an event that it takes has personal data: then no message repeats what a function says."""
     _functions: list[Function] = field(default_factory=list, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,7 +62,10 @@ class Upcaster:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a mistake in it sets the event aside, also one that would end the process
-            return Rejection(UPCAST_FAILED, shortened(f"{name}: {type(error).__name__}: {error}"))
+            said = "" if self.is_personal else f": {error}"
+            return Rejection(UPCAST_FAILED, shortened(f"{name}: {type(error).__name__}{said}"))
+        if violation is not None and self.is_personal:
+            violation = violation._replace(detail=f"$.{violation.name}")
         return payload if violation is None else Rejection(UPCAST_FAILED, shortened(f"{name}: {violation.detail}"))
 
 
@@ -78,7 +83,7 @@ def chain(file: Path, versions: Sequence[EventSchema]) -> Upcaster | None:
     source = _read(file)
     if not names or not _functions(str(file), source).keys() >= {*names}:
         return None
-    return Upcaster(str(file), source, names, versions[-1])
+    return Upcaster(str(file), source, names, versions[-1], any(one.personal for one in versions))
 
 
 def functions_in(file: Path) -> dict[str, Function]:

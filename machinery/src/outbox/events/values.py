@@ -101,7 +101,7 @@ def _number(text: str) -> Decimal:
     except InvalidOperation:  # its exponent has too many digits
         number = None
     if number is None or abs(number.adjusted()) > EXPONENT_MAX or _is_long(text, number):
-        raise ValueError(f"a number is out of range: {shortened(text)}")
+        raise ValueError("a number is out of range")  # and which one may be personal
     return number
 
 
@@ -112,7 +112,7 @@ def _as_builtin(value: Any) -> Any:
     """A value of a type that msgspec does not know, as one of a type that it knows."""
     dump = getattr(value, "model_dump", None)
     if dump is not None:  # a model of pydantic, which need not be installed
-        return dump(mode="json")
+        return dump(mode="json", warnings=False)  # a warning would print the value
     if isinstance(value, Mapping):
         return dict(value)
     for type_, as_plain in PLAIN.items():
@@ -126,7 +126,7 @@ _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=_as_builtin).en
 
 def _as_finite_builtin(value: Any) -> Any:
     builtin = _as_builtin(value)
-    if hasattr(value, "model_dump") and not _is_kept(value.model_dump(), builtin):
+    if hasattr(value, "model_dump") and not _is_kept(value.model_dump(warnings=False), builtin):
         raise ValueError(NOT_FINITE)
     return builtin
 
@@ -158,7 +158,7 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone(UTC)  # in the first and last year, that may be no date
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no date and time that Postgres knows") from None
+        raise ValueError("it is no date and time that Postgres knows") from None
 
 
 def _string(text: str) -> str:

@@ -38,6 +38,7 @@ def make_engine(settings: Settings) -> Engine:
         pool_size=settings.service_threads,
         max_overflow=0,
         pool_timeout=POOL_TIMEOUT_S,
+        hide_parameters=True,  # an error would print the payloads
         use_native_hstore=False,  # saves a query per connection
     )
     event.listen(engine, "checkout", _require_open)

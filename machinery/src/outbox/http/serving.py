@@ -9,12 +9,13 @@ from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
 from outbox.base import log
 from outbox.base.settings import load
+from outbox.events import catalog
 from outbox.http.app import FOLDER_VARIABLE
 from outbox.http.database import bound_waits
 from outbox.http.worker import Worker
 
 _settings = load()
-log.configure(_settings)
+log.configure(_settings, is_personal=catalog.of_project(_settings).is_personal)
 
 bind = f"{_settings.service_host}:{_settings.service_port}"
 workers = _settings.service_workers

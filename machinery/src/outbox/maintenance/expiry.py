@@ -163,7 +163,7 @@ def between_batches(
         (result,) = wait_for("the sinks to be between two batches", attempt, timeout_s=TURN_TIMEOUT_S, poll_s=0.2)
     except WaitTimeoutError:
         raise Failure(
-            f"retention stopped: {holder} and does not end it", "end that session, and prune again", code="sinks-busy"
+            f"{holder}, and does not end", "end that session, and run the command again", code="sinks-busy"
         ) from None
     return result
 

@@ -54,6 +54,8 @@ SINKS: Grants = {
     "FUNCTION public.ensure_processed_events(date[])": {SinkRole.WRITER: ("EXECUTE",)},
     "FUNCTION public.drop_processed_events(date)": {SinkRole.PRUNER: ("EXECUTE",)},
 }
+# Its rows are written by `outbox erase`, as the owner.
+ERASED_KEYS: Grants = {"TABLE public.erased_keys": {SinkRole.WRITER: READ, SinkRole.AUDITOR: READ}}
 
 # Null for an object that does not exist yet: the migration that makes it grants it.
 KINDS = {
@@ -91,7 +93,7 @@ def missing(settings: Settings, cursor: extensions.cursor, database: Database) -
 
 def _wanted(cursor: extensions.cursor, database: Database) -> Grants:
     if database == "sink":
-        return SINKS
+        return {**SINKS, **ERASED_KEYS}
     cursor.execute(HAS_HTTP)
     ((has_http,),) = cursor.fetchall()
     return {**OUTBOX, **HTTP} if has_http else OUTBOX

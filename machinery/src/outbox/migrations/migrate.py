@@ -31,7 +31,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from outbox.base import project
-from outbox.base.database import connect, database_errors
+from outbox.base.database import connect, database_errors, reason_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.migrations import declared, grants, publication
@@ -209,13 +209,19 @@ def _database_errors(settings: Settings, database: Database) -> Iterator[None]:
     except DBAPIError as error:
         name = getattr(settings, f"{database}_db_name")
         raise Failure(
-            f"migrating database {name}: {str(error.orig).strip()}",
+            f"migrating database {name}: {_said(error.orig)}",
             f"the transaction was rolled back; correct the cause and {AGAIN}",
             code="migration-failed",
         ) from error
     except CommandError as error:
         failed = f"migrating database {database}: {error}"
         raise Failure(failed, "deploy the code that has it", code="migration-failed") from error
+
+
+def _said(error: object) -> str:
+    """The text of an error; of one that rows are to blame for only its first line, because the rest quotes them."""
+    assert isinstance(error, Exception)  # noqa: S101
+    return reason_of(error) if str(getattr(error, "pgcode", "")).startswith(("22", "23")) else str(error).strip()
 
 
 def _escaped(path: object) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -27,7 +27,9 @@ import msgspec
 import psycopg2
 from psycopg2 import extensions, sql
 
+from outbox.base.database import reason_of
 from outbox.base.errors import Failure
+from outbox.events.schema import HIDDEN
 from outbox.sink.spec import SinkSpec
 
 FOLDER = "comparisons"
@@ -93,7 +95,7 @@ def query_errors(connection: extensions.connection, file: Path) -> Iterator[None
     try:
         yield
     except (psycopg2.ProgrammingError, psycopg2.DataError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = reason_of(error)
         remedy = "correct the query"
         if isinstance(error, psycopg2.errors.UndefinedTable):
             remedy = "`outbox migrate`, or correct the query"
@@ -156,6 +158,11 @@ class Difference(NamedTuple):
             if source is None or sink is None or _json(of_source[name]) != _json(of_sink[name])
         }
         return cls(key, "surplus" if source is None else "missing" if sink is None else "differs", columns)
+
+    def shown(self, names: Collection[str] | None) -> Difference:
+        """The difference with the values of these columns only, or of all."""
+        hidden = {name: (HIDDEN, HIDDEN) for name in self.columns if names is not None and name not in names}
+        return self._replace(columns={**self.columns, **hidden})
 
     @property
     def summary(self) -> str:

@@ -94,6 +94,22 @@ class SinkSpec:
         return Asked(self.name, self.strategy.name, self.decoders)
 
     @property
+    def is_personal(self) -> bool:
+        """Whether an event that it takes has personal data."""
+        return any(any(decoder.personal.values()) for decoder in self.decoders.values())
+
+    @property
+    def shown(self) -> frozenset[str] | None:
+        """The columns whose values reports may show: with personal data, the declared properties without it; else all,
+        which is None.
+        """
+        if not self.is_personal:
+            return None
+        personal = {name for one in self.decoders.values() for of_event in one.personal.values() for name in of_event}
+        types = [columns for one in self.decoders.values() for columns in one.types.values()]
+        return frozenset(column.name for columns in types for column in columns) - personal
+
+    @property
     def has_version(self) -> bool:
         """Whether all its events are numbered by key."""
         return all(decoder.version is not None for decoder in self.decoders.values())
@@ -160,6 +176,11 @@ class Target(ABC):
 
     def require_rebuildable(self, spec: SinkSpec) -> None:  # noqa: B027 - a result is, unless a target says otherwise
         """Raises Failure if `outbox rebuild` cannot recompute the result."""
+
+    def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
+        """Erase a key from a target that is elsewhere, former states too. Returns how many rows, by place."""
+        del settings, spec, topic, key, dry_run
+        return {}
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState | None:
         """The content of the target, for `outbox check`; None if that is in the sink database."""

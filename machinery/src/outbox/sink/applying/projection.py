@@ -10,6 +10,7 @@ itself, and is replayed behind the other.
 
 ``NAME.sql`` serves strategies that take events, ``NAME.states.sql`` those that take states; ``NAME.rebuild.sql`` sets
 the table to what the source says (`outbox.sink.repair.rebuild`), unless a comparison of rows declares the table.
+``NAME.erase.sql`` removes a key from it (`outbox.maintenance.erase`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, DecimalType, StructType
 
-from outbox.base.errors import Failure
+from outbox.base.errors import Failure, kind_of
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.schema import shortened
@@ -112,7 +112,8 @@ class Transform:
         try:
             return self._storable(rows.cast(self.returned))
         except ValueError as error:  # pa.ArrowInvalid is one
-            raise TransformFailed(shortened(str(error))) from error
+            said = "it returns a value that its column does not take" if self._spec.is_personal else str(error)
+            raise TransformFailed(shortened(said)) from error
 
     def _storable(self, rows: pa.Table) -> pa.Table:
         return self._spec.target.storable(self._spec, rows)
@@ -137,7 +138,7 @@ class Transform:
         except Py4JNetworkError:
             raise  # the JVM is gone
         except Exception as error:
-            raise self._unusable(f"it fails without any event: {spark_reason(error)}", "correct it") from error
+            raise self._unusable(f"it fails without any event: {_reason(error)}", "correct it") from error
         problem = unusable(schema, self._schema)
         if problem is not None:
             raise self._unusable(*problem)
@@ -159,7 +160,7 @@ class Transform:
         except Exception as error:
             raise Failure(
                 f"sink {self._sink}: its transform {self._name} fails before it looks at an event: "
-                f"{shortened(spark_reason(error))}",
+                f"{shortened(_reason(error))}",
                 "correct it, or what it reads; no event was applied",
                 code="transform-failed",
             ) from error
@@ -181,11 +182,11 @@ class Transform:
             text = _text(error)
             if not isinstance(error, PySparkException) or any(word in text for word in LOST):
                 raise Failure(
-                    f"sink {self._sink}: Spark cannot transform a batch: {spark_reason(error)}",
+                    f"sink {self._sink}: Spark cannot transform a batch: {spark_reason(error, self._spec)}",
                     "start the sink again",
                     code="spark-failed",
                 ) from error
-            raise TransformFailed(shortened(spark_reason(error))) from error
+            raise TransformFailed(shortened(spark_reason(error, self._spec))) from error
 
     def _failed(self, events: pa.Table, detail: str) -> Failure:
         offsets: dict[int, list[int]] = defaultdict(list)
@@ -253,8 +254,15 @@ def _arrow_type(type_: DataType) -> pa.DataType:
     return frame.ARROW_TYPES[type(type_)]
 
 
-def spark_reason(error: BaseException) -> str:
-    """The error at the end of a Python worker's traceback, or the first line of Spark's own."""
+def spark_reason(error: BaseException, spec: SinkSpec) -> str:
+    """The error at the end of a Python worker's traceback, or the first line of Spark's own. If the sink's events have
+    personal data, only its class.
+    """
+    reason = _reason(error)
+    return kind_of(reason) if spec.is_personal else reason
+
+
+def _reason(error: BaseException) -> str:
     text = _text(error)
     lines = [line for line in text.strip().splitlines() if line.strip()]
     if "Traceback" not in text:

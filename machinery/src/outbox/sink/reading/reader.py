@@ -119,7 +119,7 @@ class Reader:
             results = context.parallelize(shares, len(shares)).map(task).collect()
         except JVM_GONE as error:  # Java's errors are among them
             raise Failure(
-                f"sink {self._spec.name}: Spark cannot read a batch: {spark_reason(error)}",
+                f"sink {self._spec.name}: Spark cannot read a batch: {spark_reason(error, self._spec)}",
                 "start the sink again",
                 code="spark-failed",
             ) from error

@@ -38,12 +38,15 @@ DEAD_TABLE = sql.Identifier("pg_temp", "outbox_dead")
 TABLE = sql.SQL("CREATE TEMPORARY TABLE outbox_dead ({}) ON COMMIT DELETE ROWS").format(
     binary.definitions(dead_records.TYPES)
 )
-# Ordered, so that two writers of the same letters do not deadlock.
+# A record of an erased key is left out. Ordered, so that two writers of the same letters do not deadlock.
 INSERT = f"""
 INSERT INTO public.dead_letters ({COLUMNS})
 SELECT DISTINCT ON (dead.identity) %(sink)s, dead.identity, %(topic_id)s, %(topic)s, dead.partition, dead."offset",
        dead.key, dead.headers, dead.value, dead.recorded_at, dead.event_id, dead.reason, dead.detail
   FROM pg_temp.outbox_dead AS dead
+ WHERE NOT EXISTS (SELECT FROM public.erased_keys AS erased
+                    WHERE erased.topic = %(topic)s AND erased.key_hash = sha256(dead.key)
+                      AND (dead.event_id <= erased.until OR dead.recorded_at <= erased.erased_at))
  ORDER BY dead.identity, dead.partition, dead."offset"
 ON CONFLICT (sink, identity) DO UPDATE SET last_seen_at = now()
 """  # noqa: S608

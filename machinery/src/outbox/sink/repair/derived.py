@@ -34,10 +34,15 @@ SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute
 """
 STATES = "SELECT to_jsonb(compared.*)::text FROM (\n{query}\n) AS compared WHERE compared.key IS NOT NULL"
 TRUTH = "CREATE TEMPORARY TABLE outbox_truth ON COMMIT DROP AS SELECT * FROM {table} WITH NO DATA"
+# Without states from before their key was erased.
 FILL = """
 INSERT INTO pg_temp.outbox_truth
 SELECT made.* FROM (VALUES %s) AS found (state), jsonb_populate_record(NULL::{table},
        state::jsonb - 'key' || jsonb_build_object('sink', {sink}, {key_name}, state::jsonb -> 'key')) AS made
+ WHERE NOT EXISTS (SELECT FROM public.erased_keys AS erased
+                    WHERE erased.topic = ANY({topics})
+                      AND erased.key_hash = sha256(convert_to(state::jsonb ->> 'key', 'UTF8'))
+                      AND coalesce((state::jsonb ->> 'version')::bigint <= erased.version, true))
 """
 CHANGED = """
 CREATE TEMPORARY TABLE outbox_changed ON COMMIT DROP AS
@@ -109,7 +114,7 @@ def _written(folder: Path, name: str) -> set[str]:
 
 
 def settle(
-    cursor: extensions.cursor, source: extensions.connection, one: Derived, sink: str, kept: int = rows.KEPT
+    cursor: extensions.cursor, source: extensions.connection, one: Derived, spec: SinkSpec, kept: int = rows.KEPT
 ) -> Differences:
     """Set a sink's rows of a table to those of the source, and return how they differed.
 
@@ -121,7 +126,8 @@ def settle(
         columns = _columns(one, rows.columns_of(source, one.query), has_default)
     names = {
         "table": sql.Identifier("public", one.table.name),
-        "sink": sql.Literal(sink),
+        "sink": sql.Literal(spec.name),
+        "topics": sql.Literal(list(spec.topics)),
         "key": sql.Identifier(one.table.key),
         "key_name": sql.Literal(one.table.key),
         "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
@@ -136,7 +142,8 @@ def settle(
     cursor.execute(changed)
     differences = Differences(kept=kept)
     for key, due, has in rows.stream(cursor.connection, DIFFERENCES):
-        differences.add(Difference.of(key, due and rows.normal(due), has and rows.normal(has)))
+        difference = Difference.of(key, due and rows.normal(due), has and rows.normal(has))
+        differences.add(difference.shown(spec.shown))
     cursor.execute(replace)
     return differences
 

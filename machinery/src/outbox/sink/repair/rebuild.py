@@ -117,6 +117,13 @@ SELECT %(sink)s, %(topic)s, key, max(version)
  GROUP BY key ORDER BY key
 ON CONFLICT (sink, topic, key) DO UPDATE SET version = excluded.version
 """
+# The state from before a key was erased. A source that does not know its version has only later ones.
+DROP_ERASED = """
+DELETE FROM pg_temp.source AS source USING public.erased_keys AS erased
+ WHERE source.aggregate = ANY(%(aggregates)s) AND erased.topic = %(topic)s
+   AND erased.key_hash = sha256(convert_to(source.total ->> 'key', 'UTF8'))
+   AND (source.total ->> 'version')::bigint <= erased.version
+"""
 KNOWN = """
          UNION ALL
         SELECT key COLLATE "default", 0 FROM public.{table} WHERE sink = %(sink)s AND topic = %(topic)s
@@ -213,10 +220,12 @@ def from_source(
                     insert = f"INSERT INTO pg_temp.{table} VALUES %s"  # noqa: S608
                     execute_values(cursor, insert, read, page_size=FETCH_ROWS)
                 for one in tables:
-                    changed[one.file.stem] = derived.settle(cursor, source, one, sink, kept)
+                    changed[one.file.stem] = derived.settle(cursor, source, one, spec, kept)
             for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
-                _set_bases(cursor, spec.strategy.memory, {"sink": sink, "topic": topic, "aggregates": of_topic})
+                names = {"sink": sink, "topic": topic, "aggregates": of_topic}
+                cursor.execute(DROP_ERASED, names)
+                _set_bases(cursor, spec.strategy.memory, names)
             is_another_job = asked.decide(cursor, spec.asked)
             differences: dict[str, Decimal] = {}
             for file in files:

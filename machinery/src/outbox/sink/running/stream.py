@@ -217,8 +217,13 @@ class Stream:
     def _report(self) -> None:
         if self.failure is not None and not self._is_reported:
             self._is_reported = True
-            self._log.error("sink failed", error=str(self.failure), code=code_of(self.failure))
+            self._log.error("sink failed", error=self._said(self.failure), code=code_of(self.failure))
             hang_up(self._connection)  # ends what is applied, and lets another driver take the sink over
+
+    def _said(self, error: BaseException) -> str:
+        """The text of an error. One that is not ours may repeat personal data."""
+        hides = self._spec.is_personal and not isinstance(error, Failure)
+        return type(error).__name__ if hides else str(error)
 
     def _open(self) -> None:
         transform = None

@@ -21,7 +21,7 @@ from outbox.base.database import Row
 from outbox.sink.remembering.strategy import Strategy
 
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
-MACHINERY = totals.MACHINERY_TABLES | {"dedup_horizon", "outbox_version", "sinks"}
+MACHINERY = totals.MACHINERY_TABLES | {"dedup_horizon", "erased_keys", "outbox_version", "sinks"}
 LETTERS = "dead_letters"
 TABLES = """
 SELECT relname FROM pg_class

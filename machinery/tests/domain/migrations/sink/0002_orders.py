@@ -19,6 +19,7 @@ CREATE TABLE orders (
     quantity     bigint,
     unit         text,
     is_cancelled boolean NOT NULL DEFAULT false,
+    reason       text,
     version      bigint  NOT NULL, -- the highest version of the order that was applied
     PRIMARY KEY (sink, order_id)
 );

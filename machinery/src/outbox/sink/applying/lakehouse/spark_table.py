@@ -16,10 +16,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from outbox.base.errors import Failure
+from outbox.base.errors import Failure, kind_of
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink.decoding.ids import days
 from outbox.sink.spark.session import FEW_ROWS, reason
+from outbox.sink.spec import SinkSpec
 
 LOCK_TIMEOUT_S = 60
 SESSION = {
@@ -54,14 +55,15 @@ class Table:
 
     _numbers = itertools.count()
 
-    def __init__(self, spark: SparkSession, sink: str, merge: str, schema: str, uri: str) -> None:
-        """``merge`` and ``schema`` are the SQL of the strategy and of the table; ``uri`` is its location."""
+    def __init__(self, spark: SparkSession, spec: SinkSpec, schema: str, uri: str) -> None:
+        """``schema`` is the SQL of the table; ``uri`` is its location."""
         self._spark = spark.newSession()
         for name, value in SESSION.items():
             self._spark.conf.set(name, value)
         self._is_small = True
         self._names = f"lakehouse_{next(self._numbers)}"
-        self._sink, self._merge, self._schema, self._uri = sink, merge, schema, uri
+        self._sink, self._merge, self._schema, self._uri = spec.name, spec.strategy.select, schema, uri
+        self._is_personal = spec.is_personal
         self._jvm: Any = self._spark._jvm
 
     def require(self) -> None:
@@ -179,8 +181,9 @@ class Table:
         try:
             yield
         except (PySparkException, Py4JError) as error:
+            said = kind_of(reason(error)) if self._is_personal else reason(error)
             raise Failure(
-                f"sink {self._sink}: the table at {self._uri} {what}: {reason(error)}",
+                f"sink {self._sink}: the table at {self._uri} {what}: {said}",
                 "correct the cause and start the sink again",
                 code="table-failed",
             ) from error

@@ -70,6 +70,59 @@ def rows(settings: Settings, sink: str) -> dict[str, int]:
     return {row["event_id"]: row["times"] for row in found}
 
 
+def erase(
+    settings: Settings, sink: str, columns: Collection[str], key: str, events: Collection[str], *, dry_run: bool
+) -> dict[str, int]:
+    """Delete the rows with a key in one of these columns, of these events if the table has several. Then delete the
+    files of former versions, if one of them has such a row: time travel ends there, and a reader of such a version
+    fails. Returns how many rows, by place.
+
+    Call it under the sink's lock. Raises Failure if the table has no such column.
+    """
+    with _opened(settings, sink) as delta:
+        if delta is None:
+            return {}
+        there = {field.name for field in delta.schema().fields}
+        if not there >= {*columns, *(["event_type"] if events else [])}:
+            raise Failure(
+                f"sink {sink}: its table has no column {', '.join(sorted({*columns} - there)) or 'event_type'}",
+                "delete the rows of the key yourself, and VACUUM",
+                code="erase-unsupported",
+            )
+        condition = _any_equal(columns, [key])
+        if events:
+            condition = f"({condition}) AND {_any_equal(['event_type'], events)}"
+        query = f"SELECT count(*) AS rows FROM events WHERE {condition}"  # noqa: S608
+        rows = _query(delta, query)["rows"][0].as_py()
+        if rows and not dry_run:
+            delta.delete(condition)
+        former = _in_former_files(delta, columns, key)
+        if former and not dry_run:
+            delta.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+        return {f"table of sink {sink}": rows, f"former files of the table of sink {sink}": former}
+
+
+def _any_equal(columns: Collection[str], values: Collection[str]) -> str:
+    literals = ", ".join("'{}'".format(value.replace("'", "''")) for value in values)
+    return " OR ".join(f'CAST("{column}" AS STRING) IN ({literals})' for column in sorted(columns))
+
+
+def _in_former_files(delta: DeltaTable, columns: Collection[str], key: str) -> int:
+    """How many rows with a key are in files that the newest version does not need."""
+    import pyarrow.dataset as ds
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import FileType, PyFileSystem
+
+    files = delta.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
+    store = PyFileSystem(DeltaStorageHandler(delta.table_uri))
+    # The log also names files that an earlier vacuum has deleted.
+    found = store.get_file_info([file for file in files if file.endswith(".parquet")])
+    data = [file.path for file in found if file.type is FileType.File]
+    schema = pa.schema([field for field in pa.schema(delta.schema().to_arrow()) if field.name in columns])
+    former = ds.dataset(data, schema, "parquet", filesystem=store)
+    return sum(former.count_rows(filter=ds.field(column).cast(pa.string()) == key) for column in columns)
+
+
 @contextmanager
 def _opened(settings: Settings, sink: str) -> Iterator[DeltaTable | None]:
     """The newest version of a sink's table; None if there is no table. An error of the block is a Failure."""

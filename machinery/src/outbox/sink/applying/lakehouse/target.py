@@ -50,7 +50,7 @@ class LakehouseTarget(Target):
         from outbox.sink.spark.session import session
 
         uri = table.location(settings, spec.name)
-        found = Table(session(settings, [self]), spec.name, spec.strategy.select, self._schema.read_text(), uri)
+        found = Table(session(settings, [self]), spec, self._schema.read_text(), uri)
         found.require()
         return LakehouseApplier(spec, found, None if transform is None else transform.apply, dry_run=dry_run)
 
@@ -60,6 +60,12 @@ class LakehouseTarget(Target):
             f"`outbox rewind {spec.name} --to-earliest` reads what the topic still has",
             code="rebuild-unsupported",
         )
+
+    def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
+        decoder = spec.decoders[topic]
+        columns = {spec.layout.place(event, decoder.key) for event in decoder.types}
+        names = [*decoder.types] if spec.layout.has_types else []
+        return table.erase(settings, spec.name, columns, key, names, dry_run=dry_run)
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         return table.read(settings, spec.name, self._totals)

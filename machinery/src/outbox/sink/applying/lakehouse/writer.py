@@ -64,6 +64,17 @@ DELETE FROM pg_temp.outbox_batch AS batch USING pg_temp.rejections AS rejected W
 DROP_FILTERED = f'DELETE FROM pg_temp.outbox_batch AS batch WHERE batch."{IS_FILTERED}"'  # noqa: S608
 
 
+ERASED = """
+SELECT batch.event_id
+  FROM unnest(%(ids)s::uuid[], %(keys)s::text[]) AS batch (event_id, key)
+  JOIN public.erased_keys AS erased
+    ON erased.topic = %(topic)s AND erased.key_hash = sha256(convert_to(batch.key, 'UTF8'))
+ WHERE batch.event_id <= erased.until
+"""
+ARE_ANY_ERASED = "SELECT FROM public.erased_keys AS erased WHERE erased.topic = %s LIMIT 1"
+DROP_EVENTS = "DELETE FROM pg_temp.outbox_batch AS batch WHERE batch.event_id = ANY(%s::uuid[])"
+
+
 def prepare(cursor: extensions.cursor) -> None:
     """Make the tables of a session."""
     cursor.execute("SET temp_buffers = '64MB'")  # as for a sink of Postgres: a replay may come to one in this session
@@ -103,6 +114,18 @@ class LakehouseApplier(Applier):
             joined = join(self.name, batch.chunk.frame, batch.returned, (), self._known[batch.topic])
             rows = joined.select([*COLUMNS])
         binary.encode(rows, COLUMNS).copy(cursor, BATCH)
+
+    def drop_erased(self, cursor: extensions.cursor, batch: Batch) -> set[str]:
+        """Take out of the table ``batch`` the events from before their key was erased, and return them."""
+        cursor.execute(ARE_ANY_ERASED, [batch.topic])
+        if not cursor.rowcount:
+            return set()
+        rows = batch.chunk.frame
+        keys = rows[self._known[batch.topic].key].cast(pa.string()).to_pylist()
+        cursor.execute(ERASED, {"ids": rows["event_id"].to_pylist(), "keys": keys, "topic": batch.topic})
+        erased = {event_id for (event_id,) in cursor}
+        cursor.execute(DROP_EVENTS, [list(erased)])
+        return erased
 
     def set_aside(
         self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, known: Collection[str] = ()
@@ -156,7 +179,7 @@ class Prepared(NamedTuple):
     """A batch before its MERGE."""
 
     end: TopicOffsets  # the sink's positions after it
-    resolved: Collection[str]  # events that dead letters resolve
+    resolved: Collection[str]  # events that dead letters resolve, or that are erased
     to_close: Sequence[str]  # events whose letters are to be closed
     rejected: int
     filtered: int
@@ -211,8 +234,7 @@ class LakehouseWriter(SinkWriter):
 
     @cached_property
     def _table(self) -> Table:
-        merge = self._spec.strategy.select
-        return Table(SparkSession.active(), self.name, merge, self._schema.read_text(), self._uri)
+        return Table(SparkSession.active(), self._spec, self._schema.read_text(), self._uri)
 
     def _set_aside(self, batch: Batch, known: Collection[str]) -> Prepared:
         """The first transaction. The transform fails for ``known`` events too, but the table has these: they are
@@ -233,6 +255,7 @@ class LakehouseWriter(SinkWriter):
                 fetch=self._fetch,
                 drop_replayed=False,
             )
+            resolved |= self._applier.drop_erased(cursor, batch)
             dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
             rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}

@@ -39,6 +39,7 @@ CREATE TEMPORARY TABLE new_events (LIKE outbox_batch) ON COMMIT DELETE ROWS;
 CREATE TEMPORARY TABLE rejections (event_id uuid NOT NULL, reason text NOT NULL, detail text NOT NULL)
     ON COMMIT DELETE ROWS;
 """
+KEY = "convert_to(batch.{key}::text, 'UTF8')"
 # Drops events that are in what was taken from the source, and those that the sink had passed by then: a source that was
 # restored has forgotten these. Returns the events with an open letter, which the caller closes. The CASE lets Postgres
 # look the letters up by the primary key, as in `dead_letters.OF_BATCH`.
@@ -56,6 +57,11 @@ SELECT letter.identity FROM public.dead_letters AS letter
  WHERE letter.sink = %(sink)s
    AND letter.identity = ANY(ARRAY(SELECT based.event_id::text FROM based WHERE ({dead_letters.HAS_OPEN})))
    AND CASE WHEN letter.status = 'open' THEN true ELSE false END
+"""  # noqa: S608
+# Drops events from before their key was erased.
+DROP_ERASED = f"""
+DELETE FROM pg_temp.outbox_batch AS batch USING public.erased_keys AS erased
+ WHERE erased.topic = %(topic)s AND erased.key_hash = sha256({KEY}) AND batch.event_id <= erased.until
 """  # noqa: S608
 # An event whose dead letter is open is new although the strategy knows it. {condition} leaves out what the dead letter
 # itself cannot decide.
@@ -80,7 +86,6 @@ SELECT batch.*
 # one. Only the earliest blocking letter per key is compared, so the cost does not grow with letters. The letters of
 # each key are looked up by the index `dead_letters_of_key`; `OFFSET 0` lets Postgres plan nothing else. Its estimates
 # are of no use here: `batch` has no statistics, and letters come by the thousand in one transaction.
-KEY = "convert_to(batch.{key}::text, 'UTF8')"
 OPEN_OF_KEYS = f"""
 (SELECT DISTINCT {KEY} AS key
    FROM pg_temp.outbox_batch AS batch
@@ -125,7 +130,20 @@ SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
                     WHERE known.event_id = new.event_id AND known.reason = %(parked)s)
 """  # noqa: S608
 # The views of events ask for the topic (`outbox.sink.decoding.layout`). The setting ends with the transaction.
-COUNT_BATCH = "SELECT count(*), set_config('outbox.topic', %(topic)s, true) FROM pg_temp.outbox_batch"
+COUNT_BATCH = """
+SELECT count(*), set_config('outbox.topic', %(topic)s, true),
+       EXISTS (SELECT FROM public.erased_keys AS erased WHERE erased.topic = %(topic)s)
+  FROM pg_temp.outbox_batch
+"""
+# A projection writes what it likes into the detail, and reports show it.
+HIDE_PERSONAL = """
+UPDATE pg_temp.rejections AS rejected SET detail = 'not shown: it has personal data'
+  FROM pg_temp.outbox_batch AS batch
+ WHERE batch.event_id = rejected.event_id
+   AND EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array({}), '$.**') AS value (json)
+                WHERE jsonb_typeof(value.json) IN ('string', 'number') AND value.json #>> '{{}}' <> ''
+                  AND strpos(rejected.detail, value.json #>> '{{}}') > 0)
+"""
 COUNT_REJECTIONS = """
 SELECT count(*),
        count(*) FILTER (WHERE NOT EXISTS (SELECT FROM pg_temp.new_events AS new
@@ -175,6 +193,13 @@ class PostgresApplier(Applier):
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
                 code="projection-unusable",
             )
+        self._personal = {
+            spec.layout.place(event, column.name)
+            for decoder in spec.decoders.values()
+            for event, names in decoder.personal.items()
+            for column in decoder.types[event]
+            if column.name in names
+        }
         self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
         self._names = {topic: names(known.key, known.version) for topic, known in self._known.items()}
 
@@ -239,7 +264,10 @@ class PostgresApplier(Applier):
             self._execute(cursor, DROP_BASED, parameters)
             dead_letters.close(cursor, self.name, [event_id for (event_id,) in cursor])
         cursor.execute(COUNT_BATCH, parameters)
-        ((count, _),) = cursor.fetchall()
+        ((count, _, are_any_erased),) = cursor.fetchall()
+        if count and are_any_erased:
+            self._execute(cursor, DROP_ERASED, parameters)
+            count -= cursor.rowcount
         if not count:
             return Applied(0, 0)
         parameters = {**parameters, "count": count}
@@ -288,6 +316,9 @@ class PostgresApplier(Applier):
             )
         if not rejections:
             return 0
+        if personal := [column.name for column in self._shape.columns if column.name in self._personal]:
+            columns = (sql.SQL("batch.{}").format(sql.Identifier(name)) for name in personal)
+            cursor.execute(sql.SQL(HIDE_PERSONAL).format(sql.SQL(", ").join(columns)))
         return self._set_aside(cursor, parameters["topic"], parameters["topic_id"], fetch)
 
     def _set_aside(self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch) -> int:

@@ -7,7 +7,9 @@ ON CONFLICT (sink, order_id) DO UPDATE
        unit = excluded.unit,
        version = greatest(stored.version, excluded.version);
 
-INSERT INTO orders AS stored (sink, order_id, is_cancelled, version)
-SELECT %(sink)s, order_id, true, max(version) FROM new_order_cancelled GROUP BY order_id ORDER BY order_id
+INSERT INTO orders AS stored (sink, order_id, is_cancelled, reason, version)
+SELECT %(sink)s, order_id, true, min(reason), max(version)
+  FROM new_order_cancelled GROUP BY order_id ORDER BY order_id
 ON CONFLICT (sink, order_id) DO UPDATE
-   SET is_cancelled = true, version = greatest(stored.version, excluded.version);
+   SET is_cancelled = true, reason = least(stored.reason, excluded.reason),
+       version = greatest(stored.version, excluded.version);

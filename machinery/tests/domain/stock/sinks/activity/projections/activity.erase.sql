@@ -1,0 +1,1 @@
+-- Nothing to erase: how many events an order had, and of which kinds.

@@ -1,0 +1,249 @@
+"""Erasing a key, on real databases: what goes, and what keeps it from coming back."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from outbox.base.database import connect
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.wait import wait_for
+from outbox.kafka.topics import Topic
+from outbox.maintenance import erase
+from outbox.maintenance.erase import Subject
+from outbox.sink import discovery
+from outbox.sink.applying import projection
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.records import Record
+from outbox.sink.remembering import fence, positions
+from outbox.sink.repair import rebuild, replay
+from outbox.sink.repair.replay import Selection
+from outbox.sink.writer import Counts
+from outbox_lab.testing import query, run
+from outbox_lab.testing.failures import raises
+from tests.orders import cancelled, placed
+from tests.support.declared_sinks import batch_of
+from tests.support.made_events import TOPIC_ID, fetch, nth_key, uuid7
+
+RANDOM = Random(93)  # noqa: S311
+KEY, OTHER = nth_key(71), nth_key(72)
+STORY = "f3b0a1d2-my-neighbour-has-seen-the-parcel"
+WAITS = """
+SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def apply(settings: Settings, *records: Record, sink: str = "orders", copy: str = "") -> Counts:
+    """Apply records as the next batch of a sink, or of a copy of it."""
+    spec = discovery.chosen(settings, sink)
+    [topic] = [one for one in spec.topics if one.endswith(".order")]
+    with writer(settings, sink, copy) as one:
+        start = one.positions(topic, TOPIC_ID).get(0, 0)
+        return one.apply(batch_of(spec, topic, *records, start=start))
+
+
+@contextmanager
+def writer(settings: Settings, sink: str, copy: str = "") -> Iterator[PostgresWriter]:
+    spec = discovery.chosen(settings, sink)
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        yield PostgresWriter(connection, replace(spec, name=copy or sink), fetch)
+
+
+def subject(settings: Settings, key: str = KEY, aggregate: str = "order") -> Subject:
+    return erase.subject(settings, aggregate, key)
+
+
+def found(settings: Settings) -> dict[str, int]:
+    """Where there is anything of the key."""
+    return {place: rows for place, rows in erase.erase(settings, subject(settings), dry_run=True).items() if rows}
+
+
+def rows(settings: Settings, table: str, key: str = KEY) -> list[tuple[object, ...]]:
+    column = {"orders": "order_id", "activity": "key"}[table]
+    return query(settings, f"SELECT sink FROM {table} WHERE {column} = '{key}'", SinkRole.OWNER)
+
+
+def history(key: str) -> list[Record]:
+    return [placed(key, 1), cancelled(key, 2, STORY)]
+
+
+def unreadable(key: str) -> Record:
+    """A record whose free text is too long."""
+    return cancelled(key, 3, STORY * 10)
+
+
+def test_a_key_is_erased_in_each_sink_and_nothing_else_is(databases: Settings) -> None:
+    for sink in ("orders", "activity"):
+        apply(databases, *history(KEY), unreadable(KEY), *history(OTHER), unreadable(OTHER), sink=sink)
+    assert found(databases) == {"dead letters": 2, "orders.erase.sql of sink orders": 1}
+    assert len(rows(databases, "orders")) == 1, "a dry run changes nothing"
+    erase.erase(databases, subject(databases))
+    assert found(databases) == {}
+    assert (rows(databases, "orders"), rows(databases, "orders", OTHER)) == ([], [("orders",)])
+    letters = "SELECT convert_from(key, 'UTF8') FROM dead_letters ORDER BY sink"
+    assert query(databases, letters, SinkRole.OWNER) == [(OTHER,), (OTHER,)]
+    for table in query(databases, "SELECT relid::regclass::text FROM pg_stat_user_tables", SinkRole.OWNER):
+        of_key = (
+            f"SELECT count(*) FROM {table[0]} AS one WHERE one::text LIKE '%{KEY}%' AND one::text LIKE '%neighbour%'"
+        )
+        assert query(databases, of_key, SinkRole.OWNER) == [(0,)], table
+
+
+def test_no_delivery_brings_an_erased_key_back(databases: Settings) -> None:
+    before = [*history(KEY), unreadable(KEY)]
+    apply(databases, *before)
+    erase.erase(databases, subject(databases))
+    # A copy knows no event yet, as a sink whose memory is gone.
+    of_copy = apply(databases, *before, *history(OTHER), copy="orders.rebuild")
+    assert (of_copy.applied, of_copy.duplicates, of_copy.dead) == (2, 2, 1)
+    assert found(databases) == {}
+    assert rows(databases, "orders", OTHER) == [("orders.rebuild",)]
+
+
+def test_events_after_the_erasure_are_applied(databases: Settings) -> None:
+    apply(databases, *history(KEY))
+    erase.erase(databases, subject(databases))
+    after = placed(KEY, 3)
+    later = uuid7(RANDOM, round(time.time() * 1000) + 60_000).encode()
+    counts = apply(databases, after._replace(headers=[("id", later), *after.headers[1:]]))
+    assert counts.applied == 1
+    assert rows(databases, "orders") == [("orders",)]
+
+
+def test_a_replay_applies_no_event_of_an_erased_key(databases: Settings) -> None:
+    apply(databases, unreadable(KEY))
+    connection = connect(databases, SinkRole.WRITER)
+    with closing(connection):
+        chosen = Selection(sink="orders").choose(connection)
+        erase.erase(databases, subject(databases))
+        specs = {"orders": discovery.chosen(databases, "orders")}
+        done = replay.replay(connection, specs, chosen, applier_of=PostgresApplier)
+    assert sum(done["orders"]) == 0
+    assert found(databases) == {}
+
+
+def test_a_transaction_that_has_begun_is_erased_too(databases: Settings) -> None:
+    apply(databases, placed(OTHER, 1))
+    erasing = threading.Thread(target=erase.erase, args=(databases, subject(databases)))
+    with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+        fence.lock(cursor, "orders")  # as a driver does for each batch
+        erasing.start()
+        wait_for("it to wait", lambda: query(databases, WAITS, SinkRole.OWNER), timeout_s=20)
+        cursor.execute(
+            "INSERT INTO orders (sink, order_id, reason, version) VALUES ('orders', %s, %s, 1)", (KEY, STORY)
+        )
+    erasing.join(60)
+    assert not erasing.is_alive()
+    assert found(databases) == {}
+
+
+def test_a_failure_in_one_sink_erases_in_none(databases: Settings) -> None:
+    apply(databases, *history(KEY), unreadable(KEY))
+    query(databases, "ALTER TABLE orders RENAME TO moved", SinkRole.OWNER)
+    with raises("database-not-migrated", "orders.erase.sql"):
+        erase.erase(databases, subject(databases))
+    query(databases, "ALTER TABLE moved RENAME TO orders", SinkRole.OWNER)
+    assert query(databases, "SELECT count(*) FROM erased_keys", SinkRole.OWNER) == [(0,)]
+    assert found(databases) == {"dead letters": 1, "orders.erase.sql of sink orders": 1}
+    erase.erase(databases, subject(databases))
+    assert found(databases) == {}
+
+
+def test_landed_events_of_the_key_are_erased(databases: Settings) -> None:
+    spec = discovery.chosen(databases, "merge")
+    [topic] = spec.topics
+    with closing(connect(databases, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
+        positions.write(cursor, "merge", topic, TOPIC_ID, {0: 3})
+        for key, event_type in ((KEY, "item.received"), (OTHER, "item.received"), (KEY, "invoice.sent")):
+            event = json.dumps({"item_id": key, "event_type": event_type})
+            cursor.execute("INSERT INTO landed_events VALUES ('merge', %s, %s)", (uuid7(RANDOM), event))
+    assert erase.erase(databases, subject(databases, aggregate="item"))["landed_events"] == 1
+    left = "SELECT event ->> 'item_id', event ->> 'event_type' FROM landed_events ORDER BY 2, 1"
+    assert query(databases, left, SinkRole.OWNER) == [(KEY, "invoice.sent"), (OTHER, "item.received")]
+
+
+def test_a_rebuild_from_the_source_leaves_an_erased_key_out(databases: Settings) -> None:
+    for key in (KEY, OTHER):
+        query(databases, f"INSERT INTO items (id, unit, stock, version) VALUES ('{key}', 'KGM', 5, 2)")
+    erase.erase(databases, subject(databases, aggregate="item"))
+    spec = discovery.chosen(databases, "dedup")
+    here = [Topic(topic, TOPIC_ID, 1) for topic in spec.topics]
+    rebuild.from_source(databases, spec, here, {topic.name: {0: 0} for topic in here})
+    totals = "SELECT key::text FROM sink_totals WHERE sink = 'dedup' AND total <> 0"
+    assert query(databases, totals, SinkRole.OWNER) == [(OTHER,)]
+    # The service has written of the key since: its state is no longer the erased one.
+    query(databases, f"UPDATE items SET version = 3 WHERE id = '{KEY}'")
+    rebuild.from_source(databases, spec, here, {topic.name: {0: 0} for topic in here})
+    assert {key for (key,) in query(databases, totals, SinkRole.OWNER)} == {KEY, OTHER}
+
+
+def test_a_stored_answer_that_names_the_key_is_gone_and_its_request_is_not_repeated(databases: Settings) -> None:
+    answers = {"mine": {"id": "x", "order": {"order_id": KEY, "note": STORY}}, "theirs": {"order_id": OTHER}}
+    with closing(connect(databases, SourceRole.APP)) as connection, connection, connection.cursor() as cursor:
+        for name, answer in answers.items():
+            cursor.execute(
+                "INSERT INTO idempotency_keys VALUES ('default', 'POST /orders', %s, 'h', 201, %s, now() + '1 day')",
+                (name, json.dumps(answer)),
+            )
+    assert erase.erase(databases, subject(databases))["stored answers"] == 1
+    stored = dict(query(databases, "SELECT key, (status, body) FROM idempotency_keys ORDER BY key"))
+    assert stored["mine"].startswith("(410,")
+    assert STORY not in stored["mine"]
+    assert stored["theirs"].startswith("(201,")
+    assert found(databases) == {}
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "key", "code"), [("customer", KEY, "event-undeclared"), ("order", "42", "key-invalid")]
+)
+def test_what_cannot_be_a_key_is_refused(databases: Settings, aggregate: str, key: str, code: str) -> None:
+    with raises(code):
+        erase.subject(databases, aggregate, key)
+
+
+def test_a_key_is_found_in_any_spelling(databases: Settings) -> None:
+    key = "ABCDEF00-0000-4000-8000-000000000000"
+    assert subject(databases, key).key == key.lower()
+
+
+def test_each_projection_of_personal_data_must_say_what_it_erases(databases: Settings, tmp_path: Path) -> None:
+    (tmp_path / "orders.sql").write_text("SELECT 1")
+    for name, is_personal in (("orders", True), ("dedup", False)):
+        spec = discovery.chosen(databases, name)
+        [topic], spec = spec.topics, replace(spec, job=replace(spec.job, projections=tmp_path))
+        if is_personal:
+            with raises("erase-unsupported", "orders.erase.sql"):
+                erase.erase_files(spec, topic)
+        else:
+            assert erase.erase_files(spec, topic) == []
+        (file := tmp_path / "orders.erase.sql").touch()
+        assert erase.erase_files(spec, topic) == [file]
+        assert [one.name for one in projection.load(tmp_path, "events")] == ["orders"]
+        file.unlink()
+
+
+def test_a_letter_shows_what_is_not_personal(databases: Settings) -> None:
+    query(databases, "ALTER TABLE orders ADD CHECK (reason IS NULL)", SinkRole.OWNER)
+    with pytest.raises(Failure) as failed:
+        apply(databases, cancelled(KEY, 1, STORY))
+    assert STORY not in str(failed.value)
+    apply(databases, cancelled(KEY, 2, STORY * 10))
+    listed = run(databases, "dead-letters", "list") + run(databases, "dead-letters", "list", "--json")
+    [(identity,)] = query(databases, "SELECT identity FROM dead_letters", SinkRole.OWNER)
+    shown = run(databases, "dead-letters", "show", identity) + run(
+        databases, "dead-letters", "show", "--json", identity
+    )
+    assert listed.count("reason") >= 2
+    assert STORY not in listed + shown
+    assert KEY in shown

@@ -1,0 +1,232 @@
+"""No message repeats a value of an event with personal data: a marker is put everywhere, and everything is broken."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from pydantic import BaseModel
+
+from outbox.base import log
+from outbox.base.errors import Failure, kind_of
+from outbox.base.settings import load
+from outbox.events.schema import Rejection
+from outbox.events.values import encode
+from outbox.writing import event
+from outbox.writing.event import Contract, Event
+from outbox_lab.testing.failures import raises
+from tests.support.declared import EXAMPLE, Events, payload, schema_of
+from tests.support.declared_sinks import decoder, record
+
+MARKER = "8c5d1c1e-9b0d-4c52-a3a5-7f5e2f1f0c11"
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "x-personal": True}}}
+PROPERTIES = {
+    "email": {"type": "string", "format": "email", "maxLength": 50, "x-personal": True},
+    "born": {"type": "string", "format": "date-time", "x-personal": True},
+    "weight": {"type": "number", "x-personal": True},
+    "people": {"type": "array", "items": {"$ref": "#/$defs/person"}},
+    "phones": {"type": "object", "additionalProperties": {"type": "string", "x-personal": True}},
+    "note": {"type": "string", "maxLength": 5},
+}
+DECLARED = payload(PROPERTIES, additionalProperties=False) | {"$defs": {"person": PERSON}}
+PERSONAL = {"email", "born", "weight", "people", "phones"}
+BROKEN: dict[str, dict[str, Any]] = {
+    "a text of another format": {"email": MARKER},
+    "a text that is too long": {"email": MARKER * 2},
+    "another type": {"weight": MARKER},
+    "no time that Postgres knows": {"born": "1998-12-31T23:59:60Z"},
+    "something nested": {"people": [{"name": [MARKER]}]},
+    "a name as a key": {"phones": {MARKER: 1}},
+    "an undeclared property": {MARKER: 1},
+    "a property that is not personal": {"note": MARKER},
+    "a number out of range": {"weight": 9.99999999e300},
+    "a text with NUL": {"email": f"{MARKER}@a.example\0"},
+}
+
+
+class Model(BaseModel):
+    """A payload whose attribute is not of its type."""
+
+    id: str
+    number: int
+    weight: float
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Events:
+    return Events(tmp_path).aggregate("order", placed_v1=DECLARED)
+
+
+def test_annotations_are_found_in_any_depth() -> None:
+    assert schema_of(DECLARED).personal == PERSONAL
+    assert schema_of(payload({"note": {"type": "string", "x-personal": False}})).personal == frozenset()
+    unused = payload({"note": {"type": "string"}}) | {"$defs": {"person": PERSON}}
+    assert schema_of(unused).personal == frozenset(), "a definition that nothing refers to"
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        payload({"note": {"type": "string", "x-personal": "yes"}}),
+        payload() | {"x-personal": True},
+        payload() | {"patternProperties": {"^x": {"x-personal": True}}},
+        payload() | {"if": {"properties": {"email": {"x-personal": True}}}},
+    ],
+)
+def test_an_annotation_that_would_hide_nothing_is_refused(declared: dict[str, Any]) -> None:
+    with raises("schema-unusable", "x-personal"):
+        schema_of(declared)
+
+
+@pytest.mark.parametrize("name", ["id", "number"])
+def test_key_and_version_are_not_personal(tmp_path: Path, name: str) -> None:
+    declared = payload({name: {**payload()["properties"][name], "x-personal": True}})
+    with raises("event-declaration-unusable", name):
+        Events(tmp_path).aggregate("order", placed_v1=declared).load()
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_append_repeats_no_value(events: Events, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(event, "contract", lambda _: Contract(events.load(), validates=True))
+    with pytest.raises(Failure) as refused:
+        event.rows([Event("order", "a", "placed", EXAMPLE | BROKEN[what])])
+    assert refused.value.code == "event-invalid"
+    assert hidden(traced(refused.value))
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_sink_repeats_no_value(events: Events, what: str) -> None:
+    found = decoder(events.load(), "order").record(record("placed", EXAMPLE | BROKEN[what]))
+    assert isinstance(found, Rejection)
+    assert hidden(str(found))
+
+
+@pytest.mark.parametrize("value", [{"email": object()}, {"weight": float("nan")}, {"email": {MARKER: MARKER}.keys()}])
+def test_what_is_no_json_is_not_repeated(
+    events: Events, monkeypatch: pytest.MonkeyPatch, value: dict[str, object]
+) -> None:
+    class Customer:
+        def __init__(self) -> None:
+            vars(self).update(EXAMPLE | {"email": MARKER} | value)
+
+        def model_dump(self, **_: object) -> object:
+            raise ValueError(f"no JSON: {vars(self)}")
+
+    monkeypatch.setattr(event, "contract", lambda _: Contract(events.load(), validates=True))
+    with pytest.raises(Failure) as refused:
+        event.rows([Event("order", "a", "placed", Customer())])
+    assert refused.value.code == "event-invalid"
+    assert hidden(traced(refused.value))
+
+
+def test_another_key_is_not_repeated(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event, "contract", lambda _: Contract(events.load(), validates=True))
+    with pytest.raises(Failure) as refused:
+        event.rows([Event("order", MARKER, "placed", EXAMPLE)])
+    assert refused.value.code == "event-key-mismatch"
+    assert hidden(traced(refused.value))
+
+
+def test_a_model_with_a_wrong_value_is_encoded_without_a_warning() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = Model(id="a", number=1, weight=1)
+        vars(model)["weight"] = MARKER
+        encode(model)
+    assert [str(one.message) for one in caught] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise ValueError(payload['email'])",
+        "return {**payload, 'weight': payload['email']}",
+        "return {**payload, payload['email']: object()}",
+    ],
+)
+@pytest.mark.parametrize("newer", [DECLARED, payload({"weight": {"type": "number"}})])
+def test_an_upcaster_that_fails_repeats_no_value(events: Events, newer: dict[str, Any], body: str) -> None:
+    events.aggregate("order", placed_v2=newer).write("order/upcast.py", f"def placed_v1(payload):\n    {body}\n")
+    one = record("placed", EXAMPLE | {"email": f"{MARKER}@a.example"})
+    found = decoder(events.load(), "order.placed").record(one)
+    assert isinstance(found, Rejection)
+    assert found.reason == "upcast failed"
+    assert hidden(str(found))
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (f"ValueError: invalid literal for int() with base 10: '{MARKER}'", "ValueError"),
+        (f"[CAST_INVALID_INPUT] The value '{MARKER}' cannot be cast", "[CAST_INVALID_INPUT]"),
+        (f"org.apache.spark.SparkException: Job aborted: {MARKER}", "org.apache.spark.SparkException"),
+        (f"column weight: {MARKER}", "an error"),
+        (MARKER, "an error"),
+    ],
+)
+def test_of_an_error_of_spark_the_class_is_left(said: str, kind: str) -> None:
+    assert kind_of(said) == kind
+
+
+@pytest.mark.parametrize("format_", ["text", "json"])
+def test_a_traceback_has_frames_and_no_messages(format_: str, logged: Callable[[str, bool], StringIO]) -> None:
+    out = logged(format_, True)
+    try:
+        fail(MARKER)
+    except Failure as failure:
+        log.get("test").error("unexpected error", exc_info=failure)
+        logging.getLogger("a library").error("failed", exc_info=failure)
+    found = out.getvalue()
+    assert hidden(found)
+    assert found.count("Failure: a message of ours") == 2
+    assert found.count("ValueError") == 2
+
+
+def test_without_personal_data_a_traceback_has_messages(logged: Callable[[str, bool], StringIO]) -> None:
+    out = logged("json", False)
+    try:
+        fail(MARKER)
+    except Failure as failure:
+        log.get("test").error("unexpected error", exc_info=failure)
+    assert MARKER in out.getvalue()
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bool], StringIO]]:
+    """Configures the log, and returns what is written there."""
+    handlers, level = logging.getLogger().handlers, logging.getLogger().level
+
+    def configure(format_: str, is_personal: bool) -> StringIO:
+        out = StringIO()
+        monkeypatch.setattr(sys, "stderr", out)
+        log.configure(load(environment=False).model_copy(update={"log_format": format_}), is_personal=is_personal)
+        return out
+
+    yield configure
+    structlog.reset_defaults()
+    logging.getLogger().handlers, logging.getLogger().level = handlers, level
+
+
+def fail(value: str) -> None:
+    person = {"name": value}
+    try:
+        int(person["name"])
+    except ValueError as error:
+        raise Failure("a message of ours") from error
+
+
+def hidden(text: str) -> bool:
+    """Whether neither the marker, as it is or cut off, nor the odd number and time are in a text."""
+    return not any(part in text for part in (MARKER[:8], "9" * 8, "59:60"))
+
+
+def traced(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
