@@ -19,7 +19,7 @@ outbox new aggregate invoice --key number:text --events issued --property cents:
 outbox new event appointment.cancelled --property reason:text
 outbox new event invoice.paid --property cents:integer
 outbox new version appointment.booked --property room:text
-outbox new version invoice.issued --property currency:text --remove note
+outbox new version invoice.issued --property channel:text --remove note
 outbox new sink appointments --events appointment
 outbox new sink invoiced --events invoice --total cents
 outbox new sink activity --events appointment,invoice --history

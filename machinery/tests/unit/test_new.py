@@ -76,7 +76,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 def test_two_of_each_are_valid_in_every_check_without_a_server(shop: Project) -> None:
     shop.new("event", "order.cancelled", "--property", "reason:text")
     shop.new("event", "stock.counted", "--property", "shelves:array", "--property", "on_day:date")
-    shop.new("version", "order.placed", "--property", "currency:text", "--remove", "note")
+    shop.new("version", "order.placed", "--property", "channel:text", "--remove", "note")
     shop.new("version", "order.paid", "--property", "fee:number")
     shop.new("version", "order.paid", "--optional", "settled_at:timestamp")
     shop.new("sink", "orders", "--events", "order")
@@ -130,26 +130,17 @@ def test_columns_of_a_view_are_read_from_its_migration(shop: Project, select: st
 
 
 def test_an_upcaster_is_added_behind_what_is_there(shop: Project) -> None:
-    shop.new("version", "order.placed", "--property", "currency:text")
+    shop.new("version", "order.placed", "--property", "channel:text")
     file = shop.root / "connect" / "events" / "order" / "upcast.py"
     before = file.read_text() + "\n# ours\n"
     file.write_text(before)
-    shop.new("version", "order.placed", "--property", "vat:integer", "--remove", "currency")
+    shop.new("version", "order.placed", "--property", "vat:integer", "--remove", "channel")
     after = file.read_text()
     assert after.startswith(before.rstrip())
     space = dict[str, object]()
     exec(after, space)  # noqa: S102
     payload = {"order_id": "a", "cents": 1, "version": 1}
     assert space["placed_v2"](space["placed_v1"](payload)) == {**payload, "vat": 0}  # type: ignore[operator]
-
-
-def test_a_type_may_be_a_definition_of_the_project(shop: Project) -> None:
-    code = {"type": "string", "pattern": "^[A-Z]{3}$", "examples": ["TEA"]}
-    shop.write("connect/events/common.schema.json", json.dumps({"$defs": {"code": code}}))
-    shop.new("event", "stock.moved", "--property", "shelf:code")
-    schema = json.loads(shop.files["connect/events/stock/moved.v1.schema.json"])
-    assert schema["properties"]["shelf"] == {"$ref": "../common.schema.json#/$defs/code"}
-    assert schema["examples"][0]["shelf"] == "TEA"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +224,7 @@ def test_templates_of_the_project_replace_ours_and_add_files(shop: Project) -> N
         "templates/outbox/aggregate/events/AGGREGATE/aggregate.toml.j2", 'key = "{{ key }}"\n# of {{ aggregate }}\n'
     )
     shop.write("templates/outbox/aggregate/docs/AGGREGATE.md.j2", "Owner of {{ aggregate }}: …\n")
-    shop.new("aggregate", "task", "--unnumbered", "--no-table")
+    shop.new("aggregate", "task", "--version", "", "--no-table")
     assert shop.files["connect/events/task/aggregate.toml"] == 'key = "task_id"\n# of task\n'
     assert shop.files["docs/task.md"] == "Owner of task: …\n"
     shop.write("templates/outbox/aggregate/events/AGGREGATE/aggregate.toml.j2", "{{ nothing }}")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
+from shutil import which
 from typing import Any
 
 import click
 
+from outbox.base import project
 from outbox.base.errors import plural
 from outbox.base.settings import load
 from outbox_lab.new import change, properties, schemas, sinks, templates
 from outbox_lab.new.change import Change
 from outbox_lab.new.sinks import Wish
 
-TYPES = ", ".join(properties.KINDS)
+TYPES = ", ".join(properties.TYPES)
 Function = Callable[..., None]
 
 
 def _properties(function: Function) -> Function:
     """The options that give an event properties."""
     for name, what in (("optional", "A property that an event may lack"), ("property", "A property of each event")):
-        described = f"{what}, as NAME:TYPE; repeat it. Types: {TYPES}, or a definition in common.schema.json."
+        described = f"{what}, as NAME:TYPE; repeat it. Types: {TYPES}."
         function = click.option(f"--{name}", f"{name}_", multiple=True, metavar="NAME:TYPE", help=described)(function)
     return function
 
@@ -46,8 +49,7 @@ def new() -> None:
 @new.command()
 @click.argument("name")
 @click.option("--key", metavar="PROPERTY[:TYPE]", help="The key. [default: NAME_id:uuid]")
-@click.option("--version", default="version", show_default=True, help="The property that numbers the events of a key.")
-@click.option("--unnumbered", is_flag=True, help="Without such a property: no gaps are found, and no state is kept.")
+@click.option("--version", default="version", show_default=True, help='It numbers the events of a key; "" for none.')
 @click.option("--events", multiple=True, callback=_names, help="The types of events.  [default: created]")
 @click.option("--table", help="The table of the service.  [default: NAMEs]")
 @click.option("--no-table", is_flag=True, help="The service has a table: write no migration of one.")
@@ -57,7 +59,6 @@ def aggregate(
     name: str,
     key: str | None,
     version: str,
-    unnumbered: bool,
     events: list[str],
     table: str | None,
     no_table: bool,
@@ -75,7 +76,7 @@ def aggregate(
         _read(property_, optional_),
         events or ["created"],
         key=key,
-        version=None if unnumbered else version,
+        version=version,
         table=table,
         has_table=not no_table,
     )
@@ -102,7 +103,7 @@ def version(name: str, remove: list[str], property_: Sequence[str], optional_: S
     """The next version of an event, and the upcaster from the present one.
 
     \b
-    outbox new version order.placed --property currency:text
+    outbox new version order.placed --property channel:text
     """
     _write(schemas.version(load(), name, _read(property_, optional_), remove))
 
@@ -135,13 +136,14 @@ def copy_templates() -> None:
 
 def _write(made: Change) -> None:
     """Write a change, and say so."""
-    uncommitted = change.uncommitted()
+    git = ["git", "-C", str(project.current().root), "status", "--porcelain", "--", "."]
+    uncommitted = subprocess.run(git, capture_output=True, check=False).stdout.splitlines() if which("git") else ()
     made.write()
     for file in made.new:
         click.echo(f"wrote   {change.shown(file)}")
     for file in made.edited:
         click.echo(f"edited  {change.shown(file)}")
     if uncommitted:
-        click.echo(f"note: git has uncommitted edits of {plural(uncommitted, 'other file')} here", err=True)
+        click.echo(f"note: git has uncommitted edits of {plural(len(uncommitted), 'other file')} here", err=True)
     if made.next_steps:
         click.echo("\n".join(["next:", *(f"  {number}. {step}" for number, step in enumerate(made.next_steps, 1))]))

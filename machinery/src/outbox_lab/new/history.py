@@ -13,63 +13,50 @@ from outbox.base.errors import Failure
 Database = Literal["source", "sink"]
 MACHINERY = Path(str(outbox.__file__)).with_name("migrations")
 REVISION = re.compile(r"""^(down_)?revision\b[^=\n]*=\s*\(?\s*["']([^"']+)["']""", re.MULTILINE)
-MADE = re.compile(r'\bCREATE\s+(?:OR\s+REPLACE\s+|UNLOGGED\s+)?(?:TABLE|VIEW)\s+(?:IF NOT EXISTS\s+)?([\w."]+)', re.I)
-TOKEN = re.compile(r"""\(|\)|,|'[^']*'|"[^"]*"|[^\s(),'"]+""")
-COMMENT = re.compile(r"--[^\n]*")
+MADE = r'(?i)\bCREATE\s+(?:OR REPLACE\s+|UNLOGGED\s+)?(?:TABLE|VIEW)\s+(?:IF NOT EXISTS\s+)?(?:public\.)?"?{}\b'
+WORD = re.compile(r"""[(),]|'[^']*'|"[^"]*"|[^\s(),'"]+""")
 
 
 class Migration(NamedTuple):
-    """The place of a new migration in a history. The first one of a project begins a branch beside the machinery's."""
+    """The place of a new migration. The first one of a project begins a branch beside the machinery's."""
 
     number: str
     revision: str
     down_revision: str | None
-    branch_labels: tuple[str, ...] | None
-    depends_on: tuple[str, ...] | None
+    branch_labels: tuple[str, ...] | None = None
+    depends_on: tuple[str, ...] | None = None
 
 
-def following(database: Database) -> Migration:
-    """The migration after the project's newest. Raises Failure if the history has two ends."""
-    files = _files(database)
-    texts = [file.read_text("utf-8") for file in files]
-    found = [(kind, name) for text in texts for kind, name in REVISION.findall(text)]
-    revisions, followed = ({name for kind, name in found if bool(kind) is is_down} for is_down in (False, True))
-    heads = sorted(revisions - followed)
-    if len(heads) > 1:
-        raise Failure(
-            f"the migrations of database {database} have {len(heads)} ends: {', '.join(heads)}",
-            "let one of them follow the other by `down_revision`",
-            code="migrations-branch",
-        )
+def following(database: Database, *names: str) -> Migration:
+    """The migration after the project's newest, which makes tables or views of these names.
+
+    Raises Failure if another one makes such a table or view, or if the history has two ends.
+    """
+    files = sorted((project.current().migrations / database).glob("*.py"))
+    for file in [*files, *(MACHINERY / database).glob("*.py")]:
+        for name in names:
+            if re.search(MADE.format(name), file.read_text("utf-8")):
+                remedy = "choose another name, or another table with --table"
+                raise Failure(f"{file.name} of database {database} makes {name} already", remedy, code="name-taken")
+    found = [pair for file in files for pair in REVISION.findall(file.read_text("utf-8"))]
+    revisions, followed = ({name for down, name in found if bool(down) is is_down} for is_down in (False, True))
+    if len(heads := sorted(revisions - followed)) > 1:
+        problem = f"migrations of database {database} have several ends: {', '.join(heads)}"
+        raise Failure(problem, "let one of them follow the other by `down_revision`", code="migrations-branch")
     numbers = [int(begin[0]) for file in files if (begin := re.match(r"\d+", file.name))]
-    number = max([len(files), *numbers], default=0) + 1
-    while f"{database}_domain_{number:04}" in revisions:
-        number += 1
-    revision = f"{database}_domain_{number:04}"
+    number = f"{max([len(files), *numbers], default=0) + 1:04}"
     if heads:
-        return Migration(f"{number:04}", revision, heads[0], None, None)
-    return Migration(f"{number:04}", revision, None, ("domain",), (f"{database}_machinery_0001",))
-
-
-def require_free(database: Database, name: str) -> None:
-    """Raises Failure if a migration makes a table or a view of this name already."""
-    for file in [*_files(database), *(MACHINERY / database).glob("*.py")]:
-        made = {one.replace('"', "").removeprefix("public.").lower() for one in MADE.findall(file.read_text("utf-8"))}
-        if name in made:
-            raise Failure(
-                f"{file.name} of database {database} makes {name} already",
-                "choose another name, or another table with --table",
-                code="name-taken",
-            )
+        return Migration(number, f"{database}_domain_{number}", heads[0])
+    return Migration(number, f"{database}_domain_{number}", None, ("domain",), (f"{database}_machinery_0001",))
 
 
 def view_columns(view: str | None) -> set[str]:
     """The columns of a view of the source database, from the migration that makes it; empty if that cannot be read."""
-    statement = rf'VIEW\s+(?:public\.)?"?{re.escape(view or "")}"?\s+AS\s+SELECT\b(.*?);'
-    text = COMMENT.sub("", "\n".join(file.read_text("utf-8") for file in _files("source")))
-    found = re.findall(statement, text, re.IGNORECASE | re.DOTALL)
+    files = sorted((project.current().migrations / "source").glob("*.py"))
+    text = re.sub(r"--[^\n]*", "", "\n".join(file.read_text("utf-8") for file in files))
+    found = re.findall(rf'(?is)VIEW\s+(?:public\.)?"?{view}"?\s+AS\s+SELECT\b(.*?);', text)
     names, depth, last = set[str](), 0, ""
-    for word in TOKEN.findall(found[-1]) if found else ():
+    for word in WORD.findall(found[-1]) if found else ():
         depth += {"(": 1, ")": -1}.get(word, 0)
         if depth == 0 and word.upper() in {",", "FROM"}:
             names.add(last.rpartition(".")[2].strip('"').lower())
@@ -77,7 +64,3 @@ def view_columns(view: str | None) -> set[str]:
                 break
         last = word
     return names
-
-
-def _files(database: Database) -> list[Path]:
-    return sorted((project.current().migrations / database).glob("*.py"))

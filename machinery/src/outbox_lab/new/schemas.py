@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.events import catalog, upcasting
-from outbox.events.catalog import Aggregate, Catalog
+from outbox.events.catalog import Aggregate
 from outbox.events.schema import Column, EventSchema
 from outbox_lab.new import history, properties, templates
-from outbox_lab.new.change import Change, declared, shown
-from outbox_lab.new.properties import NUMBER_OF_KEY, Property, unusable
+from outbox_lab.new.change import Change, shown
+from outbox_lab.new.properties import Property, unusable
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 OCCURRED_AT = "occurred_at"
@@ -26,10 +27,10 @@ def aggregate(
     given: Sequence[Property],
     types: Sequence[str],
     *,
-    key: str | None = None,
-    version: str | None,
-    table: str | None = None,
-    has_table: bool = True,
+    key: str | None,
+    version: str,
+    table: str | None,
+    has_table: bool,
 ) -> Change:
     """A new aggregate type with events of these types; and with ``has_table`` a table of the service, which has a view
     ``source_TABLE``.
@@ -38,79 +39,75 @@ def aggregate(
     """
     if not catalog.NAME.fullmatch(name):
         raise unusable(f"aggregate type {name!r}", "it is no name", "use letters, digits, _ and -")
-    known = catalog.of_project(settings)
-    if name in known.aggregates:
-        raise unusable(f"aggregate type {name}", f"{shown(known.folder / name)} declares it", "choose another name")
+    if name in catalog.of_project(settings).aggregates:
+        raise unusable(f"aggregate type {name}", "it is declared", f"`outbox new event {name}.TYPE` adds an event")
     word = name.replace("-", "_").lower()
     table = (table or f"{word}s") if has_table else None
     ordering = properties.read(key or f"{word}_id", "uuid")
-    every = [ordering, *given, *_numbered(version), properties.read(f"{OCCURRED_AT}:timestamp")]
-    properties.require_distinct(every)
-    values: dict[str, Any] = {
-        "aggregate": name,
-        "key": ordering.name,
-        "numbered": version,
-        "source": table and f"source_{table}",
-    }
+    numbers = [properties.version(version)] if version else []
+    every = [ordering, *given, *numbers, properties.read(f"{OCCURRED_AT}:timestamp")]
+    values = {"aggregate": name, "key": ordering.name, "numbered": version, "types": types, "table": table}
     change = Change(templates.render("aggregate", values))
     for type_ in types:
         change.new |= _event(name, type_, every)
-    made = declared(settings, change).aggregates[name]
+    made = change.declared(settings).aggregates[name]
     if table is not None:
-        change.new |= _table(made, table)
-    values |= {"types": types, "table": table, "topic": made.topic}
-    change.next_steps = templates.next_steps("aggregate", values)
+        properties.require_word(f"table {table!r}", table)
+        following = history.following("source", table, f"source_{table}")
+        columns = merged(made.schemas, {made.key, version})
+        more = {"migration": following, "number": following.number, "columns": columns, "key_type": key_type(made)}
+        change.new |= templates.render("table", {**values, **more})
+    change.next_steps = templates.next_steps("aggregate", {**values, "topic": made.topic})
     return change
 
 
 def event(settings: Settings, name: str, given: Sequence[Property]) -> Change:
     """A new event of an existing aggregate type, with the key, the version and the time as the others have them."""
-    of, type_ = _split(name)
-    known = catalog.of_project(settings)
-    found = _aggregate(known, of)
-    if type_ in found.events:
-        remedy = f"`outbox new version {name}` makes another version of it"
-        raise unusable(f"event {name}", f"{found.events[type_][min(found.events[type_])].file} declares it", remedy)
-    shared = [found.key, *filter(None, [found.version]), OCCURRED_AT]
-    like = _document(known, max(found.schemas, key=lambda schema: schema.version))
-    kept = [_property_of(like, one) for one in shared if one in like["properties"]]
-    every = [kept[0], *given, *kept[1:]]
-    properties.require_distinct(every)
-    change = Change(_event(of, type_, every))
-    declared(settings, change)
-    change.next_steps = templates.next_steps("event", {"aggregate": of, "type": type_, "given": given})
+    of, type_ = _found(settings, name)
+    if type_ in of.events:
+        raise unusable(f"event {name}", "it is declared", f"`outbox new version {name}` makes its next version")
+    like = _document(max(of.schemas, key=lambda schema: schema.version))
+    example: dict[str, Any] = next(iter(like.get("examples", ())), {})
+    shared = [str(one) for one in (of.key, of.version, OCCURRED_AT) if one in like["properties"]]
+    key, *others = [Property(one, like["properties"][one], example.get(one)) for one in shared]
+    change = Change(_event(of.name, type_, [key, *given, *others]))
+    change.declared(settings)
+    change.next_steps = templates.next_steps("event", {"aggregate": of.name, "type": type_, "given": given})
     return change
 
 
 def version(settings: Settings, name: str, given: Sequence[Property], removed: Sequence[str]) -> Change:
     """The next version of an event, and the upcaster from the present one."""
-    of, type_ = _split(name)
-    known = catalog.of_project(settings)
-    versions = _aggregate(known, of).events.get(type_)
-    if versions is None:
-        raise _unknown(f"event {name}", [f"{of}.{one}" for one in known.aggregates[of].events])
-    newest = versions[max(versions)]
-    document = _document(known, newest)
-    _require_removable(known.aggregates[of], document, removed)
-    next_document = _changed(document, newest.version + 1, given, removed)
-    change = Change(_schema(of, type_, newest.version + 1, next_document))
-    upcaster = known.folder / of / upcasting.FILE
-    function = upcasting.name_of(type_, newest.version)
-    values = {"aggregate": of, "type": type_, "version": newest.version, "function": function, "removed": removed}
-    values |= {"given": [one for one in given if one.is_required], "is_new": not upcaster.exists()}
-    _add_upcaster(change, upcaster, templates.render("version", values)[upcaster], function)
-    declared(settings, change)
+    of, type_ = _found(settings, name)
+    if type_ not in of.events:
+        there_are = ", ".join(f"{of.name}.{one}" for one in of.events)
+        raise unusable(f"event {name}", "it is not declared", f"there are {there_are}")
+    newest = of.events[type_][max(of.events[type_])]
+    document, function = _document(newest), upcasting.name_of(type_, newest.version)
+    fixed = {of.key, of.version, *(one.name for one in given)} & {*removed}
+    if unknown := sorted(fixed | ({*removed} - document["properties"].keys())):
+        raise unusable(f"property {unknown[0]}", "it cannot be removed", "name a property that no order depends on")
+    change = Change(_schema(of.name, type_, newest.version + 1, _next(document, newest.version + 1, given, removed)))
+    file = catalog.of_project(settings).folder / of.name / upcasting.FILE
+    values = {"aggregate": of.name, "type": type_, "version": newest.version, "function": function, "removed": removed}
+    values |= {"given": [one for one in given if one.is_required], "is_new": not file.exists()}
+    text = templates.render("version", values)[file]
+    if not file.exists():
+        change.new[file] = text
+    elif function in upcasting.functions_in(file) or not re.search(r"\bAny\b", before := file.read_text("utf-8")):
+        raise unusable(f"upcaster {function}", f"{shown(file)} has it, or does not import Any", "correct that file")
+    else:
+        change.edited[file] = f"{before.rstrip()}\n\n\n{text.lstrip()}"
+    change.declared(settings)
     change.next_steps = templates.next_steps("version", values)
     return change
 
 
-def merged(schemas: Iterable[EventSchema], but: Iterable[str] = ()) -> list[Column]:
+def merged(schemas: Iterable[EventSchema], but: Iterable[str | None] = ()) -> list[Column]:
     """The columns of several events. One that an event lacks is nullable; of several types are left out."""
     all_of = [{column.name: column for column in schema.columns} for schema in schemas]
-    left_out = {*but, *properties.OURS}
-    names = dict.fromkeys(name for columns in all_of for name in columns if name not in left_out)
     found = []
-    for name in names:
+    for name in dict.fromkeys(name for columns in all_of for name in columns if name not in {*but, *properties.OURS}):
         own = [columns[name] for columns in all_of if name in columns]
         if len({column.type for column in own}) == 1:
             is_nullable = len(own) < len(all_of) or any(column.is_nullable for column in own)
@@ -118,16 +115,25 @@ def merged(schemas: Iterable[EventSchema], but: Iterable[str] = ()) -> list[Colu
     return found
 
 
+def key_type(of: Aggregate) -> str:
+    """The type of the key's column."""
+    return next(column.type for column in of.schemas[0].columns if column.name == of.key)
+
+
 def _event(of: str, type_: str, every: Sequence[Property]) -> dict[Path, str]:
+    """The schema of version 1. Examples of texts differ between events."""
     if not catalog.TYPE.fullmatch(type_):
         raise unusable(f"event type {type_!r}", "it is no name", "begin with a letter; use letters, digits, _, . and -")
+    names = [one.name for one in every]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise unusable(f"property {twice[0]}", "it is given twice, or each event has it", "name it once")
     document = {
         "$schema": DRAFT,
         "title": f"{of} {type_}, version 1",
         "type": "object",
         "required": [one.name for one in every if one.is_required],
         "properties": {one.name: one.rule for one in every},
-        "examples": [{one.name: one.example for one in every}],
+        "examples": [{one.name: type_ if one.example == "text" else one.example for one in every}],
     }
     return _schema(of, type_, 1, document)
 
@@ -137,97 +143,36 @@ def _schema(of: str, type_: str, number: int, document: dict[str, Any]) -> dict[
     return templates.render("schema", values)
 
 
-def _table(made: Aggregate, table: str) -> dict[Path, str]:
-    """The migration with a table that has the state, and the view of it."""
-    properties.require_word(f"table {table!r}", table)
-    for name in (table, f"source_{table}"):
-        history.require_free("source", name)
-    following = history.following("source")
-    columns = merged(made.schemas, [made.key, str(made.version)])
-    values = {"aggregate": made.name, "table": table, "key": made.key, "key_type": _type(made, made.key)}
-    return templates.render(
-        "table",
-        {**values, "numbered": made.version, "columns": columns, "migration": following, "number": following.number},
-    )
-
-
-def _type(of: Aggregate, name: str) -> str:
-    return next(column.type for column in of.schemas[0].columns if column.name == name)
-
-
-def _numbered(version: str | None) -> list[Property]:
-    if version is None:
-        return []
-    properties.require_column(version)
-    return [Property(version, *NUMBER_OF_KEY)]
-
-
-def _split(name: str) -> tuple[str, str]:
+def _found(settings: Settings, name: str) -> tuple[Aggregate, str]:
+    """The aggregate type and the type of an event's name."""
     of, _, type_ = name.partition(".")
-    if not of or not type_:
-        raise unusable(f"event {name!r}", "it has no aggregate type", "write AGGREGATE.TYPE, such as order.placed")
-    return of, type_
+    known = catalog.of_project(settings)
+    if of not in known.aggregates or not type_:
+        there_are = ", ".join(f"{one}.TYPE" for one in known.aggregates) or "none: begin with `outbox new aggregate`"
+        raise unusable(f"event {name!r}", "no aggregate type has it", f"there are {there_are}")
+    return known.aggregates[of], type_
 
 
-def _aggregate(known: Catalog, name: str) -> Aggregate:
-    if name not in known.aggregates:
-        raise _unknown(f"aggregate type {name}", list(known.aggregates))
-    return known.aggregates[name]
-
-
-def _unknown(what: str, there_are: Sequence[str]) -> Exception:
-    return unusable(what, "it is not declared", f"there are {', '.join(there_are) or 'none'} (`outbox events`)")
-
-
-def _document(known: Catalog, schema: EventSchema) -> dict[str, Any]:
+def _document(schema: EventSchema) -> dict[str, Any]:
     """A schema as its file has it: references stay references."""
-    found: dict[str, Any] = json.loads((known.folder / schema.file).read_text("utf-8"))
+    found: dict[str, Any] = json.loads((project.current().events / schema.file).read_text("utf-8"))
     return found
 
 
-def _property_of(document: dict[str, Any], name: str) -> Property:
-    example = next((one[name] for one in document.get("examples", ()) if name in one), None)
-    return Property(name, document["properties"][name], example, example)
-
-
-def _require_removable(of: Aggregate, document: dict[str, Any], removed: Sequence[str]) -> None:
-    for name in removed:
-        if name in (of.key, of.version):
-            raise unusable(f"property {name}", f"events of {of.name} are ordered by it", "keep it")
-        if name not in document.get("properties", {}):
-            raise unusable(f"property {name}", "the event has no such property", "see its schema")
-
-
-def _changed(
-    document: dict[str, Any], number: int, given: Sequence[Property], removed: Sequence[str]
-) -> dict[str, Any]:
+def _next(document: dict[str, Any], number: int, given: Sequence[Property], removed: Sequence[str]) -> dict[str, Any]:
     """A schema as its next version has it."""
-    before = {name: rule for name, rule in document["properties"].items() if name not in removed}
-    for one in given:
-        if one.name in before:
-            raise unusable(f"property {one.name}", "the event has it", "choose another name, or --remove it first")
-    title = re.sub(r"version \d+", f"version {number}", document.get("title", f"version {number}"))
+
+    def kept(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in removed}
+
+    before = kept(document["properties"])
+    if known := [one.name for one in given if one.name in before]:
+        raise unusable(f"property {known[0]}", "the event has it", "choose another name, or --remove it first")
     found = {name: content for name, content in document.items() if name != "deprecated"}
-    found["title"] = title
+    found["title"] = re.sub(r"version \d+", f"version {number}", document.get("title", f"version {number}"))
     found["required"] = [one for one in document.get("required", ()) if one not in removed]
     found["required"] += [one.name for one in given if one.is_required]
-    found["properties"] = {**before, **{one.name: one.rule for one in given}}
+    found["properties"] = before | {one.name: one.rule for one in given}
     examples = {one.name: one.example for one in given}
-    found["examples"] = [
-        {**{name: value for name, value in example.items() if name not in removed}, **examples}
-        for example in document.get("examples", ())
-    ]
+    found["examples"] = [{**kept(example), **examples} for example in document.get("examples", ())]
     return found
-
-
-def _add_upcaster(change: Change, file: Path, text: str, function: str) -> None:
-    """Write the function, or add it to the project's file."""
-    if not file.exists():
-        change.new[file] = text
-        return
-    before = file.read_text("utf-8")
-    if function in upcasting.functions_in(file):
-        raise unusable(f"upcaster {function}", f"{shown(file)} has a function of this name", "delete or rename it")
-    if not re.search(r"\bAny\b", before):
-        raise unusable(f"upcaster {function}", f"{shown(file)} does not import Any", "import it from typing there")
-    change.edited[file] = f"{before.rstrip()}\n\n\n{text.lstrip()}"

@@ -1,6 +1,6 @@
 """Templates: each file of a folder becomes the file of the same path in the project.
 
-``state/sinks/SINK/projections/TABLE.sql.j2`` becomes ``sinks/orders/projections/orders.sql``: words in capitals are
+The template ``state/sinks/MODULE/job.py.j2`` becomes ``job.py`` in a folder of ``sinks``: words in capitals are
 values. A template that renders to nothing writes no file, and an empty template writes an empty one. A file of the same
 path in the project's folder ``templates/outbox`` replaces ours, and one more adds a file.
 """
@@ -25,27 +25,24 @@ from outbox_lab.new.properties import quoted
 OURS = Path(__file__).with_name("files")
 OWN = Path("templates", "outbox")
 SUFFIX = ".j2"
-WORD = re.compile(r"[A-Z]+")
-NEXT = "next"
+NEXT = f"next{SUFFIX}"
 
 
 def render(folder: str, values: Mapping[str, Any]) -> dict[Path, str]:
     """The files of a folder of templates, by their paths. Raises Failure if a template cannot be used."""
-    environment = _environment()
-    found: dict[Path, str] = {}
+    environment, found = _environment(), dict[Path, str]()
     for name in environment.list_templates(filter_func=lambda one: one.startswith(f"{folder}/")):
         path = name.removeprefix(f"{folder}/").removesuffix(SUFFIX)
-        if path == NEXT or (text := _rendered(environment, name, values)) is None:
-            continue
-        file = _target(WORD.sub(lambda word: str(values[word[0].lower()]), path))
-        found[file] = _formatted(text) if file.suffix == ".py" else text
+        text = "" if name.endswith(NEXT) else _rendered(environment, name, values)
+        if text.strip() or not environment.loader.get_source(environment, name)[0]:  # type: ignore[union-attr]
+            file = _target(re.sub("[A-Z]+", lambda word: str(values[word[0].lower()]), path))
+            found[file] = _formatted(text) if file.suffix == ".py" else text
     return found
 
 
 def next_steps(folder: str, values: Mapping[str, Any]) -> list[str]:
     """What to do after the files of a folder are written, a line each."""
-    text = _rendered(_environment(), f"{folder}/{NEXT}{SUFFIX}", values) or ""
-    return [line for line in text.splitlines() if line.strip()]
+    return list(filter(str.strip, _rendered(_environment(), f"{folder}/{NEXT}", values).splitlines()))
 
 
 def originals() -> dict[Path, str]:
@@ -67,28 +64,20 @@ def _environment() -> Environment:
     return made
 
 
-def _rendered(environment: Environment, name: str, values: Mapping[str, Any]) -> str | None:
-    """A template's text; None if it has nothing to say."""
+def _rendered(environment: Environment, name: str, values: Mapping[str, Any]) -> str:
     try:
-        text = environment.get_template(name).render(values)
+        return environment.get_template(name).render(values)
     except TemplateError as error:
-        raise Failure(
-            f"template {name}: {error}", f"correct it in {OWN}, or delete it there", code="template-unusable"
-        ) from None
-    return text if text.strip() or not _source(environment, name) else None
-
-
-def _source(environment: Environment, name: str) -> str:
-    assert environment.loader is not None  # noqa: S101
-    return environment.loader.get_source(environment, name)[0]
+        remedy = f"correct it in {OWN}, or delete it there"
+        raise Failure(f"template {name}: {error}", remedy, code="template-unusable") from None
 
 
 def _target(path: str) -> Path:
     """A path of the project; folders that it keeps elsewhere are looked up."""
     ours = project.current()
     first, _, rest = path.partition("/")
-    folders = {"events": ours.events, "migrations": ours.migrations}
-    folders["sinks"] = ours.root.joinpath(*ours.sinks_package.split("."))
+    sinks = ours.root.joinpath(*ours.sinks_package.split("."))
+    folders = {"events": ours.events, "migrations": ours.migrations, "sinks": sinks}
     return folders.get(first, ours.root / first) / rest
 
 
@@ -97,7 +86,6 @@ def _formatted(text: str) -> str:
     if not text.strip() or importlib.util.find_spec("ruff") is None:
         return text
     command = [sys.executable, "-m", "ruff", "format", "--quiet", "-"]
-    done = subprocess.run(
-        command, input=text, capture_output=True, text=True, cwd=project.current().root, check=False, timeout=60
-    )
+    root = project.current().root
+    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=root, check=False, timeout=60)
     return text if done.returncode else done.stdout
