@@ -8,27 +8,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from psycopg2 import extensions
 
 from outbox.audit.comparison_files import Comparison
 from outbox.audit.declared import Declared
-from outbox.audit.store import Store
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.sink import rows
 from outbox.sink.rows import NOT_COMPARED, columns_of, query_errors, unusable
 
+if TYPE_CHECKING:
+    from outbox.audit.store import Store
+
 PASS_ROWS = 500_000  # as many as DuckDB joins within its memory
 SOURCE, SINK = "source_rows", "sink_rows"  # tables of the store
-COLUMNS = {
-    "comparison": pa.uint16(),
-    "sink": pa.string(),
-    "key": pa.string(),
-    "version": pa.int64(),
-    "columns": pa.string(),
-}
 DIFFERING = """
 SELECT key, source.version, sink.version, source.columns, sink.columns
   FROM (FROM source_rows WHERE comparison = $comparison AND hash(key) % $passes = $number) AS source
@@ -107,7 +102,7 @@ def load_sinks(store: Store, connection: extensions.connection, declared: Declar
 
 
 def _load(store: Store, table: str, read: Iterable[Iterable[rows.Row]]) -> None:
-    store.load(table, COLUMNS, ((number, *row) for number, of_one in enumerate(read) for row in of_one))
+    store.load(table, store.ROWS, ((number, *row) for number, of_one in enumerate(read) for row in of_one))
 
 
 class ComparedRows:

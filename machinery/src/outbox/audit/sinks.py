@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from psycopg2 import extensions
 
@@ -16,11 +16,13 @@ from outbox.audit.declared import Declared
 from outbox.audit.letters import Letter, has_event_id
 from outbox.audit.rows import load_sinks
 from outbox.audit.source import snapshot
-from outbox.audit.store import Store
 from outbox.audit.totals import Totals, read_totals, tables_read, uncompared_tables
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.rows import folder_of, unusable
 from outbox.sink.spec import SinkSpec, TargetState
+
+if TYPE_CHECKING:
+    from outbox.audit.store import Store
 
 NO_COMPARISON = "no file in {} says what to compare"
 UNDECLARED = "no job declares it; to remove it, delete its rows (docs/runbook.md)"

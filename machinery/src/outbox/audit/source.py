@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import DIGITS_MAX, number_of
 from outbox.audit.rows import load_source
-from outbox.audit.store import Store
 from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import column_names, connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.events.schema import BIGINT_MAX, BIGINT_MIN
+
+if TYPE_CHECKING:
+    from outbox.audit.store import Store
 
 AGAIN = "run the command again"
 FETCH_ROWS = 10_000

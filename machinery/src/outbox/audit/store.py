@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -49,6 +49,11 @@ CREATE TABLE refused (
 
 class Store:
     """Tables `delivered` and `refused`, and those that a comparison makes."""
+
+    ROWS: ClassVar = {  # the columns of rows that are compared
+        **{"comparison": pa.uint16(), "sink": pa.string(), "key": pa.string()},
+        **{"version": pa.int64(), "columns": pa.string()},
+    }
 
     def __init__(self) -> None:
         self._closing = ExitStack()
