@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from outbox.base import project
-from outbox.base.errors import plural
+from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
+from outbox.events import catalog
+from outbox_lab.events import payloads
 from outbox_lab.new import change, properties, schemas, sinks, templates
 from outbox_lab.new.change import Change
 from outbox_lab.new.sinks import Wish
@@ -143,7 +145,20 @@ def _write(made: Change) -> None:
         click.echo(f"wrote   {change.shown(file)}")
     for file in made.edited:
         click.echo(f"edited  {change.shown(file)}")
+    _write_types(made)
     if uncommitted:
         click.echo(f"note: git has uncommitted edits of {plural(len(uncommitted), 'other file')} here", err=True)
     if made.next_steps:
         click.echo("\n".join(["next:", *(f"  {number}. {step}" for number, step in enumerate(made.next_steps, 1))]))
+
+
+def _write_types(made: Change) -> None:
+    """Let the module of typed payloads have the new events, where the project has a folder for it."""
+    of = project.current()
+    target = payloads.file(of)
+    if target.parent.is_dir() and any(file.is_relative_to(of.events) for file in made.new):
+        catalog.load.cache_clear()
+        try:
+            click.echo(f"types   {change.shown(payloads.write(of, catalog.of_project(load())))}")
+        except Failure as failure:
+            click.echo(f"note: {failure}", err=True)
