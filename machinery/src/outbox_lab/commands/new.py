@@ -14,9 +14,8 @@ from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox_lab.events import payloads
-from outbox_lab.new import change, properties, schemas, sinks, templates
+from outbox_lab.new import change, properties
 from outbox_lab.new.change import Change
-from outbox_lab.new.sinks import Wish
 
 TYPES = ", ".join(properties.TYPES)
 Function = Callable[..., None]
@@ -72,6 +71,8 @@ def aggregate(
     \b
     outbox new aggregate order --events placed,cancelled --property cents:integer
     """
+    from outbox_lab.new import schemas
+
     made = schemas.aggregate(
         load(),
         name,
@@ -94,6 +95,8 @@ def event(name: str, property_: Sequence[str], optional_: Sequence[str]) -> None
     \b
     outbox new event order.paid --property method:text
     """
+    from outbox_lab.new import schemas
+
     _write(schemas.event(load(), name, _read(property_, optional_)))
 
 
@@ -107,6 +110,8 @@ def version(name: str, remove: list[str], property_: Sequence[str], optional_: S
     \b
     outbox new version order.placed --property channel:text
     """
+    from outbox_lab.new import schemas
+
     _write(schemas.version(load(), name, _read(property_, optional_), remove))
 
 
@@ -127,12 +132,16 @@ def sink(**options: Any) -> None:
     \b
     outbox new sink orders --events order
     """
-    _write(sinks.sink(load(), Wish(**options)))
+    from outbox_lab.new import sinks
+
+    _write(sinks.sink(load(), sinks.Wish(**options)))
 
 
 @new.command("templates")
 def copy_templates() -> None:
     """Copy the templates into the folder templates/outbox, to be edited. Delete those that stay as they are."""
+    from outbox_lab.new import templates
+
     _write(Change(templates.originals()))
 
 
