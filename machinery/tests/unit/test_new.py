@@ -19,7 +19,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
-from outbox_lab.events import examination, examples
+from outbox_lab.events import examination, examples, payloads
 from outbox_lab.new import history
 from outbox_lab.testing.failures import raises
 
@@ -78,6 +78,7 @@ def test_two_of_each_are_valid_in_every_check_without_a_server(shop: Project) ->
     shop.new("event", "stock.counted", "--property", "shelves:array", "--property", "on_day:date")
     shop.new("version", "order.placed", "--property", "channel:text", "--remove", "note")
     shop.new("version", "order.paid", "--property", "fee:number")
+    shop.write("service/__init__.py", "")
     shop.new("version", "order.paid", "--optional", "settled_at:timestamp")
     shop.new("sink", "orders", "--events", "order")
     shop.new("sink", "pieces-held", "--events", "stock", "--total", "pieces")
@@ -94,6 +95,8 @@ def test_two_of_each_are_valid_in_every_check_without_a_server(shop: Project) ->
         *("order.placed.v2", "stock.counted.v1", "stock.created.v1"),
     ]
     assert [*examples.check(known), *examination.examine(settings)] == []
+    assert "class OrderPaidV3" in shop.files["service/payloads.py"]
+    assert payloads.check(project.current(), known) == []
     names = ["activity", "lake", "lake-days", "orders", "paid-days", "pieces-held"]
     assert sorted(discovery.sinks(settings)) == sorted(project.current().sinks) == names
     for command in (["check"], ["format", "--check"]):

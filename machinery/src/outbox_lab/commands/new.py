@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from outbox.base import project
-from outbox.base.errors import plural
+from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
-from outbox_lab.new import change, properties, schemas, sinks, templates
+from outbox.events import catalog
+from outbox_lab.events import payloads
+from outbox_lab.new import change, properties
 from outbox_lab.new.change import Change
-from outbox_lab.new.sinks import Wish
 
 TYPES = ", ".join(properties.TYPES)
 Function = Callable[..., None]
@@ -70,6 +71,8 @@ def aggregate(
     \b
     outbox new aggregate order --events placed,cancelled --property cents:integer
     """
+    from outbox_lab.new import schemas
+
     made = schemas.aggregate(
         load(),
         name,
@@ -92,6 +95,8 @@ def event(name: str, property_: Sequence[str], optional_: Sequence[str]) -> None
     \b
     outbox new event order.paid --property method:text
     """
+    from outbox_lab.new import schemas
+
     _write(schemas.event(load(), name, _read(property_, optional_)))
 
 
@@ -105,6 +110,8 @@ def version(name: str, remove: list[str], property_: Sequence[str], optional_: S
     \b
     outbox new version order.placed --property channel:text
     """
+    from outbox_lab.new import schemas
+
     _write(schemas.version(load(), name, _read(property_, optional_), remove))
 
 
@@ -125,12 +132,16 @@ def sink(**options: Any) -> None:
     \b
     outbox new sink orders --events order
     """
-    _write(sinks.sink(load(), Wish(**options)))
+    from outbox_lab.new import sinks
+
+    _write(sinks.sink(load(), sinks.Wish(**options)))
 
 
 @new.command("templates")
 def copy_templates() -> None:
     """Copy the templates into the folder templates/outbox, to be edited. Delete those that stay as they are."""
+    from outbox_lab.new import templates
+
     _write(Change(templates.originals()))
 
 
@@ -143,7 +154,20 @@ def _write(made: Change) -> None:
         click.echo(f"wrote   {change.shown(file)}")
     for file in made.edited:
         click.echo(f"edited  {change.shown(file)}")
+    _write_types(made)
     if uncommitted:
         click.echo(f"note: git has uncommitted edits of {plural(len(uncommitted), 'other file')} here", err=True)
     if made.next_steps:
         click.echo("\n".join(["next:", *(f"  {number}. {step}" for number, step in enumerate(made.next_steps, 1))]))
+
+
+def _write_types(made: Change) -> None:
+    """Let the module of typed payloads have the new events, where the project has a folder for it."""
+    of = project.current()
+    target = payloads.file(of)
+    if target.parent.is_dir() and any(file.is_relative_to(of.events) for file in made.new):
+        catalog.load.cache_clear()
+        try:
+            click.echo(f"types   {change.shown(payloads.write(of, catalog.of_project(load())))}")
+        except Failure as failure:
+            click.echo(f"note: {failure}", err=True)

@@ -6,9 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql.base import RESERVED_WORDS
-
 from outbox.base.errors import Failure
 from outbox.events import catalog
 from outbox.events.schema import BIGINT_MAX, BIGINT_MIN
@@ -30,7 +27,6 @@ TYPES: Mapping[str, tuple[Mapping[str, Any], Any, Any]] = {
     "array": ({"type": "array"}, [], []),
     "object": ({"type": "object"}, {}, {}),
 }
-quoted = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 
 
 class Property(NamedTuple):
@@ -61,6 +57,8 @@ def version(name: str) -> Property:
 
 def require_word(what: str, name: str) -> None:
     """Raises Failure unless SQL takes a name without quotes."""
+    from sqlalchemy.dialects.postgresql.base import RESERVED_WORDS  # it takes longer to import than help to print
+
     if not NAME.fullmatch(name) or name in RESERVED_WORDS:
         problem = "it is a keyword of SQL" if name in RESERVED_WORDS else "it is no name in SQL"
         raise unusable(what, problem, f"use a-z, 0-9 and _, at most {catalog.NAME_MAX_BYTES}, and no keyword")

@@ -13,6 +13,7 @@ from outbox.base.settings import Settings
 from outbox.events import catalog, upcasting
 from outbox.events.catalog import Aggregate
 from outbox.events.schema import Column, EventSchema
+from outbox_lab.events.payloads import class_name
 from outbox_lab.new import history, properties, templates
 from outbox_lab.new.change import Change, shown
 from outbox_lab.new.properties import Property, unusable
@@ -57,7 +58,8 @@ def aggregate(
         columns = merged(made.schemas, {made.key, version})
         more = {"migration": following, "number": following.number, "columns": columns, "key_type": key_type(made)}
         change.new |= templates.render("table", {**values, **more})
-    change.next_steps = templates.next_steps("aggregate", {**values, "topic": made.topic})
+    more = {"topic": made.topic, "class_name": class_name(made.events[types[0]][1])}
+    change.next_steps = templates.next_steps("aggregate", {**values, **more})
     return change
 
 
@@ -71,8 +73,9 @@ def event(settings: Settings, name: str, given: Sequence[Property]) -> Change:
     shared = [str(one) for one in (of.key, of.version, OCCURRED_AT) if one in like["properties"]]
     key, *others = [Property(one, like["properties"][one], example.get(one)) for one in shared]
     change = Change(_event(of.name, type_, [key, *given, *others]))
-    change.declared(settings)
-    change.next_steps = templates.next_steps("event", {"aggregate": of.name, "type": type_, "given": given})
+    made = change.declared(settings).schema(of.name, type_, 1)
+    values = {"aggregate": of.name, "given": given, "class_name": class_name(made)}
+    change.next_steps = templates.next_steps("event", values)
     return change
 
 
@@ -98,8 +101,8 @@ def version(settings: Settings, name: str, given: Sequence[Property], removed: S
         raise unusable(f"upcaster {function}", f"{shown(file)} has it, or does not import Any", "correct that file")
     else:
         change.edited[file] = f"{before.rstrip()}\n\n\n{text.lstrip()}"
-    change.declared(settings)
-    change.next_steps = templates.next_steps("version", values)
+    made = change.declared(settings).schema(of.name, type_, newest.version + 1)
+    change.next_steps = templates.next_steps("version", {**values, "class_name": class_name(made)})
     return change
 
 

@@ -21,7 +21,7 @@ from outbox.events.catalog import Aggregate, Wanted
 from outbox.sink import discovery
 from outbox_lab.new import history, properties, templates
 from outbox_lab.new.change import Change
-from outbox_lab.new.properties import quoted, unusable
+from outbox_lab.new.properties import unusable
 from outbox_lab.new.schemas import OCCURRED_AT, key_type, merged
 
 SINKS_LINE = re.compile(r"^(sinks = \[)(.*)(\].*)$", re.MULTILINE)
@@ -67,7 +67,11 @@ def sink(settings: Settings, wish: Wish) -> Change:
     values |= {"package": project.current().sinks_package, "aggregates": aggregates, "has_types": len(wanted) > 1}
     values |= {"examples": _examples(aggregates, wanted), "has_contract": _has_contract(), "key": None}
     if of is not None:
-        values |= {"key": quoted(of.key), "numbered": of.version and quoted(of.version), "source": of.source}
+        values |= {
+            "key": templates.quoted(of.key),
+            "numbered": of.version and templates.quoted(of.version),
+            "source": of.source,
+        }
         values |= {"key_type": key_type(of)}
     values |= _columns(wish, kind, aggregates, wanted, is_whole=is_whole)
     if kind != "lakehouse":

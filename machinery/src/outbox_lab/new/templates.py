@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined, TemplateError, select_autoescape
+from sqlalchemy.dialects import postgresql
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox_lab.new.properties import quoted
 
 OURS = Path(__file__).with_name("files")
 OWN = Path("templates", "outbox")
 SUFFIX = ".j2"
 NEXT = f"next{SUFFIX}"
+quoted = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 
 
 def render(folder: str, values: Mapping[str, Any]) -> dict[Path, str]:
