@@ -36,13 +36,14 @@ class Page(NamedTuple):
     file: Path
     example: Path
     lines_max: int
+    frame: Path = ROOT  # the project that has the files of copier
 
     @property
     def text(self) -> str:
         return self.file.read_text()
 
 
-GUIDE = Page(ROOT / "docs" / "adopting.md", ROOT / "examples" / "shop", 300)
+GUIDE = Page(ROOT / "docs" / "adopting.md", ROOT / "examples" / "shop", 300, ROOT / "template" / "minimal")
 EXISTING = Page(ROOT / "machinery" / "docs" / "existing-service.md", ROOT / "examples" / "existing", 120)
 SOAK = Page(ROOT / "machinery" / "docs" / "soak.md", ROOT, 300)
 PAGES = pytest.mark.parametrize("page", [GUIDE, EXISTING, SOAK], ids=lambda page: page.file.stem)
@@ -70,12 +71,12 @@ def test_each_excerpt_is_in_its_file(page: Page) -> None:
 
 @PAGES
 def test_each_file_that_is_named_exists(page: Page) -> None:
-    """In the example, or in the frame that copier makes."""
+    """In the example, or in the frame that copier makes: for the guide, that of a minimal project."""
     named = {text for text in pages.QUOTED.findall(page.text) if re.fullmatch(r"[\w-]+(/[\w.-]+)+/?", text)}
-    places = (page.example, ROOT, ROOT / "machinery")
-    made_later = {".outbox/stack.env"}
+    places = (page.example, page.frame, ROOT / "machinery")
+    elsewhere = {".outbox/stack.env", "examples/shop"}  # made later; the example itself
     assert named
-    assert [one for one in sorted(named - made_later) if not any((place / one).exists() for place in places)] == []
+    assert [one for one in sorted(named - elsewhere) if not any((place / one).exists() for place in places)] == []
 
 
 @PAGES
@@ -111,6 +112,7 @@ def test_project_with_the_example_domain_passes_its_check(home: Path) -> None:
     """`make test-examples` runs the same tests on the same files, and `make bake-minimal` those of a made project."""
     project = generated(home)
     run(project, pages.block(GUIDE.text, "rm -r"))
+    add_sinks(project, GUIDE.example)
     for name in DOMAIN:
         copy(GUIDE.example / name, project / name)
     ours, theirs = (tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (project, GUIDE.example))
@@ -126,6 +128,14 @@ def test_project_with_the_example_domain_passes_its_check(home: Path) -> None:
     run(project, "make -o .venv/dev check")
     run(project, "make -o .venv/dev -o archives test ARGS='-n 0 --collect-only -q'")
     assert bake.git(project, "status", "--porcelain") == ""
+
+
+def add_sinks(project: Path, example: Path) -> None:
+    """Name the example's sinks in pyproject.toml, as `outbox new sink` does for each."""
+    [sinks] = re.findall(r"(?m)^sinks = \[.*?\]", (example / "pyproject.toml").read_text())
+    file = project / "pyproject.toml"
+    assert "sinks = []" in file.read_text()
+    file.write_text(file.read_text().replace("sinks = []", sinks))
 
 
 @pytest.fixture
