@@ -1,14 +1,40 @@
 """The public API for sinks: what a module ``job`` declares (docs/projections.md), and decoders of other records."""
 
-from outbox.events.schema import Column, Rejection
-from outbox.events.schema import load as load_schema
-from outbox.events.values import parse_json
-from outbox.relay.connectors import load as load_connector
-from outbox.sink.applying.lakehouse.target import LakehouseTarget
-from outbox.sink.applying.postgres.target import PostgresTarget
-from outbox.sink.decoding.decoder import UUID, DecodedEvent, RecordDecoder, Skipped
-from outbox.sink.decoding.records import Record
-from outbox.sink.spec import SinkJob
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.base.facade import exports
+
+if TYPE_CHECKING:
+    from outbox.events.schema import Column, Rejection
+    from outbox.events.schema import load as load_schema
+    from outbox.events.values import parse_json
+    from outbox.relay.connectors import load as load_connector
+    from outbox.sink.applying.lakehouse.target import LakehouseTarget
+    from outbox.sink.applying.postgres.target import PostgresTarget
+    from outbox.sink.decoding.decoder import UUID, DecodedEvent, RecordDecoder, Skipped
+    from outbox.sink.decoding.records import Record
+    from outbox.sink.spec import SinkJob
+else:  # when they are used: most jobs need one of them
+    __getattr__ = exports(
+        __name__,
+        {
+            "UUID": "outbox.sink.decoding.decoder:UUID",
+            "Column": "outbox.events.schema:Column",
+            "DecodedEvent": "outbox.sink.decoding.decoder:DecodedEvent",
+            "LakehouseTarget": "outbox.sink.applying.lakehouse.target:LakehouseTarget",
+            "PostgresTarget": "outbox.sink.applying.postgres.target:PostgresTarget",
+            "Record": "outbox.sink.decoding.records:Record",
+            "RecordDecoder": "outbox.sink.decoding.decoder:RecordDecoder",
+            "Rejection": "outbox.events.schema:Rejection",
+            "SinkJob": "outbox.sink.spec:SinkJob",
+            "Skipped": "outbox.sink.decoding.decoder:Skipped",
+            "load_connector": "outbox.relay.connectors:load",
+            "load_schema": "outbox.events.schema:load",
+            "parse_json": "outbox.events.values:parse_json",
+        },
+    )
 
 __all__ = [
     "UUID",

@@ -15,33 +15,29 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.events import catalog
 from outbox_lab.commands import dev
-from outbox_lab.stack import deployment, development, ports
+from outbox_lab.stack import deployment, development, ports, sink_files
 from outbox_lab.stack.command import Command, ServiceCommand
 from outbox_lab.stack.deployment import Deployment
-from outbox_lab.stack.development import SCHEMA, SERVICE, SINKS, Development, file_states
+from outbox_lab.stack.development import QUICK_S, SCHEMA, SERVICE, Development, file_states
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import PARTS
 from tests.support.declared_events import declare, work_for
+from tests.support.suite import DOMAIN
 
 APPLIED = ["databases migrated", "connector created: exactly-once"]
+SINKS = ("orders", "sales")
+STARTING = ["service: starting", "sink-orders: starting", "sink-sales: starting"]
 
 
 class Part(Process):
     """A part that runs, or not, as the test says."""
 
     runs = True
-
-    def is_running(self) -> bool:
-        return self.runs
-
-
-class Sinks(Command):
-    """Sinks that run from their start."""
-
-    runs = False
+    starts = 0
 
     def is_running(self) -> bool:
         return self.runs
@@ -49,6 +45,22 @@ class Sinks(Command):
     def spawn(self) -> None:
         self.prepare()
         self.runs = True
+        self.starts += 1
+
+
+class Sinks(Command):
+    """Sinks that run from their start."""
+
+    runs = False
+    starts = 0
+
+    def is_running(self) -> bool:
+        return self.runs
+
+    def spawn(self) -> None:
+        self.prepare()
+        self.runs = True
+        self.starts += 1
 
     def stop(self) -> None:
         self.runs = False
@@ -68,15 +80,19 @@ class Developed:
 
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         self.parts = {name: Part(name, settings.home) for name in PARTS}
-        self.service, self.sinks = Service(SERVICE, settings, []), Sinks(SINKS, settings, [])
+        self.service = Service(SERVICE, settings, [])
+        self.sinks = {name: Sinks(f"sink-{name}", settings, []) for name in SINKS}
+        self.now = 1000.0
         self._shown: list[str] = []
         stack: Any = SimpleNamespace(settings=settings, part=self.parts.get, up=lambda report: report("ready"))
         monkeypatch.setattr(deployment, "service", lambda _: self.service)
-        monkeypatch.setattr(deployment, "sink", lambda *_: self.sinks)
-        monkeypatch.setattr(deployment, "migrate", lambda _: None)
+        monkeypatch.setattr(development, "sink", lambda _, name: self.sinks[name])
+        monkeypatch.setattr(development, "ports", SimpleNamespace(answers=lambda _: False))
+        monkeypatch.setattr(development, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("outbox.migrations.migrate.migrate", lambda _: None)
         relay = SimpleNamespace(apply=lambda _: "created", status=lambda _: SimpleNamespace(mode="exactly-once"))
         monkeypatch.setattr(deployment, "lifecycle", relay)
-        self.development = Development(Deployment(stack), self._show)
+        self.development = Development(Deployment(stack), SINKS, self._show)
 
     def start(self) -> list[str]:
         """Start everything, and return what was shown."""
@@ -157,22 +173,35 @@ def test_files_may_be_removed_while_they_are_looked_at(
     assert left == {"a.py", "b.sql", "within"} - {gone}
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_a_part_that_ends_is_shown_once_with_its_remedy(name: str, developed: Developed) -> None:
+@pytest.mark.parametrize("name", [*PARTS, SERVICE, "orders"])
+def test_a_part_that_ends_starts_again_after_a_growing_pause_three_times_at_most(
+    name: str, developed: Developed
+) -> None:
+    part: Any = {**developed.parts, **developed.sinks, SERVICE: developed.service}[name]
     developed.start()
     assert developed.look() == []
-    developed.parts[name].runs = False
-    [ended] = developed.look()
-    assert ended.startswith(f"{name}: ended")
-    assert "`outbox up`" in ended
-    assert f"`outbox logs {name}`" in ended
+    developed.now += 2 * QUICK_S  # it has worked
+    for pause_s in (1, 2):
+        part.runs = False
+        starts = part.starts
+        assert developed.look() == [f"{part.name}: ended — it starts again in {pause_s} s"]
+        developed.now += pause_s - 0.1
+        assert developed.look() == []
+        developed.now += 0.2
+        assert developed.look() == [f"{part.name}: starting"]
+        assert part.starts == starts + 1
+    part.runs = False
+    [given_up] = developed.look()
+    assert given_up.startswith(f"{part.name}: ended — ")
+    assert "again in" not in given_up
+    developed.now += 10 * QUICK_S
     assert developed.look() == []
-    developed.parts[name].runs = True
-    assert developed.look() == [f"{name}: running again"]
-    developed.parts[name].runs = False
-    assert developed.look() == [ended]
-    developed.sinks.runs = False
-    assert developed.look() == ["sinks: ended — it starts again when one of its files changes"]
+    if name in PARTS:
+        part.runs = True  # as after `outbox up` in another terminal
+        assert developed.look() == [f"{name}: running again"]
+    else:
+        developed.development.apply(part.name)
+        assert developed.look() == [f"{part.name}: starting"]
 
 
 def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
@@ -181,12 +210,12 @@ def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
     monkeypatch.setattr(ports, "RELEASE_TIMEOUT_S", 0)
     developed.service.answers = True  # as the program does that has the port
     with socket.create_server((ports.LOOPBACK, settings.service_port)):
-        *applied, failed, started = developed.start()
+        *applied, failed, first, second = developed.start()
         assert applied == APPLIED
         assert f"port {settings.service_port} of service is taken" in failed
         assert "end that program" in failed, "its remedy"
-        assert started == "sinks: starting"
-        assert developed.look() == [], "it has not ended, and is not ready"
+        assert [first, second] == STARTING[1:]
+        assert developed.look() == [], "it is not ready"
     developed.development.apply(SERVICE)
     assert developed.look() == ["service: starting", f"the service is on {developed.service.url()}"]
 
@@ -194,14 +223,63 @@ def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
 def test_the_address_is_shown_once_the_service_is_ready_after_each_start(
     developed: Developed, settings: Settings
 ) -> None:
-    assert developed.start() == [*APPLIED, "service: starting", "sinks: starting"]
+    assert developed.start() == [*APPLIED, *STARTING]
     assert developed.look() == []
     developed.service.answers = True
     there = f"the service is on http://{settings.service_host}:{settings.service_port}"
     assert developed.look() == [there]
     assert developed.look() == []
     developed.development.apply(SCHEMA)
-    assert developed.look() == [*APPLIED, "service: starting", "sinks: starting", there]
+    assert developed.look() == [*APPLIED, *STARTING, there]
+
+
+def test_only_the_edited_sink_starts_again(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work_for(tmp_path / "project", monkeypatch)
+    package = tmp_path / "project/stock/sinks"
+    files = {name: [package / name] for name in ("orders", "sales", "unused")}
+    files["sales"].append(package / "orders/projections")  # as a job may say
+    for folder in (*files["orders"], *files["sales"], *files["unused"]):
+        folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(development, "sink_files", SimpleNamespace(read=lambda: files))
+    developed = Developed(settings, monkeypatch)
+    developed.start()
+
+    def edited(file: str) -> set[str]:
+        before = {name: sink.starts for name, sink in developed.sinks.items()}
+        (package / file).write_text(f"# {before}\n")
+        os.utime(package / file, ns=(len(edits), len(edits)))
+        edits.append(file)
+        developed.look()
+        return {name for name, sink in developed.sinks.items() if sink.starts > before[name]}
+
+    edits: list[str] = []
+    assert edited("orders/job.py") == {"orders"}
+    assert edited("orders/projections/states.sql") == {"orders", "sales"}
+    assert edited("unused/job.py") == set()
+    assert edited("helpers.py") == {"orders", "sales"}
+    (package / "sales/job.py").touch()
+    developed.look()
+    (package / "sales/job.py").unlink()
+    before = developed.sinks["sales"].starts
+    developed.look()
+    assert developed.sinks["sales"].starts == before + 1
+    developed.sinks["sales"].runs = False
+    developed.look()
+    assert edited("orders/job.py") == {"orders", "sales"}, "another's mistake may be why it is down"
+
+
+def test_files_of_sinks_are_read_from_their_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(project.VARIABLE, str(DOMAIN))
+    found = sink_files.read()
+    assert found is not None
+    assert found["dedup"][0].name == "stock" or found["dedup"][0].is_relative_to(DOMAIN / "stock/sinks")
+    assert all(path.exists() for paths in found.values() for path in paths)
+    work_for(tmp_path / "broken", monkeypatch)
+    for folder in ("stock", "stock/sinks", "stock/sinks/orders"):
+        (tmp_path / "broken" / folder).mkdir()
+        (tmp_path / "broken" / folder / "__init__.py").touch()
+    (tmp_path / "broken/stock/sinks/orders/job.py").write_text("job = (")
+    assert sink_files.read() is None
 
 
 def test_events_that_are_declared_meanwhile_are_applied(
@@ -213,7 +291,7 @@ def test_events_that_are_declared_meanwhile_are_applied(
         known = catalog.of_project(of)
         applied.append(({schema.name for schema in known.schemas}, set(known.topics)))
 
-    monkeypatch.setattr(deployment, "migrate", noted)
+    monkeypatch.setattr("outbox.migrations.migrate.migrate", noted)
     folder = work_for(tmp_path / "project", monkeypatch)
     declare(folder, "order")
     before = set(catalog.of_project(settings).topics)
@@ -237,12 +315,13 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.usefixtures("handlers")
 def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["stack", *PARTS, SERVICE, SINKS]
+    names = ["stack", *PARTS, SERVICE, "sink-orders"]
 
     class Shown:
         """Shows a line of each part, twice, and is ended by Ctrl-C."""
 
-        def __init__(self, _: object, show: development.Show) -> None:
+        def __init__(self, _: object, sinks: object, show: development.Show, *, verbose: bool) -> None:
+            del sinks, verbose
             self._show = show
 
         def start(self) -> None:
@@ -255,10 +334,10 @@ def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         def stop(self) -> None:
             pass
 
-    monkeypatch.setattr(dev, "Development", Shown)
+    monkeypatch.setattr(development, "Development", Shown)
     monkeypatch.setenv("OUTBOX_HOME", str(tmp_path))
     done = CliRunner().invoke(dev.dev, color=True)
     assert done.exit_code == 0, done.output
-    shown = set(re.findall(r"^\x1b\[(\d+)m\x1b\[22m(\w+) +│", done.output, re.MULTILINE))
+    shown = set(re.findall(r"^\x1b\[(\d+)m\x1b\[22m([\w-]+) +│", done.output, re.MULTILINE))
     assert sorted(name for _, name in shown) == sorted(names)
     assert len({colour for colour, _ in shown}) == len(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,25 @@ def post(app: Flask, body: bytes, content_type: str = "application/json") -> Tes
 def test_a_body_in_utf_8_is_accepted(app: Flask) -> None:
     response = post(app, '{"text": "héllo \\u00e9 😀"}'.encode())
     assert (response.status_code, response.text) == (200, "héllo é 😀")
+
+
+def test_the_page_of_the_api_needs_no_token_and_loads_from_this_host_alone(app: Flask) -> None:
+    client = app.test_client()
+    page = client.get("/docs/swagger")
+    assert page.status_code == HTTPStatus.OK
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'self'")
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(loaded) == 4
+    for path in loaded:
+        with client.get(f"/docs/{path}") as response:
+            assert response.status_code == HTTPStatus.OK
+    assert '"validatorUrl": null' in page.text
+
+
+def test_without_its_package_there_is_no_page_of_the_api(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox.http.app.find_spec", lambda _: None)
+    response = create_app(settings).test_client().get("/docs/swagger", headers=AUTHORIZED)
+    assert response.status_code == HTTPStatus.NOT_FOUND
 
 
 def test_a_web_page_whose_name_leads_here_reads_no_metrics(app: Flask) -> None:

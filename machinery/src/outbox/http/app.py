@@ -7,10 +7,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import structlog
-from flask import Flask, Response, abort, g, request
+from flask import Blueprint, Flask, Response, abort, g, request
 from flask_openapi3.blueprint import APIBlueprint
 from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
@@ -33,7 +34,7 @@ SCHEME = "bearer"
 # For /openapi.json: the scheme, and the requirement of a route.
 SECURITY_SCHEMES: SecuritySchemesDict = {SCHEME: {"type": "http", "scheme": SCHEME}}
 SECURITY: list[dict[str, list[str]]] = [{SCHEME: []}]
-PUBLIC = {"health.healthz", "health.readyz", "health.read_metrics", "openapi"}
+PUBLIC = {"health.healthz", "health.readyz", "health.read_metrics", "openapi", "swagger.swagger", "swagger.static"}
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it when it is imported
 
@@ -103,7 +104,28 @@ def make_app(
     def openapi() -> dict[str, Any]:
         return app.api_doc
 
+    _show_api(app)
     return app
+
+
+def _show_api(app: Flask) -> None:
+    """Serve the page of the API below /docs, where the package of the page is: no image has it.
+
+    All that the page loads is in the package. The browser refuses other hosts.
+    """
+    if find_spec("flask_openapi3_swagger") is None:
+        return
+    from flask_openapi3_swagger.plugins import RegisterPlugin
+
+    page: Blueprint = RegisterPlugin.register("/openapi.json")
+
+    @page.after_request
+    def stay_here(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = "default-src 'self' 'unsafe-inline' data:"
+        return response
+
+    app.config["SWAGGER_CONFIG"] = {"validatorUrl": None}
+    app.register_blueprint(page, url_prefix="/docs")
 
 
 def _measure(app: Flask, metrics: Metrics) -> None:

@@ -17,16 +17,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.sink.applying.postgres.target import PostgresTarget
-from outbox.sink.decoding.decoder import EventDecoder
 from outbox.sink.remembering import strategy
 from outbox.sink.remembering.strategy import Memory
 from outbox.sink.spec import SinkJob, SinkSpec, unusable
+
+if TYPE_CHECKING:
+    from outbox.sink.decoding.decoder import EventDecoder
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # with a suffix too, it must fit into 63 characters
@@ -34,6 +36,11 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # with a suffix too, it must fit in
 
 def jobs(settings: Settings) -> list[SinkJob]:
     """The jobs of this project, in the order of their packages' names. It does not load Spark."""
+    return [job for _, job in declared(settings)]
+
+
+def declared(settings: Settings) -> list[tuple[Path, SinkJob]]:
+    """The jobs of this project, each with the folder of its module."""
     name = project.current().sinks_package
     try:
         package = importlib.import_module(name)
@@ -43,28 +50,29 @@ def jobs(settings: Settings) -> list[SinkJob]:
         raise Failure(
             f"there is no package {name}", "correct `sinks-package` in [tool.outbox]", code="sinks-package-missing"
         ) from None
-    found: list[SinkJob] = []
+    found: list[tuple[Path, SinkJob]] = []
     for entry in pkgutil.iter_modules(package.__path__, f"{name}."):
         if entry.ispkg and importlib.util.find_spec(f"{entry.name}.job"):
-            found += _declared(importlib.import_module(f"{entry.name}.job"), settings)
+            module = importlib.import_module(f"{entry.name}.job")
+            folder = Path(str(module.__file__)).parent
+            found += [(folder, _completed(job, folder)) for job in _declared(module, settings)]
     return found
 
 
 def _declared(module: ModuleType, settings: Settings) -> list[SinkJob]:
-    """The jobs of a module, completed. Raises Failure if it does not declare them as it must."""
+    """The jobs of a module, as they stand there. Raises Failure if it does not declare them as it must."""
     several = getattr(module, "jobs", None)
     match getattr(module, "job", None), several(settings) if callable(several) else several:
         case SinkJob() as job, None:
-            found = [job]
+            return [job]
         case None, [*found] if all(isinstance(one, SinkJob) for one in found):
-            pass
+            return found
         case _:
             raise Failure(
                 f"{module.__name__} must have `job`, a SinkJob, or `jobs`, a list of them, and not both",
                 'write `job = SinkJob(events=["order.placed"])`; a function `jobs(settings)` may return the list',
                 code="sink-unusable",
             )
-    return [_completed(job, Path(str(module.__file__)).parent) for job in found]
 
 
 def _completed(job: SinkJob, folder: Path) -> SinkJob:
@@ -142,6 +150,8 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
     if job.transform is not None and not FUNCTION.fullmatch(job.transform):
         raise unusable(job, f"its transform is {job.transform!r}", "write it as transform='package.module:function'")
     found = strategy.find(job.strategy)
+    from outbox.sink.applying.postgres.target import PostgresTarget
+
     decoders = job.decoders or event_decoders(settings, job.events)
     spec = SinkSpec(job.name, job, found, decoders, PostgresTarget() if job.target is None else job.target)
     if found.needs_version and not spec.has_version:
@@ -156,6 +166,8 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
 
 def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventDecoder]:
     """By topic, the decoder of the events of these names. Raises Failure for an unknown name."""
+    from outbox.sink.decoding.decoder import EventDecoder
+
     known = catalog.of_project(settings)
     wanted = known.wanted(names)
     return {

@@ -10,20 +10,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-from psycopg2 import extensions
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from outbox.base.errors import Failure
 from outbox.base.heavy import pa
 from outbox.base.settings import Settings
-from outbox.sink.decoding.batch import Chunking, Returned
-from outbox.sink.decoding.decoder import RecordDecoder
-from outbox.sink.decoding.layout import Layout
-from outbox.sink.decoding.records import Fetch
-from outbox.sink.remembering.asked import Asked
 from outbox.sink.remembering.strategy import Strategy
-from outbox.sink.writer import Applier, SinkWriter
+
+if TYPE_CHECKING:
+    from psycopg2 import extensions
+
+    from outbox.sink.decoding.batch import Chunking, Returned
+    from outbox.sink.decoding.decoder import RecordDecoder
+    from outbox.sink.decoding.layout import Layout
+    from outbox.sink.decoding.records import Fetch
+    from outbox.sink.remembering.asked import Asked
+    from outbox.sink.writer import Applier, SinkWriter
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,22 @@ class SinkSpec:
     @cached_property
     def layout(self) -> Layout:
         """The columns of the sink's tables, and where each event's columns are."""
+        from outbox.sink.decoding.layout import Layout
+
         return Layout.of_decoders(self.decoders)
 
     def chunking(self, topic: str) -> Chunking:
         """The chunking of the records of one of the sink's topics."""
+        from outbox.sink.decoding.batch import Chunking
+
         as_frame = self.job.transform is not None or self.target.is_elsewhere
         return Chunking(self.decoders[topic], self.layout, as_frame, self.strategy.remembers_ids)
 
     @property
     def asked(self) -> Asked:
         """The demand of the sink's job, as the sink keeps it."""
+        from outbox.sink.remembering.asked import Asked
+
         return Asked(self.name, self.strategy.name, self.decoders)
 
     @property

@@ -13,32 +13,37 @@ from outbox_lab.stack import interrupt
 
 LOOK_S = 0.3  # between two looks at logs and files
 COLORS = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan", "bright_magenta", "bright_blue")
-WIDTH = len("postgres")
 
 
 @click.command()
 @click.argument("sinks", nargs=-1)
-def dev(sinks: tuple[str, ...]) -> None:
-    """Run the embedded stack, the service and the sinks, with their logs in one terminal, until Ctrl-C.
+@click.option("--verbose", is_flag=True, help="Show all lines of the logs, not only warnings and errors.")
+def dev(sinks: tuple[str, ...], verbose: bool) -> None:
+    """Run the embedded stack, the service and the sinks in one terminal, until Ctrl-C.
 
-    Migrations and the connector are applied first. The command restarts what you edit: the service, the sinks, or
-    both and the schema. A service or a sink that fails says why, and starts again when you have changed one of its
-    files. A part of the stack that ends is shown with its remedy. Ctrl-C stops everything; data stays.
+    Migrations and the connector are applied first. The command restarts what you edit: the service, one sink, or all
+    of them and the schema. A part that ends says why and starts again; one that ends at once three times, when you
+    have changed one of its files. An error is shown with the lines of the project; `outbox logs NAME` has all of it.
+    Ctrl-C stops everything; data stays.
     """
     from outbox_lab.stack.deployment import Deployment
     from outbox_lab.stack.development import Development
     from outbox_lab.stack.stack import Stack
 
-    deployment = Deployment(Stack(load().model_copy(update={"log_format": "text"})), sinks)
+    # One line a record, which is shown as `outbox_lab.stack.shown` says; each sink has a port of its own.
+    given = load().model_copy(update={"log_format": "json", "sink_metrics_port": 0})
+    names = sinks or project.current().sinks
+    deployment = Deployment(Stack(given), names)
+    width = max(len(name) for name in ("postgres", *(f"sink-{name}" for name in names)))
     colors: dict[str, str] = {}
     free = itertools.cycle(COLORS)
 
     def show(part: str, line: str) -> None:
         color = colors.setdefault(part, "white" if part == "dev" else next(free))
-        click.echo(f"{click.style(f'{part:<{WIDTH}} │', fg=color, bold=part == 'dev')} {line}")
+        click.echo(f"{click.style(f'{part:<{width}} │', fg=color, bold=part == 'dev')} {line}")
 
     interrupt.once()
-    development = Development(deployment, show)
+    development = Development(deployment, names, show, verbose=verbose)
     try:
         development.start()
         show("dev", f"edit files of {project.current().root}; Ctrl-C ends everything")

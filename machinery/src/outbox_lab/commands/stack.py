@@ -10,6 +10,7 @@ import click
 
 from outbox.base.errors import Failure
 from outbox.base.settings import load
+from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import PARTS, Stack
 
 
@@ -87,8 +88,10 @@ def status(as_json: bool) -> None:
 @click.option("-n", "--lines", default=50, show_default=True, help="Number of lines.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C.")
 def logs(name: str, lines: int, follow: bool) -> None:
-    """Show the last lines of the log of a part."""
-    part = _stack().part(name)
+    """Show the last lines of the log of a part of the stack; of service, or of sink-NAME, if `outbox dev` ran them."""
+    stack = _stack()
+    other = Process(name, stack.home)
+    part = other if other.log_file.exists() else stack.part(name)
     if not part.log_file.exists():
         raise Failure(f"{name} has no log yet", "`outbox up` starts it", code="log-missing")
     if follow:

@@ -1,34 +1,46 @@
-"""Everything that a developer runs: the stack, service and sinks, which start again when their files change.
+"""Everything that a developer runs: the stack, the service and each sink, which start again when their files change.
 
 | what changes | what happens |
 |---|---|
 | the service's package | the service starts again |
-| the package of the sinks | the sinks start again |
-| ``connect/``, ``migrations/`` | declared events, migrations and connector are applied; both start again |
+| files of a sink: its folder, and what its job names elsewhere | this sink starts again |
+| other files in the package of the sinks | every sink starts again |
+| ``connect/``, ``migrations/`` | declared events, migrations and connector are applied; service and sinks start again |
 
-A service or sinks that fail stay down until a file changes; a part of the stack that ends, until `outbox up` starts it.
-What they say is in their logs, which are shown.
+A part that ends starts again after a pause, which grows. One that ends quickly several times in a row stays down until
+a file of the project changes. Each sink is a process of its own: Python has no other way to load a module anew.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.events import catalog
-from outbox_lab.stack.command import Command, ServiceCommand
+from outbox_lab.stack import ports, sink_files
+from outbox_lab.stack.command import ServiceCommand, sink
 from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
+from outbox_lab.stack.shown import Shown, shortened
 from outbox_lab.stack.stack import PARTS
 
 SERVICE, SINKS, SCHEMA = "service", "sinks", "schema"
-AGAIN = "it starts again when one of its files changes"
+PAGE = "/docs/swagger"  # outbox/http/app.py
 WATCHED = {".py", ".sql", ".json", ".toml", ".csv", ".properties"}
+QUICK_S = 60.0  # a part that ends sooner has not worked; Spark alone takes half of that on a busy machine
+QUICK_ENDS_MAX = 3
+PAUSE_S = 1.0  # before the first new start; each further one doubles it
+
+
 Show = Callable[[str, str], None]  # a part's name, and a line of it
 
 
@@ -54,31 +66,67 @@ class GrowingFile:
         return complete.decode(errors="replace").split("\n")
 
 
-class Development:
-    """A deployment whose service and sinks start again when their files change."""
+@dataclass
+class Part:
+    """A part that runs, or that is to start again."""
 
-    def __init__(self, deployment: Deployment, show: Show) -> None:
-        self._deployment, self._show = deployment, show
-        self._parts: dict[str, Command] = {}
-        self._servers: Iterator[tuple[str, Process]] = iter(())  # the parts of the stack, in turns for ever
+    process: Process
+    started_at: float = 0.0
+    quick_ends: int = 0  # in a row
+    is_down: bool = False  # it has ended, which was shown
+    again_at: float | None = None  # when a part that is down starts again
+
+    def started(self, now: float) -> None:
+        """It was started."""
+        self.started_at, self.is_down, self.again_at = now, False, None
+
+    def ended(self, now: float) -> float | None:
+        """It has ended, or could not start. Returns the pause before its next start; None if it stays down."""
+        self.quick_ends = self.quick_ends + 1 if now - self.started_at < QUICK_S else 1
+        self.is_down = True
+        pause_s = PAUSE_S * 2.0 ** (self.quick_ends - 1) if self.quick_ends < QUICK_ENDS_MAX else None
+        self.again_at = None if pause_s is None else now + pause_s
+        return pause_s
+
+
+class Development:
+    """A deployment whose parts start again when they end or their files change."""
+
+    def __init__(self, deployment: Deployment, sinks: Sequence[str], show: Show, *, verbose: bool = False) -> None:
+        self._deployment, self._sinks, self._show, self._verbose = deployment, sinks, show, verbose
+        self._parts: dict[str, Part] = {}  # all of them, by name
+        self._servers: Iterator[str] = iter(())  # the parts of the stack, in turns for ever
         self._starting: ServiceCommand | None = None  # the service, until it is ready
-        self._logs: dict[str, GrowingFile] = {}
-        self._down: set[str] = set()  # parts that have ended, which was shown
+        self._logs: dict[str, tuple[GrowingFile, Shown]] = {}
         self._folders = _folders()
+        self._files: Mapping[str, Sequence[Path]] = {}  # of each declared sink
         self._seen = self._look()
 
     def start(self) -> None:
         """Start everything. Raises Failure if the stack does not start; a failure of what is developed is shown."""
         stack = self._deployment.stack
         stack.up(report=lambda line: self._show("stack", line))
-        self._parts = {SERVICE: self._deployment.service, SINKS: self._deployment.sinks}
         servers = {name: stack.part(name) for name in PARTS}
-        self._servers = itertools.cycle(servers.items())
-        self._logs = {name: GrowingFile(part.log_file) for name, part in {**servers, **self._parts}.items()}
+        settings = self._deployment.settings  # with the ports that the stack has chosen
+        self._parts = {
+            process.name: Part(process, time.monotonic())
+            for process in (
+                *servers.values(),
+                self._deployment.service,
+                *(sink(settings, name) for name in self._sinks),
+            )
+        }
+        self._servers = itertools.cycle(servers)
+        root = project.current().root
+        self._logs = {
+            name: (GrowingFile(part.process.log_file), Shown(root, verbose=self._verbose))
+            for name, part in self._parts.items()
+        }
+        self._read_files()
         self.apply(SCHEMA)
 
     def step(self) -> None:
-        """Show what the logs have got, restart what has changed, and say what is ready and what has ended.
+        """Show what the logs have got, start again what has changed or ended, and say what is ready.
 
         Each step looks at one part of the stack: to find a process takes a while.
         """
@@ -86,75 +134,129 @@ class Development:
         for what in self._changed():
             self._show("dev", f"{what}: changed")
             self.apply(what)
-        for name, part in self._parts.items():
-            if name not in self._down and not part.is_running():
-                self._show_end(name, AGAIN)
-        name, server = next(self._servers)
-        if not server.is_running():
-            self._show_end(name, f"`outbox up` in another terminal starts it again, `outbox logs {name}` says why")
-        elif name in self._down:
-            self._down.remove(name)
-            self._show("dev", f"{name}: running again")
+        for name in (*self._developed, next(self._servers)):
+            self._look_after(name, self._parts[name])
         if self._starting and self._starting.is_ready():
-            self._show("dev", f"the service is on {self._starting.url()}")
+            self._show_ready(self._starting.url())
             self._starting = None
 
     def apply(self, what: str) -> None:
-        """Apply a change of the schema, of the service or of the sinks. A failure is shown."""
+        """Apply a change of the schema, or of one part. A failure is shown."""
         try:
             if what == SCHEMA:
                 catalog.load.cache_clear()  # migrations and connector are applied as by a command that begins now
                 self._deployment.update(lambda line: self._show("dev", line))
-        except Failure as failure:
-            self._show("dev", f"failed: {failure}")
+        except Exception as error:  # a file of the project may be half written
+            self._show_failed(error)
             return
-        for name, part in self._parts.items():
-            if what in (name, SCHEMA):
-                self._restart(name, part)
+        for name in self._developed if what == SCHEMA else [what]:
+            self._parts[name].quick_ends = 0
+            self._start(name, self._parts[name])
 
     def stop(self) -> None:
         """Stop everything."""
-        for part in self._parts.values():
-            part.stop()
+        with ThreadPoolExecutor() as pool:  # a sink finishes its batch
+            for stopped in [pool.submit(self._parts[name].process.stop) for name in self._developed]:
+                stopped.result()
         self._follow()
         self._deployment.stack.down(report=lambda line: self._show("stack", line))
 
-    def _restart(self, name: str, part: Command) -> None:
-        """Restart service or sinks. A failure is shown: the other may start."""
+    @property
+    def _developed(self) -> list[str]:
+        """The parts that are not of the stack."""
+        return [name for name in self._parts if name not in PARTS]
+
+    def _look_after(self, name: str, part: Part) -> None:
+        """Start a part again that has ended, when its pause is over."""
+        is_running = part.process.is_running()
+        if part.is_down and is_running:  # `outbox up` has started it
+            part.started(time.monotonic())
+            self._show("dev", f"{name}: running again")
+        elif part.is_down and part.again_at is not None and time.monotonic() >= part.again_at:
+            self._start(name, part)
+        elif not part.is_down and not is_running:
+            self._follow()
+            self._ended(name, part, "ended")
+
+    def _ended(self, name: str, part: Part, why: str) -> None:
+        """Show that a part has ended, below what it has said, and what follows."""
+        pause_s = part.ended(time.monotonic())
+        if pause_s is not None:
+            follows = f"it starts again in {pause_s:.0f} s"
+        elif name in PARTS:
+            follows = f"`outbox logs {name}` says why, `outbox up` in another terminal starts it again"
+        else:
+            follows = "it starts again when one of its files changes"
+        self._show("dev", f"{name}: {why} — {follows}")
+
+    def _start(self, name: str, part: Part) -> None:
+        """Start a part, again if it runs. A failure is shown: others may start."""
+        part.started(time.monotonic())
         try:
-            part.stop()
-            part.spawn()
+            if name not in PARTS:
+                part.process.stop()
+            part.process.spawn()
         except Failure as failure:
-            if not part.is_running():
-                self._down.add(name)
-            self._show("dev", f"{name}: not started: {failure}; {AGAIN}")
+            self._ended(name, part, f"not started: {failure}")
             return
-        self._down.discard(name)
-        if isinstance(part, ServiceCommand):
-            self._starting = part
+        if isinstance(part.process, ServiceCommand):
+            self._starting = part.process
         self._show("dev", f"{name}: starting")
 
-    def _show_end(self, name: str, remedy: str) -> None:
-        """Show once that a part has ended, below what it has said."""
-        if name not in self._down:
-            self._down.add(name)
-            self._follow()
-            self._show("dev", f"{name}: ended — {remedy}")
+    def _show_failed(self, error: Exception) -> None:
+        lines = [str(error)]
+        if not isinstance(error, Failure):
+            lines = shortened("".join(traceback.format_exception(error)), project.current().root)
+        for line in ("failed:", *lines) if len(lines) > 1 else (f"failed: {lines[0]}",):
+            self._show("dev", line)
+
+    def _show_ready(self, url: str) -> None:
+        page = f"; its API: {url}{PAGE}" if ports.answers(f"{url}{PAGE}") else ""
+        self._show("dev", f"the service is on {url}{page}")
 
     def _follow(self) -> None:
-        for name, log in self._logs.items():
-            for line in log.lines():
+        for name, (log, shown) in self._logs.items():
+            for line in shown.lines(log.lines()):
                 self._show(name, line)
 
     def _changed(self) -> list[str]:
-        """The parts whose files have changed since the last call. A change of the schema restarts the others too."""
-        now = self._look()
-        changed = [what for what in now if now[what] != self._seen[what]]
-        self._seen = now
-        return [SCHEMA] if SCHEMA in changed else changed
+        """The parts whose files have changed since the last call, or only the schema, which starts all others again."""
+        before, self._seen = self._seen, self._look()
+        changed = {what: _difference(before[what], self._seen[what]) for what in self._seen}
+        if changed[SCHEMA]:
+            return [SCHEMA]
+        return [*([SERVICE] if changed[SERVICE] else []), *self._changed_sinks(changed[SINKS])]
+
+    def _changed_sinks(self, files: Collection[Path]) -> list[str]:
+        """The sinks to start again after a change of these files: also those that are down, as another's mistake in a
+        module may be why.
+        """
+        if not files:
+            return []
+        before = self._files
+        self._read_files()
+        owners = {file: _owners(file, before) | _owners(file, self._files) for file in files}
+        is_shared = not all(owners.values())
+        hit = set().union(*owners.values())
+        parts = {name: f"sink-{name}" for name in self._sinks}
+        return [part for name, part in parts.items() if is_shared or name in hit or self._parts[part].is_down]
+
+    def _read_files(self) -> None:
+        """Read which files each sink has. If they cannot be imported, what was read before counts."""
+        self._files = sink_files.read() or self._files
 
     def _look(self) -> Mapping[str, Mapping[Path, int]]:
         return {what: file_states(folders) for what, folders in self._folders.items()}
+
+
+def _owners(file: Path, files: Mapping[str, Sequence[Path]]) -> set[str]:
+    """The sinks that a file belongs to."""
+    return {name for name, paths in files.items() if any(file.is_relative_to(path) for path in paths)}
+
+
+def _difference(before: Mapping[Path, int], after: Mapping[Path, int]) -> set[Path]:
+    """The files that were changed, made or deleted."""
+    return {file for file, _ in before.items() ^ after.items()}
 
 
 def _folders() -> Mapping[str, list[Path]]:

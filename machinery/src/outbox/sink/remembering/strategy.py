@@ -23,12 +23,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
-
-from psycopg2 import extensions
+from typing import TYPE_CHECKING, Any, Literal
 
 from outbox.base.errors import Failure
 from outbox.base.sections import COMMENT, sql_sections
+
+if TYPE_CHECKING:
+    from psycopg2 import extensions
 
 BUILT_IN = Path(__file__).with_name("strategies")
 REQUIRED = ("idea", "survives", "costs", "choose", "memory")
