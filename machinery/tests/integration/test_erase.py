@@ -224,11 +224,11 @@ def test_each_projection_of_personal_data_must_say_what_it_erases(databases: Set
         [topic], spec = spec.topics, replace(spec, job=replace(spec.job, projections=tmp_path))
         if is_personal:
             with raises("erase-unsupported", "orders.erase.sql"):
-                erase.erase_files(spec, topic)
+                spec.erase_files(topic)
         else:
-            assert erase.erase_files(spec, topic) == []
+            assert spec.erase_files(topic) == []
         (file := tmp_path / "orders.erase.sql").touch()
-        assert erase.erase_files(spec, topic) == [file]
+        assert spec.erase_files(topic) == [file]
         assert [one.name for one in projection.load(tmp_path, "events")] == ["orders"]
         file.unlink()
 

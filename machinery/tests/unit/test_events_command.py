@@ -291,6 +291,12 @@ class TestSinks:
         shop.events.aggregate("order", placed_v2=payload(self.PRICES[0], ("price",)))
         assert shop.findings() == [("upcaster-missing", "sink orders", "")]
 
+    def test_projection_that_does_not_say_how_personal_data_is_erased_is_found(self, shop: Repository) -> None:
+        shop.events.aggregate("order", placed_v1=payload({"price": {"type": "number", "x-personal": True}}))
+        assert shop.findings() == [("erase-unsupported", "sink orders", "")]
+        shop.write(f"{self.folder}/projections/totals.erase.sql", "-- nothing\n")
+        assert shop.findings() == []
+
     @pytest.mark.parametrize(
         ("sql", "is_found"),
         [

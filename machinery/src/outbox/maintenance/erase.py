@@ -111,7 +111,7 @@ def subject(settings: Settings, aggregate: str, key: str) -> Subject:
     except ValueError:
         raise Failure(f"{name} of {aggregate} is of type {type_}, and the key is not", code="key-invalid") from None
     sinks = [spec for spec in discovery.sinks(settings).values() if spec.job.events and topic in spec.decoders]
-    files = {spec.name: erase_files(spec, topic) for spec in sinks if not spec.target.is_elsewhere}
+    files = {spec.name: spec.erase_files(topic) for spec in sinks if not spec.target.is_elsewhere}
     return Subject(known.topics[topic], key, type_, sinks, files)
 
 
@@ -152,20 +152,6 @@ def remains(settings: Settings, one: Subject) -> list[str]:
     unseen += [f"sink {name}" for name, spec in discovery.sinks(settings).items() if not spec.job.events]
     unseen += ["tables of the service", "events of other keys", "records without the key"]
     return [*lines, f"not looked at: {', '.join(sorted(unseen))}"]
-
-
-def erase_files(spec: SinkSpec, topic: str) -> list[Path]:
-    """The files NAME.erase.sql of a sink. Raises Failure if one is missing, and the sink takes personal data."""
-    names = sorted({file.name.partition(".")[0] for file in spec.job.projections.glob("*.sql")})
-    files = [spec.job.projections / f"{name}.erase.sql" for name in names]
-    missing = [file.name for file in files if not file.exists()]
-    if missing and any(spec.decoders[topic].personal.values()):
-        raise Failure(
-            f"sink {spec.name} takes personal data, and {spec.job.projections} has no {', '.join(missing)}",
-            "write it; a file of comments says that there is nothing to erase",
-            code="erase-unsupported",
-        )
-    return [file for file in files if file.exists()]
 
 
 def _topics(settings: Settings, one: Subject) -> list[str]:

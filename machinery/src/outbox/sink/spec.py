@@ -117,6 +117,22 @@ class SinkSpec:
         types = [columns for one in self.decoders.values() for columns in one.types.values()]
         return frozenset(column.name for columns in types for column in columns) - personal
 
+    def erase_files(self, topic: str) -> list[Path]:
+        """The files NAME.erase.sql of its projections. Raises Failure if one is missing, and the topic has personal
+        data.
+        """
+        folder = self.job.projections
+        names = sorted({file.name.partition(".")[0] for file in folder.glob("*.sql")})
+        files = [folder / f"{name}.erase.sql" for name in names]
+        missing = [file.name for file in files if not file.exists()]
+        if missing and any(self.decoders[topic].personal.values()):
+            raise Failure(
+                f"sink {self.name} takes personal data, and {folder} has no {', '.join(missing)}",
+                "write it; a file of comments says that there is nothing to erase",
+                code="erase-unsupported",
+            )
+        return [file for file in files if file.exists()]
+
     @property
     def has_version(self) -> bool:
         """Whether all its events are numbered by key."""

@@ -31,6 +31,7 @@ def examine(settings: Settings, published: Catalog | None = None) -> list[Findin
     usable, failures = discovery.usable(settings)
     return [
         *(_unusable(name, failure) for name, failure in failures.items()),
+        *(finding for spec in usable for finding in _unerasable(spec)),
         *(finding for spec in usable for finding in _misplaced(spec)),
         *(finding for spec in usable if published is not None for finding in _moved(spec, published)),
     ]
@@ -38,6 +39,15 @@ def examine(settings: Settings, published: Catalog | None = None) -> list[Findin
 
 def _unusable(name: str, failure: Failure) -> Finding:
     return Finding(failure.code, f"sink {name}", "", str(failure).removeprefix(f"sink {name}: "))
+
+
+def _unerasable(spec: SinkSpec) -> Iterator[Finding]:
+    """The topics whose personal data `outbox erase` could not erase."""
+    for topic in () if spec.target.is_elsewhere else spec.decoders:
+        try:
+            spec.erase_files(topic)
+        except Failure as failure:
+            yield _unusable(spec.name, failure)
 
 
 def _misplaced(spec: SinkSpec) -> Iterator[Finding]:
