@@ -86,7 +86,7 @@ def test_the_chain_is_torn_down_when_the_player_cannot_be_closed(monkeypatch: py
     monkeypatch.setattr(player, "load", Careless)
     monkeypatch.setattr(workload, "load", lambda _: SimpleNamespace())
     monkeypatch.setattr(demo, "chain_of_processes", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(demo, "Story", lambda *_: story)
+    monkeypatch.setattr("outbox_lab.walkthrough.story.Story", lambda *_: story)
     with pytest.raises(RuntimeError, match="hangs"):
         demo.demo.main(["--once"], standalone_mode=False)
     assert ended == ["the chain"]
