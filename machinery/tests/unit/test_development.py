@@ -341,3 +341,10 @@ def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     shown = set(re.findall(r"^\x1b\[(\d+)m\x1b\[22m([\w-]+) +│", done.output, re.MULTILINE))
     assert sorted(name for _, name in shown) == sorted(names)
     assert len({colour for colour, _ in shown}) == len(names)
+
+
+def test_idle_chain_polls_less_often_unless_somebody_has_set_that(tmp_path: Path) -> None:
+    given = load(tmp_path, environment=False, connector_poll_interval_ms=7)
+    found = deployment.patient(given)
+    assert (found.connector_poll_interval_ms, found.sink_trigger_interval_ms) == (7, 100)
+    assert given.sink_trigger_interval_ms == 0

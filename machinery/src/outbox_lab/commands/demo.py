@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from outbox_lab.walkthrough.chain import Chain
     from outbox_lab.walkthrough.workload import Workload
 
-# The parts of a chain that waits for requests or for people poll: with the waits of a project they take half a core.
-WAITS_MS = {"connector_poll_interval_ms": 25, "connect_fetch_max_wait_ms": 100, "sink_trigger_interval_ms": 100}
 TO_TRY = """\
 Everything still runs, until Ctrl-C. In another terminal, in this folder:
   export OUTBOX_HOME=.outbox/demo PATH=$PWD/.venv/bin:$PATH
@@ -105,6 +103,7 @@ def _home() -> Path:
 def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chain:
     """A new, empty stack, and the sinks in one process. It starts as the first fault needs it: exactly-once is off."""
     from outbox.sink import discovery
+    from outbox_lab.stack.deployment import patient
     from outbox_lab.stack.stack import Stack
     from outbox_lab.walkthrough.processes import Processes
     from outbox_lab.walkthrough.story import watched
@@ -112,7 +111,7 @@ def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chai
     if _home().exists():
         report("deleting the data of the last walkthrough")
         Stack(load(_home(), environment=False)).reset()
-    settings = load(_home(), environment=False, exactly_once=False, **WAITS_MS)
+    settings = patient(load(_home(), environment=False, exactly_once=False))
     return Processes(settings, watched(discovery.sinks(settings), planned))
 
 
