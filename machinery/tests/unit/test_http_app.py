@@ -180,6 +180,14 @@ def test_a_route_with_a_body_needs_one(app: Flask) -> None:
     assert_problem(post(app, b"{}"), 422)
 
 
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("DELETE", "/healthz", 405)])
+def test_a_request_without_a_route_is_refused_whatever_its_body(
+    app: Flask, method: str, path: str, status: int
+) -> None:
+    response = app.test_client().open(path, method=method, json={"field": 1}, headers=AUTHORIZED)
+    assert_problem(response, status)
+
+
 def test_a_response_that_is_not_json_is_500(app: Flask) -> None:
     assert_problem(app.test_client().get("/infinity", headers=AUTHORIZED), 500)
 

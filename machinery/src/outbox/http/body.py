@@ -82,7 +82,7 @@ def _takes_body(route: Callable[..., object]) -> bool:
 
 
 def _require_no_field() -> Response | None:
-    is_without = request.method in METHODS and not _needs_body()
+    is_without = request.url_rule is not None and request.method in METHODS and not _needs_body()
     fields = request.get_json() if is_without and request.get_data() else ()
     errors = [FieldError(field=name, detail=NO_FIELD_DETAIL) for name in fields]
     return problems.invalid_fields(errors) if errors else None
