@@ -56,7 +56,7 @@ archives: install
 SET ?= dev
 install: .venv/$(SET) ## everything that tests need, into .venv
 
-.venv/%: .venv/bin/outbox $(wildcard requirements/own.txt)
+.venv/%: .venv/bin/outbox $(wildcard requirements/own.txt machinery/src/outbox/requirements/*.txt)
 	@$(BIN)/python -m outbox.install $*
 
 # The machinery alone. It knows the packages that it needs.
