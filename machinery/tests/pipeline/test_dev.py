@@ -63,7 +63,7 @@ def terminal(home: Path, folder: Path) -> Iterator[tuple[Terminal, subprocess.Po
     free = {f"OUTBOX_STACK_{part}_PORT": "0" for part in ("POSTGRES", "KAFKA", "CONNECT", "CONTROLLER", "SPARK")}
     with file.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "outbox", "dev"],
+            [sys.executable, "-m", "outbox", "dev", "--verbose"],
             cwd=folder,
             env=environment(home, **free, OUTBOX_SERVICE_PORT="0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
             stdout=output,
@@ -83,26 +83,27 @@ def terminal(home: Path, folder: Path) -> Iterator[tuple[Terminal, subprocess.Po
         Stack(load(home, environment=False)).down()
 
 
-def test_what_is_edited_starts_again_and_what_fails_is_shown(home: Path, copied: Path) -> None:
+def test_what_is_edited_or_killed_starts_again_and_what_fails_is_shown(home: Path, copied: Path) -> None:
     with terminal(home, copied) as (seen, process):
         seen.wait(r"stack +│ postgres: ready")
         seen.wait(r"dev +│ connector created")
-        seen.wait(r"dev +│ the service is on http://127.0.0.1:\d+", r"sinks +│ .*started")
+        seen.wait(r"dev +│ the service is on http://127.0.0.1:\d+", r"sink-dedup +│ .*started")
         file = copied / SQL
         good = file.read_text()
         file.write_text(good.replace("[apply]", "[apply] nonsense ["))
-        seen.wait(r"dev +│ sinks: changed")
-        seen.wait(r"sinks +│ outbox: .*stock\.sql")
-        seen.wait(r"dev +│ sinks: ended")
+        seen.wait(r"dev +│ sink-dedup: changed")
+        seen.wait(r"sink-dedup +│ outbox: .*stock\.sql")
+        seen.wait(r"dev +│ sink-dedup: ended — it starts again")
         file.write_text(good)
-        seen.wait(r"dev +│ sinks: starting")
-        seen.wait(r"sinks +│ .*started")
+        seen.wait(r"dev +│ sink-dedup: changed")
+        seen.wait(r"sink-dedup +│ .*started")
         service = copied / "stock" / "service.py"
         service.write_text(service.read_text() + "\n")
         seen.wait(r"dev +│ service: starting")
         seen.wait(r"dev +│ the service is on http://127.0.0.1:\d+")
         Stack(load(home, environment=False)).part("connect").kill()
-        seen.wait(r"dev +│ connect: ended — `outbox up`")
+        seen.wait(r"dev +│ connect: ended — it starts again")
+        seen.wait(r"dev +│ connect: starting")
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
     stack = Stack(load(home, environment=False))
