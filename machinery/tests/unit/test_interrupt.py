@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from outbox.base.wait import wait_for
 from outbox_lab.stack.interrupt import SIGNALS
 
 STOPS = """
@@ -61,6 +62,7 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose end is a SIGHUP
 interrupt.once()
 try:
     print("runs", flush=True)
+    Path(sys.argv[2]).touch()  # not within the write any more, which the end of the terminal would fail
     signal.pause()
 except KeyboardInterrupt:
     print("stops", flush=True)
@@ -71,10 +73,11 @@ except KeyboardInterrupt:
 def test_a_command_whose_terminal_is_gone_stops_everything(tmp_path: Path) -> None:
     """Its output raises no error meanwhile."""
     ours, its = os.openpty()
-    command = [sys.executable, "-c", HANGS_UP, str(tmp_path / "said")]
+    command = [sys.executable, "-c", HANGS_UP, str(tmp_path / "said"), str(tmp_path / "waits")]
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=subprocess.PIPE, start_new_session=True) as process:
         os.close(its)
         assert os.read(ours, 100).startswith(b"runs")
+        wait_for("the command to wait", (tmp_path / "waits").exists, timeout_s=60)
         os.close(ours)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, b"")

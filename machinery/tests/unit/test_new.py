@@ -247,13 +247,6 @@ def test_copied_templates_write_the_same(shop: Project) -> None:
         shop.new("templates")
 
 
-def test_uncommitted_edits_are_counted_in_one_line(shop: Project) -> None:
-    subprocess.run(["git", "init", "--quiet", str(shop.root)], check=True)
-    done = shop.new("event", "order.cancelled")
-    assert len(done.stderr.splitlines()) == 1
-    assert "cancelled.v1.schema.json" in done.stdout
-
-
 def test_files_are_as_readable_as_the_project(shop: Project) -> None:
     os.chmod(shop.root / "pyproject.toml", 0o640)  # noqa: PTH101
     before = os.umask(0o077)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Sequence
-from shutil import which
 from typing import Any
 
 import click
 
 from outbox.base import project
-from outbox.base.errors import Failure, plural
+from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox_lab.events import payloads
@@ -147,16 +145,12 @@ def copy_templates() -> None:
 
 def _write(made: Change) -> None:
     """Write a change, and say so."""
-    git = ["git", "-C", str(project.current().root), "status", "--porcelain", "--", "."]
-    uncommitted = subprocess.run(git, capture_output=True, check=False).stdout.splitlines() if which("git") else ()
     made.write()
     for file in made.new:
         click.echo(f"wrote   {change.shown(file)}")
     for file in made.edited:
         click.echo(f"edited  {change.shown(file)}")
     _write_types(made)
-    if uncommitted:
-        click.echo(f"note: git has uncommitted edits of {plural(len(uncommitted), 'other file')} here", err=True)
     if made.next_steps:
         click.echo("\n".join(["next:", *(f"  {number}. {step}" for number, step in enumerate(made.next_steps, 1))]))
 
