@@ -58,6 +58,7 @@ import fcntl, signal, sys, termios
 from pathlib import Path
 from outbox_lab.stack import interrupt
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ours may be ignored, as after nohup
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose end is a SIGHUP
 interrupt.once()
 try:
