@@ -36,7 +36,7 @@ check: install ## lint, types, declared events and unit tests, without a server
 	@$(BIN)/outbox events check
 	@$(if $(wildcard tests/unit),$(PYTEST) -q tests/unit)
 
-# It needs demo/soak.py: the machinery's page soak.md shows how to write it.
+# It needs a module of the project's own: the machinery's page soak.md shows how to write it.
 soak: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
 soak: archives ## clients, and faults of every kind, for as long as you want: ARGS="--duration 6h"
 	@$(BIN)/outbox soak $(ARGS)
