@@ -87,7 +87,7 @@ class World:
         return events
 
     def compare(self, since: Verified | None = None, **sink: Any) -> Report:
-        """What `outbox check` reports, of what came since or of all; ``sink`` is the rest of the sink's state."""
+        """The report of `outbox check`, incremental or of everything; ``sink`` is the rest of the sink's state."""
         chain, declared = self.chain, self.chain.declared
         chain.applied({}, **sink)
         chain.sink = replace(chain.sink, totals={})

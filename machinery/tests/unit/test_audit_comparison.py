@@ -563,7 +563,7 @@ def test_a_foreign_event_that_was_discarded_is_not_subtracted(chain: Chain) -> N
 
 
 def test_a_discarded_event_is_not_due_from_the_other_sinks_either_way(chain: Chain) -> None:
-    """The event was on the topic, which has dropped it: a sink without the letter has applied it."""
+    """The topic has dropped the event. So a sink without its dead letter must have applied it."""
     events = chain.written("a", "5", "6")
     chain.publish(events[0])
     chain.acknowledged = {events[1].event_id}

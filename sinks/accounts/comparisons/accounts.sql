@@ -1,5 +1,5 @@
--- The life of each account, column by column. Accounts from before their life had events are left out until they have
--- one; then `outbox rebuild accounts --from source` tells the sink what it cannot know.
+-- The life of each account, column by column. An account from before its life had events is left out until it has one.
+-- Then `outbox rebuild accounts --from source` copies its earlier columns from the source, which no event brought.
 --
 -- [source]
 SELECT key, kind, currency, label, status, version FROM source_accounts WHERE version > 0;

@@ -84,7 +84,7 @@ class Declared:
 
     @cached_property
     def row_comparisons(self) -> list[Comparison]:
-        """Those of them that compare rows."""
+        """The comparisons of rows, each once."""
         return [one for one in self.all_comparisons if one.columns]
 
     @cached_property

@@ -106,7 +106,7 @@ def read(
 
 
 def digest(letters: Mapping[str, Letter], topic: str, before: Mapping[int, int]) -> bytes:
-    """A digest of the letters of a sink that were written for records before these offsets of a topic.
+    """A digest of a sink's dead letters for records of a topic below these offsets.
 
     The digest changes if one of them comes, goes, is discarded, or turns out to hold a valid event.
     """

@@ -135,7 +135,7 @@ def erase(settings: Settings, one: Subject, *, dry_run: bool = False) -> Found:
 
 
 def remains(settings: Settings, one: Subject) -> list[str]:
-    """What nobody can erase, until when it is there, and what was not looked at."""
+    """The places that nobody can erase, until when each has the key, and the places that were not searched."""
     lines = [_of_topic(settings, topic) for topic in topics.existing(settings, _topics(settings, one))]
     ttl = _time(datetime.now(UTC) + timedelta(hours=settings.idempotency_ttl_hours))
     lines += [

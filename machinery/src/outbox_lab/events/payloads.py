@@ -149,7 +149,7 @@ def _tree(schema: EventSchema) -> Tree:
 
 
 def _shape(rule: Tree) -> Tree:
-    """What a type can say of a rule."""
+    """The part of a rule that a Python type can express."""
     kept = {keyword: content for keyword, content in rule.items() if keyword in KEPT}
     if kept.get("format") not in FORMATS:
         kept.pop("format", None)

@@ -1,4 +1,4 @@
-"""What `outbox new` writes: files of a domain, from templates, for a project to edit.
+"""The command `outbox new` writes files of a domain, from templates, for a project to edit.
 
 `properties` reads ``name:type``, `schemas` makes events and their versions, `sinks` makes jobs with their SQL.
 `history` knows the project's migrations. `templates` turns files of a folder into files of the project, and `change`

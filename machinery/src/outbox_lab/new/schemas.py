@@ -39,7 +39,7 @@ def aggregate(
     Raises Failure for a name that something else has, or cannot have.
     """
     if not catalog.NAME.fullmatch(name):
-        raise unusable(f"aggregate type {name!r}", "it is no name", "use letters, digits, _ and -")
+        raise unusable(f"aggregate type {name!r}", "it is not a valid name", "use letters, digits, _ and -")
     if name in catalog.of_project(settings).aggregates:
         raise unusable(f"aggregate type {name}", "it is declared", f"`outbox new event {name}.TYPE` adds an event")
     word = name.replace("-", "_").lower()
@@ -126,7 +126,8 @@ def key_type(of: Aggregate) -> str:
 def _event(of: str, type_: str, every: Sequence[Property]) -> dict[Path, str]:
     """The schema of version 1. Examples of texts differ between events."""
     if not catalog.TYPE.fullmatch(type_):
-        raise unusable(f"event type {type_!r}", "it is no name", "begin with a letter; use letters, digits, _, . and -")
+        remedy = "begin with a letter; use letters, digits, _, . and -"
+        raise unusable(f"event type {type_!r}", "it is not a valid name", remedy)
     names = [one.name for one in every]
     if twice := [name for name in names if names.count(name) > 1]:
         raise unusable(f"property {twice[0]}", "it is given twice, or each event has it", "name it once")

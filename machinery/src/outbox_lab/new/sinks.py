@@ -28,7 +28,7 @@ SINKS_LINE = re.compile(r"^(sinks = \[)(.*)(\].*)$", re.MULTILINE)
 
 
 class Wish(NamedTuple):
-    """What a person wants of a sink."""
+    """The options of a new sink, as a person gave them."""
 
     name: str
     events: Sequence[str]
@@ -135,7 +135,7 @@ def _examples(aggregates: Sequence[Aggregate], wanted: Sequence[Wanted]) -> list
 def _require_name(settings: Settings, name: str, module: str) -> None:
     """Raises Failure for a name that no sink can have, or that one has."""
     if not discovery.NAME.fullmatch(name) or keyword.iskeyword(module):
-        raise unusable(f"sink {name!r}", "it is no name", "use a-z, 0-9, _ and -; no keyword of Python")
+        raise unusable(f"sink {name!r}", "it is not a valid name", "use a-z, 0-9, _ and -; no keyword of Python")
     try:
         names = [job.name for job in discovery.jobs(settings)]
     except Exception as error:  # the project's own code; or it has no sinks yet

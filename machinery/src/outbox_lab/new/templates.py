@@ -42,7 +42,7 @@ def render(folder: str, values: Mapping[str, Any]) -> dict[Path, str]:
 
 
 def next_steps(folder: str, values: Mapping[str, Any]) -> list[str]:
-    """What to do after the files of a folder are written, a line each."""
+    """The next steps after the files of a folder are written, a line each."""
     return list(filter(str.strip, _rendered(_environment(), f"{folder}/{NEXT}", values).splitlines()))
 
 

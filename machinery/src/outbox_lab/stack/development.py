@@ -77,11 +77,14 @@ class Part:
     again_at: float | None = None  # when a part that is down starts again
 
     def started(self, now: float) -> None:
-        """It was started."""
+        """Note that the part was started."""
         self.started_at, self.is_down, self.again_at = now, False, None
 
     def ended(self, now: float) -> float | None:
-        """It has ended, or could not start. Returns the pause before its next start; None if it stays down."""
+        """Note that the part has ended, or could not start.
+
+        Returns the pause before its next start in seconds; None if it stays down.
+        """
         self.quick_ends = self.quick_ends + 1 if now - self.started_at < QUICK_S else 1
         self.is_down = True
         pause_s = PAUSE_S * 2.0 ** (self.quick_ends - 1) if self.quick_ends < QUICK_ENDS_MAX else None
