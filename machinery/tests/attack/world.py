@@ -99,17 +99,21 @@ REBUILD = """
 WITH truth AS (
     SELECT total ->> 'key' AS key, (total ->> 'total')::numeric AS total, (total ->> 'version')::bigint AS version
       FROM source
+), before AS (
+    SELECT key, total AS former FROM book WHERE sink = %(sink)s
 ), settled AS (
     INSERT INTO book AS stored (sink, key, total, version)
     SELECT %(sink)s, key, total, version FROM truth ORDER BY key
     ON CONFLICT (sink, key) DO UPDATE SET total = excluded.total, version = excluded.version
-    RETURNING new.key, new.total - coalesce(old.total, 0) AS difference
+    RETURNING key, total
 ), unknown AS (
     UPDATE book AS stored SET total = 0
      WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.key = stored.key)
-    RETURNING new.key, - old.total AS difference
+    RETURNING key, total
 )
-SELECT key, difference FROM (TABLE settled UNION ALL TABLE unknown) AS changed WHERE difference <> 0;
+SELECT key, total - coalesce(former, 0) AS difference
+  FROM (TABLE settled UNION ALL TABLE unknown) AS changed LEFT JOIN before USING (key)
+ WHERE total <> coalesce(former, 0);
 """
 COMPARISON = """
 -- adds: quantity

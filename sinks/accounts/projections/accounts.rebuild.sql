@@ -9,6 +9,8 @@ WITH truth AS (
            (total ->> 'transfers')::bigint AS transfers, (total ->> 'turnover')::numeric AS turnover
       FROM source
      WHERE aggregate = 'account'
+), before AS (
+    SELECT account_id, turnover_minor AS former FROM accounts WHERE sink = %(sink)s
 ), settled AS (
     INSERT INTO accounts AS stored
            (sink, account_id, kind, currency, label, opened_version, status, version, transfers, turnover_minor)
@@ -25,11 +27,14 @@ WITH truth AS (
            transfers = excluded.transfers,
            turnover_minor = excluded.turnover_minor,
            updated_at = now()
-    RETURNING new.account_id, new.turnover_minor - coalesce(old.turnover_minor, 0) AS difference
+    RETURNING account_id, turnover_minor
 ), unknown AS (
     UPDATE accounts AS stored
        SET opened_version = 0, status = NULL, version = 0, transfers = 0, turnover_minor = 0, updated_at = now()
      WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.account_id = stored.account_id)
-    RETURNING new.account_id, - old.turnover_minor AS difference
+    RETURNING account_id, turnover_minor
 )
-SELECT account_id::text, difference FROM (TABLE settled UNION ALL TABLE unknown) AS changed WHERE difference <> 0;
+-- A statement does not see what it has written itself: `before` has the former values.
+SELECT account_id::text, turnover_minor - coalesce(former, 0) AS difference
+  FROM (TABLE settled UNION ALL TABLE unknown) AS changed LEFT JOIN before USING (account_id)
+ WHERE turnover_minor <> coalesce(former, 0);

@@ -6,6 +6,8 @@ WITH truth AS (
     SELECT (total ->> 'key')::uuid AS account_id, total ->> 'currency' AS currency,
            (total ->> 'total')::numeric AS balance, (total ->> 'version')::bigint AS version
       FROM source
+), before AS (
+    SELECT account_id, balance_minor AS former FROM balances WHERE sink = %(sink)s
 ), settled AS (
     INSERT INTO balances AS stored (sink, account_id, currency, balance_minor, version, events)
     SELECT %(sink)s, account_id, currency, balance, version, 0 FROM truth ORDER BY account_id
@@ -14,11 +16,14 @@ WITH truth AS (
            balance_minor = excluded.balance_minor,
            version = excluded.version,
            updated_at = now()
-    RETURNING new.account_id, new.balance_minor - coalesce(old.balance_minor, 0) AS difference
+    RETURNING account_id, balance_minor
 ), unknown AS (
     UPDATE balances AS stored
        SET balance_minor = 0, version = 0, updated_at = now()
      WHERE sink = %(sink)s AND NOT EXISTS (SELECT FROM truth WHERE truth.account_id = stored.account_id)
-    RETURNING new.account_id, - old.balance_minor AS difference
+    RETURNING account_id, balance_minor
 )
-SELECT account_id::text, difference FROM (TABLE settled UNION ALL TABLE unknown) AS changed WHERE difference <> 0;
+-- A statement does not see what it has written itself: `before` has the former values.
+SELECT account_id::text, balance_minor - coalesce(former, 0) AS difference
+  FROM (TABLE settled UNION ALL TABLE unknown) AS changed LEFT JOIN before USING (account_id)
+ WHERE balance_minor <> coalesce(former, 0);

@@ -26,7 +26,7 @@ from outbox.kafka import topics
 from outbox.kafka.topics import Topic, TopicSpec
 from outbox.migrations import declared
 from outbox.migrations.grants import Database
-from outbox.migrations.migrate import damages, is_current, owner_engine, require_encoding
+from outbox.migrations.migrate import damages, is_current, owner_engine, require_server
 from outbox.relay import connectors, lifecycle, offsets, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
@@ -180,7 +180,7 @@ def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagn
 
 def _schema(settings: Settings, database: Database) -> Iterator[Diagnosis]:
     with owner_engine(settings, database).connect() as connection:
-        require_encoding(connection)
+        require_server(connection)
         current = is_current(connection, database)
     if current:
         yield _ok("schema", "the schema has every migration")

