@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -147,6 +149,44 @@ def test_an_encoding_that_cannot_hold_json_is_named(
         assert "encoding-unfit" in {one.code for one in examine(unfit, hop)}
     finally:
         superuser.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.parametrize("database", ["source", "sink"])
+def test_a_server_that_is_too_old_is_named(
+    databases: Settings, monkeypatch: pytest.MonkeyPatch, database: Database
+) -> None:
+    monkeypatch.setattr(migrate, "MINIMUM", 99)
+    with raises("postgres-too-old"):
+        migrate.migrate(databases)
+    assert "postgres-too-old" in [one.code for one in examine(databases, f"{database}-db")]
+
+
+def test_ids_of_the_server_are_uuids_of_version_7_in_order_of_time(shared_databases: Settings) -> None:
+    """On a server without functions for them, those of `outbox.migrations.functions`."""
+    ids = [
+        uuid.UUID(found)
+        for (found,) in query(shared_databases, "SELECT uuidv7()::text FROM generate_series(1, 5000)", SourceRole.APP)
+    ]
+    assert {(one.version, one.variant) for one in ids} == {(7, uuid.RFC_4122)}
+    assert len({*ids}) == len(ids)
+    made = [one.int >> 80 for one in ids]
+    assert made == sorted(made)
+    assert time.time() - 60 < made[0] / 1000 <= made[-1] / 1000 < time.time() + 60
+    others = [uuid.uuid4(), uuid.uuid1(), uuid.UUID(int=0)]
+    versions = query(
+        shared_databases,
+        "SELECT uuid_extract_version(id) FROM unnest(%s::uuid[]) AS id",
+        parameters=[[str(one) for one in (ids[0], *others)]],
+    )
+    assert versions == [(7,), (4,), (1,), (None,)]
+
+
+def test_a_function_of_the_service_is_left_as_it_is(empty: Settings) -> None:
+    body = "CREATE FUNCTION public.uuidv7() RETURNS uuid LANGUAGE sql AS 'SELECT gen_random_uuid()'"
+    query(empty, body, SourceRole.OWNER)
+    migrate.migrate(empty)
+    source = "SELECT prosrc FROM pg_proc WHERE oid = to_regprocedure('public.uuidv7()')"
+    assert query(empty, source) == [("SELECT gen_random_uuid()",)]
 
 
 def test_a_database_out_of_reach_is_named(databases: Settings) -> None:

@@ -1,7 +1,7 @@
 """Functions of later versions of Postgres, for a server that does not have them: 15 to 17.
 
-They are made in the schema public. Postgres looks for a function in its own schema first, so that after an upgrade of the
-server its own are called; the default of a column goes on to call the one that it was declared with.
+They are made in the schema public. Postgres looks for a function in its own schema first. So after an upgrade of the
+server its own functions are called, but for a column's default, which calls the function that it was declared with.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from sqlalchemy import Connection
 
 FUNCTIONS: Mapping[str, str] = {
-    # Milliseconds since 1970 in 48 bits, the version, 12 bits of the fraction as in Postgres 18, then random bits behind
-    # the variant: RFC 9562, sections 5.7 and 6.2 (method 3).
+    # Milliseconds since 1970 in 48 bits, version, 12 bits of the fraction as in Postgres 18, variant, and random
+    # bits: RFC 9562, sections 5.7 and 6.2 (method 3).
     "uuidv7()": """
         RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
         SELECT encode(
@@ -33,7 +33,7 @@ FUNCTIONS: Mapping[str, str] = {
 
 
 def make_missing(connection: Connection) -> None:
-    """Make the functions that the server lacks, in the caller's transaction. One of the service's own is left as it is."""
+    """Make the functions that the server lacks, in the caller's transaction, and none that the database has already."""
     for signature, definition in FUNCTIONS.items():
         if connection.exec_driver_sql("SELECT to_regprocedure(%s)", (signature,)).scalar() is None:
             connection.exec_driver_sql(

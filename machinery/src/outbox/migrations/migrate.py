@@ -39,7 +39,7 @@ from outbox.migrations.grants import Database
 
 VERSION: dict[str, Any] = {"version_table": "outbox_version", "version_table_schema": "public"}
 ENCODING = "UTF8"
-MINIMUM = 15
+MINIMUM = 15  # the oldest version of Postgres that works
 SERVER = """
 SELECT current_database(), getdatabaseencoding(), current_setting('server_version'),
        current_setting('server_version_num')::int
@@ -162,9 +162,7 @@ def grant(wanted: grants.Grants) -> None:
 
 
 def require_server(connection: Connection) -> None:
-    """Raises Failure if the server is older than `MINIMUM`, or if the encoding of the database lacks characters that JSON
-    may have.
-    """
+    """Raises Failure if the server is too old, or if the database's encoding lacks characters that JSON may have."""
     name, encoding, version, number = connection.exec_driver_sql(SERVER).one()
     if number < MINIMUM * 10_000:
         raise Failure(

