@@ -87,8 +87,7 @@ COPY --from=files /files/machinery/outbox_lab /opt/machinery/outbox_lab
 
 
 FROM postgres:18@sha256:86c951e05bf56c93d95d397747fb8820ac76cc3bedb78f43abd83eedbe3666ae AS postgres
-COPY --from=files /files/machinery/outbox_lab/stack/postgres.conf /files/machinery/outbox_lab/stack/pg_hba.conf \
-    /files/machinery/outbox/migrations/roles.sql /etc/outbox/
+COPY --from=files /files/machinery/outbox_lab/stack/postgres.conf /files/machinery/outbox_lab/stack/pg_hba.conf /etc/outbox/
 
 FROM apache AS kafka
 COPY --from=files /files/machinery/outbox_lab/stack/broker.properties /files/machinery/outbox_lab/stack/log4j2.properties /etc/outbox/

@@ -569,7 +569,6 @@ def test_versions_are_those_of_the_embedded_stack() -> None:
     kafka_image = f"apache/kafka:{ivy_version('kafka_2.13')}"
     assert ivy_version("connect-runtime") == ivy_version("kafka_2.13")
     assert base_of("kafka") == base_of("connect") == kafka_image
-    assert stage_of("postgres") == stage_of("roles")
     assert base_of("postgres") == f"postgres:{postgres.MAJOR}"
 
 
@@ -578,7 +577,6 @@ def test_files_are_those_of_the_embedded_stack() -> None:
     assert files_in("connect")["/etc/outbox/worker.properties"] == config.OURS / config.WORKER
     assert files_in("postgres")["/etc/outbox/postgres.conf"] == postgres.CONFIG_FILE
     assert files_in("postgres")["/etc/outbox/pg_hba.conf"] == postgres.HBA_FILE
-    assert files_in("roles")["/etc/outbox/roles.sql"] == postgres.ROLES_FILE
     for name in ("kafka", "connect"):
         assert files_in(name)["/etc/outbox/log4j2.properties"] == config.OURS / config.LOGGING
     heaps = {name: environment_of(name)["KAFKA_HEAP_OPTS"].split()[0] for name in ("kafka", "connect")}
@@ -602,7 +600,7 @@ def test_the_broker_is_given_what_its_file_leaves_open() -> None:
     assert advertised == environment_of("connect")["OUTBOX_KAFKA_BOOTSTRAP"]
 
 
-def test_worker_connector_and_roles_are_given_what_they_refer_to() -> None:
+def test_worker_and_connector_are_given_what_they_refer_to() -> None:
     files = [config.OURS / config.WORKER, *(ROOT / "connect").glob("*.json")]
     wanted = {name for file in files for name in re.findall(r"\$\{env:(\w+)", file.read_text())}
     script = connect_script()
@@ -612,8 +610,6 @@ def test_worker_connector_and_roles_are_given_what_they_refer_to() -> None:
     listener = environment_of("connect")["OUTBOX_CONNECT_LISTENER"]
     assert listener == environment_of("apply")["OUTBOX_CONNECT_URL"]
     assert f"/dev/tcp/{urlsplit(listener).hostname}/{urlsplit(listener).port}" in script
-    roles = set(re.findall(rf"^\\getenv \w+ ({PREFIX}\w+)", postgres.ROLES_FILE.read_text(), re.MULTILINE))
-    assert roles | {"OUTBOX_STACK_POSTGRES_PASSWORD"} == SHARES["roles"]
 
 
 def test_the_plugin_folder_is_where_the_worker_looks() -> None:

@@ -141,14 +141,14 @@ def refusal_of(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[st
             f"let it ask for a password by SCRAM, or set {prefix}_SSLMODE=verify-full: then it may ask otherwise",
         ),
         "certificate": ("tls", f"correct {prefix}_SSLROOTCERT, or {prefix}_HOST: use a name in the certificate"),
-        "password": ("login-refused", f"correct {password}; outbox/migrations/roles.sql sets it in the database"),
+        "password": ("login-refused", f"correct {password}; `outbox roles` sets it in the database"),
         "no encryption": ("tls", f"set {prefix}_SSLMODE: the server requires TLS"),
         **dict.fromkeys(NOT_NOW, ("unavailable", "wait until it takes logins")),
         NO_ROOM: ("unavailable", "give its disk room"),
         "SSL": ("tls", f"correct {prefix}_SSLMODE, or {place}"),
         "FATAL": (
             "login-refused",
-            "outbox/migrations/roles.sql creates roles and databases; pg_hba.conf says who may log in from where",
+            "`outbox roles` makes roles and databases; pg_hba.conf says who may log in from where",
         ),
     }
     for sign, (code, remedy) in causes.items():

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 
-from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Settings, variable
 from outbox.jvm import jars
+from outbox.migrations import roles
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process, is_ours
 
@@ -36,9 +36,7 @@ IVY_MODULE = """<ivy-module version="2.0"><info organisation="outbox" module="po
  conf="postgres->default" transitive="false"/></dependencies></ivy-module>"""
 CONFIG_FILE = Path(__file__).with_name("postgres.conf")
 HBA_FILE = Path(__file__).with_name("pg_hba.conf")
-ROLES_FILE = Path(project.__file__).parents[1] / "migrations" / "roles.sql"
 INITDB_OPTIONS = ("-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions")
-DATABASES = (variable("source_db"), variable("sink_db"))  # how the settings begin that make databases and roles
 # Postgres refuses to run as root: then it runs as this user and group, which no other program has. systemd and the
 # distributions leave their numbers unused, and they need no names: https://systemd.io/UIDS-GIDS
 UNPRIVILEGED = 61042
@@ -101,7 +99,9 @@ class Postgres(Process):
     def wait_ready(self) -> None:
         super().wait_ready()
         # At every start: the first one may have been interrupted before.
-        self.run_psql(["-d", "postgres", "-f", str(ROLES_FILE)])
+        for database in roles.DATABASES:
+            if self._settings.is_embedded(f"{database}_db_host", f"{database}_db_port"):
+                roles.make(self._settings, database)
 
     def owns(self, process: psutil.Process) -> bool:
         # A backend overwrites its environment, and our mark, with its title. It still works in the data folder.
@@ -130,7 +130,6 @@ class Postgres(Process):
                 "PGPASSWORD": self._settings.stack_postgres_password.get_secret_value(),
                 "PGCONNECT_TIMEOUT": "5",
                 "PGREQUIREAUTH": SCRAM,
-                **{name: value for name, value in self._settings.as_env().items() if name.startswith(DATABASES)},
             },
             capture_output=True,
             text=True,

@@ -1,0 +1,116 @@
+"""`outbox roles` as the administrator of a managed server, who is no superuser, and as printed SQL."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from psycopg2 import extensions
+
+from outbox.audit.doctor import examine
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.migrations import migrate, roles
+from outbox.migrations.roles import Administrator
+from outbox_lab.stack.postgres import Postgres
+from outbox_lab.testing.command import run
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.helpers import query
+
+REPLICATES_SINCE = 160_000  # somebody who is no superuser may give the right to replicate
+
+
+@pytest.fixture
+def managed(template: Settings, superuser: extensions.cursor) -> Iterator[tuple[Settings, Administrator]]:
+    """Settings of databases and roles that do not exist yet, and an administrator."""
+    suffix = uuid.uuid4().hex[:8]
+    names = {
+        f"{database}_db_{name}": f"{database}_{suffix}"
+        for database in ("source", "sink")
+        for name in ("name", "role_prefix")
+    }
+    settings, admin = template.model_copy(update=names), Administrator(f"admin_{suffix}", "of-the-admin")
+    superuser.execute(f"CREATE ROLE {admin.user} LOGIN CREATEROLE CREATEDB REPLICATION PASSWORD '{admin.password}'")
+    yield settings, admin
+    for name in (settings.source_db_name, settings.sink_db_name):
+        superuser.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    for role in (*SourceRole, *SinkRole):
+        superuser.execute(f"DROP ROLE IF EXISTS {settings.role_name(role)}")
+    superuser.execute(f"DROP OWNED BY {admin.user}; DROP ROLE {admin.user}")
+
+
+@pytest.fixture(params=["attribute", "as on RDS"])
+def replication(
+    request: pytest.FixtureRequest, managed: tuple[Settings, Administrator], superuser: extensions.cursor
+) -> Iterator[str]:
+    """How the administrator gives the right to replicate."""
+    superuser.execute("SELECT current_setting('server_version_num')::int")
+    if request.param == "attribute":
+        if superuser.fetchall()[0][0] < REPLICATES_SINCE:
+            pytest.skip("only a superuser may on this server")
+        yield "SELECT rolreplication FROM pg_roles WHERE rolname = %s"
+        return
+    superuser.execute(f"CREATE ROLE {roles.RDS_REPLICATION}")
+    superuser.execute(f"GRANT {roles.RDS_REPLICATION} TO {managed[1].user} WITH ADMIN OPTION")
+    yield f"SELECT pg_has_role(%s, '{roles.RDS_REPLICATION}', 'MEMBER')"
+    superuser.execute(f"DROP ROLE {roles.RDS_REPLICATION}")
+
+
+def test_an_administrator_who_is_no_superuser_makes_everything(
+    managed: tuple[Settings, Administrator], replication: str
+) -> None:
+    settings, admin = managed
+    for database in (*roles.DATABASES, *roles.DATABASES):  # a second run, too
+        roles.make(settings, database, admin)
+    assert [*migrate.migrate(settings).applied] == [*roles.DATABASES]
+    for role in (*SourceRole, *SinkRole):
+        connect(settings, role).close()
+    assert [one for one in examine(settings, "source-db", "sink-db") if not one.is_ok] == []
+    assert query(settings, replication, SourceRole.OWNER, [settings.role_name(SourceRole.CDC)]) == [(True,)]
+
+
+def test_passwords_are_rotated(managed: tuple[Settings, Administrator]) -> None:
+    settings, admin = managed
+    roles.make(settings, "sink", admin)
+    changed = type(settings).model_validate({**settings.model_dump(), "sink_db_writer_password": "another one"})
+    with raises("database-login-refused"):
+        connect(changed, SinkRole.WRITER)
+    roles.make(changed, "sink", admin)
+    connect(changed, SinkRole.WRITER).close()
+    with raises("database-login-refused"):
+        connect(settings, SinkRole.WRITER)
+
+
+@pytest.mark.parametrize("password", ["", "pässword"])
+def test_a_password_that_no_server_would_keep_as_we_do_is_refused(template: Settings, password: str) -> None:
+    wrong = type(template).model_validate({**template.model_dump(), "sink_db_owner_password": password})
+    with raises("password-unfit"):
+        list(roles.statements(wrong, "sink"))
+
+
+def test_an_administrator_without_the_right_is_told(
+    managed: tuple[Settings, Administrator], superuser: extensions.cursor
+) -> None:
+    settings, admin = managed
+    superuser.execute(f"ALTER ROLE {admin.user} NOCREATEROLE")
+    with raises("roles-refused", "permission denied to create role"):
+        roles.make(settings, "source", admin)
+    with raises("roles-refused"):
+        roles.make(settings, "source", Administrator(admin.user, "wrong"))
+
+
+def test_printed_sql_makes_the_same(
+    managed: tuple[Settings, Administrator], postgres: Postgres, tmp_path: Path
+) -> None:
+    settings, _ = managed
+    printed = run(settings, "roles", "--print")
+    passwords = {value for name, value in settings.as_env().items() if name.endswith("_PASSWORD") and value}
+    assert not [password for password in passwords if password in printed]
+    file = tmp_path / "roles.sql"
+    file.write_text(printed)
+    postgres.run_psql(["-d", "postgres", "-f", str(file)])
+    migrate.migrate(settings)
+    for role in (*SourceRole, *SinkRole):
+        connect(settings, role).close()
