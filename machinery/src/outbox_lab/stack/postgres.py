@@ -60,13 +60,6 @@ class Postgres(Process):
         ports.require_free(self.port, "postgres")
         if not self.data.exists():
             self._init()
-        made_by = (self.data / "PG_VERSION").read_text().strip()
-        if made_by != str(self._settings.stack_postgres_version):
-            raise Failure(
-                f"the data of the embedded Postgres are of version {made_by}",
-                f"set {variable('stack_postgres_version')} to {made_by}, or delete them: `outbox reset`",
-                code="postgres-version-differs",
-            )
         # No process of it lives, so a crash left the file. Postgres would take a zombie or a reused pid for a rival.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
