@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from outbox.base.errors import Failure
-from outbox.base.settings import SCRAM, Settings, variable
+from outbox.base.settings import SCRAM, Settings
 from outbox.jvm import jars
 from outbox.migrations import roles
 from outbox_lab.stack import ports
