@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,26 @@ def test_commits_of_others_say_nothing_of_positions(lake: Settings, said: str) -
     write(lake, ("a", 6, 2), said=said)
     assert table.positions(lake, NAME) == {"t": {0: 4}}
     assert state(lake).positions == {"t": {0: 4}}
+
+
+def test_positions_are_those_of_the_content_while_the_sink_commits(lake: Settings) -> None:
+    def commit(offsets: range) -> None:
+        for offset in offsets:
+            write(lake, ("a", 1, offset), said=json.dumps({"sink": NAME, "positions": {"t": {"0": offset}}}))
+
+    commit(range(1, 2))
+    writer = threading.Thread(target=commit, args=[range(2, 80)])
+    writer.start()
+    try:
+        seen = set()
+        while writer.is_alive():
+            found = state(lake)
+            reached = found.positions["t"][0]
+            assert found.totals["stock"].totals == {"a": Decimal(reached)}
+            seen.add(reached)
+    finally:
+        writer.join()
+    assert len(seen) > 1, "it was read while it was written"
 
 
 def test_an_erased_key_is_in_no_file_of_the_table(lake: Settings) -> None:

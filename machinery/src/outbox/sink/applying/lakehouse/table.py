@@ -41,6 +41,7 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
     with _opened(settings, sink) as delta:
         if delta is None:
             return TargetState()
+        reached = _reached(delta, sink)
         found = _query(delta, totals_query.read_text())
         if lacks := sorted({"key", "total"}.difference(found.column_names)):
             raise Failure(
@@ -50,7 +51,7 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
             )
         rows = [(row["key"], row["total"], row.get("version")) for row in found.to_pylist()]
         has_version = "version" in found.column_names
-        return TargetState(_reached(delta, sink), rows, has_version, partial(lacking, delta))
+        return TargetState(reached, rows, has_version, partial(lacking, delta))
 
 
 def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
@@ -148,14 +149,18 @@ def lacking(delta: DeltaTable, event_ids: Collection[str]) -> set[str]:
 
 
 def _reached(delta: DeltaTable, sink: str) -> dict[str, dict[int, int]]:
-    """How far the newest commit goes that has positions of the sink. Others may commit too, with any text."""
-    for commit in delta.history(COMMITS):
-        if commit["version"] <= delta.version() and (said := _said(commit, sink)):
-            return {
-                topic: {int(partition): offset for partition, offset in of_topic.items()}
-                for topic, of_topic in said.items()
-            }
-    return {}
+    """Move to the newest version, and return how far the newest commit goes that has positions of the sink. Others may
+    commit too, with any text.
+    """
+    while True:
+        version, commits = delta.version(), delta.history(COMMITS)
+        delta.update_incremental()
+        if delta.version() == version:  # otherwise the history has commits behind the version, and numbers all wrong
+            break
+    said = next(filter(None, (_said(commit, sink) for commit in commits)), {})
+    return {
+        topic: {int(partition): offset for partition, offset in of_topic.items()} for topic, of_topic in said.items()
+    }
 
 
 def _said(commit: Mapping[str, Any], sink: str) -> Mapping[str, Mapping[str, int]]:
