@@ -45,7 +45,7 @@ dev: install ## stack, service and sinks in one terminal; what is edited starts 
 	@$(BIN)/outbox dev
 
 format: install ## format the code, and fix what the linter can fix
-	@$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
+	@$(BIN)/ruff check -q --fix-only . && $(BIN)/ruff format -q .
 
 # Record the classes that the JVMs load, once: each later start of Kafka, Connect and Spark needs half the time.
 archives: export JDK_JAVA_OPTIONS ?= $(YOUNG_JVM)
