@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +26,13 @@ from outbox.migrations import migrate
 from outbox.migrations.grants import Database
 from outbox_lab.stack import ports
 from outbox_lab.stack.postgres import Postgres
+from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
+from outbox_lab.testing.command import run
 from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.helpers import query
+from outbox_lab.testing.homes import Homes
 
 APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', 'b', 'placed', '{}')"
 
@@ -159,6 +164,30 @@ def test_a_server_that_is_too_old_is_named(
     with raises("postgres-too-old"):
         migrate.migrate(databases)
     assert "postgres-too-old" in [one.code for one in examine(databases, f"{database}-db")]
+
+
+class Replica(Postgres):
+    """A server that writes too little into its log for a logical slot."""
+
+    def options(self) -> Mapping[str, str | int | Path]:
+        return {**super().options(), "wal_level": "replica"}
+
+
+class ReplicaStack(Stack):
+    """A stack with such a server."""
+
+    def part(self, name: str) -> Process:
+        return Replica(self.settings) if name == "postgres" else super().part(name)
+
+
+def test_a_server_without_logical_decoding_is_reported(homes: Homes) -> None:
+    stack = ReplicaStack(private_stack(homes.new("replica")).settings)
+    stack.up(only=["postgres"])
+    try:
+        assert "lacking    wal_level is replica" in run(stack.settings, "migrate")
+        assert "wal-level-not-logical" in [one.code for one in examine(stack.settings, "source-db")]
+    finally:
+        stack.down(gently=False)
 
 
 def test_ids_of_the_server_are_uuids_of_version_7_in_order_of_time(shared_databases: Settings) -> None:

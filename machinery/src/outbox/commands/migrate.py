@@ -26,14 +26,17 @@ def migrate_command(only: str | None, only_declared: bool) -> None:
 
     Each run also repairs the outbox's constraints and publication, and all grants. A second run changes nothing.
     """
-    from outbox.migrations.migrate import migrate
+    from outbox.migrations.migrate import migrate, wal_level
 
-    done = migrate(load(), only_outbox=only is not None, only_declared=only_declared)
+    settings = load()
+    done = migrate(settings, only_outbox=only is not None, only_declared=only_declared)
     for database, applied in done.applied.items():
         _show(only or database, {"applied": applied})
     _show("events", {"added": done.events.added, "removed": done.events.removed})
     for one in done.repaired:
         click.echo(f"repaired   {one}")
+    if (level := wal_level(settings)) != "logical":
+        click.echo(f"lacking    wal_level is {level}: set it to logical and restart Postgres, for Debezium")
 
 
 def _show(what: str, changes: dict[str, Sequence[str]]) -> None:

@@ -82,6 +82,14 @@ def migrate(settings: Settings, *, only_outbox: bool = False, only_declared: boo
     return Migrated(applied, events, repaired)
 
 
+def wal_level(settings: Settings) -> str:
+    """The setting of the service's server. Debezium can read nothing unless it is ``logical``."""
+    with _owner(settings, "source") as cursor:
+        cursor.execute("SHOW wal_level")
+        ((found,),) = cursor.fetchall()
+    return str(found)
+
+
 def damages(settings: Settings, database: Database) -> list[str]:
     """Differences between a database and what this code makes, apart from the publication. `outbox migrate` repairs
     them.
