@@ -30,7 +30,7 @@ from tests.support.declared import TOML as TOML_EVENTS
 LABEL = {"label": {"type": "string"}}
 UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
 TOML = '[tool.outbox]\ntopic-prefix = "shop"\nsinks-package = "no_sinks"\n'
-IMPORTS = "from pathlib import Path\nfrom outbox.sinks import LakehouseTarget, SinkJob\n"
+IMPORTS = "from outbox.sinks import SinkJob\n"
 JOBS = """
 from outbox.sinks import SinkJob
 
@@ -254,7 +254,7 @@ class TestExamples:
 class TestSinks:
     """Sinks of a project, examined with its declarations."""
 
-    PRICES = ({"price": {"type": "number"}}, {"price": {"type": "string"}})
+    PRICE = {"price": {"type": "number"}}  # noqa: RUF012
 
     @pytest.fixture
     def shop(self, tmp_path: Path) -> Iterator[Repository]:
@@ -267,7 +267,7 @@ class TestSinks:
         self.folder = f"{name}/orders"
         self.job(made)
         self.projection(made, "SELECT price FROM new_events")
-        made.events.aggregate("order", placed_v1=payload(self.PRICES[0]))
+        made.events.aggregate("order", placed_v1=payload(self.PRICE))
         made.commit()
         yield made
         for module in [module for module in sys.modules if module.partition(".")[0] == name]:
@@ -288,7 +288,7 @@ class TestSinks:
         assert shop.run("check").stderr == ""
 
     def test_version_without_its_upcaster_is_found(self, shop: Repository) -> None:
-        shop.events.aggregate("order", placed_v2=payload(self.PRICES[0], ("price",)))
+        shop.events.aggregate("order", placed_v2=payload(self.PRICE, ("price",)))
         assert shop.findings() == [("upcaster-missing", "sink orders", "")]
 
     def test_projection_that_does_not_say_how_personal_data_is_erased_is_found(self, shop: Repository) -> None:
@@ -296,32 +296,6 @@ class TestSinks:
         assert shop.findings() == [("erase-unsupported", "sink orders", "")]
         shop.write(f"{self.folder}/projections/totals.erase.sql", "-- nothing\n")
         assert shop.findings() == []
-
-    @pytest.mark.parametrize(
-        ("sql", "is_found"),
-        [
-            ("SELECT price FROM new_events", True),
-            ("SELECT sum(new_events.price) FROM new_events", True),
-            ('SELECT "price:numeric" FROM new_events', False),
-            ("SELECT price FROM new_order_placed", False),
-            ("SELECT 1 FROM new_events -- of any price", False),
-        ],
-    )
-    def test_column_that_another_event_splits_is_found(self, shop: Repository, sql: str, is_found: bool) -> None:
-        self.projection(shop, sql)
-        assert shop.findings() == []
-        shop.events.aggregate("order", paid_v1=payload(self.PRICES[1]))
-        expected = [("column-split", "sink orders", "price")] * is_found
-        assert shop.findings() == shop.findings("--against", "HEAD") == expected
-
-    @pytest.mark.parametrize(
-        "more", [", transform='any:thing'", ", target=LakehouseTarget(schema=Path('a.sql'), totals=Path('b.sql'))"]
-    )
-    def test_column_that_moves_below_a_transform_or_a_table_is_found(self, shop: Repository, more: str) -> None:
-        self.job(shop, more)
-        shop.events.aggregate("order", paid_v1=payload(self.PRICES[1]))
-        assert shop.findings() == []
-        assert shop.findings("--against", "HEAD") == [("column-moved", "sink orders", "price")]
 
     def test_projection_that_cannot_be_used_is_found(self, shop: Repository) -> None:
         shop.write(f"{self.folder}/projections/totals.sql", "-- [aply]\nSELECT 1;\n")
@@ -427,7 +401,7 @@ class TestAgainst:
         repository.commit()
         clone = tmp_path / "clone"
         repository.git("clone", "--quiet", "--depth=1", f"file://{repository.root}", str(clone))
-        with raises("revision-unknown", "shallow", f"git fetch --depth=1 origin {old}"):
+        with raises("revision-unknown", "shallow", f"git fetch origin {old}"):
             revision.published(Project(clone), old, 4)
 
     def test_no_repository_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +417,7 @@ class TestAgainst:
     def test_events_outside_of_the_repository_are_reported(self, repository: Repository) -> None:
         repository.write("pyproject.toml", f'{TOML}events = "../elsewhere"\n')
         repository.commit()
-        with raises("git-failed", "is not in the repository"):
+        with raises("git-failed", "outside repository"):
             revision.published(Project(repository.root), "HEAD", 4)
 
     def test_tree_that_leads_out_of_the_folder_writes_nothing_there(
@@ -457,7 +431,7 @@ class TestAgainst:
         commit = repository.git("commit-tree", tree, "-m", "evil")
         (tmp_path / "temporary").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-        with raises("revision-unusable", "connect/events/../../evil"):
+        with raises("git-failed", "evil"):
             revision.published(Project(repository.root), commit, 4)
         assert list((tmp_path / "temporary").iterdir()) == []
 

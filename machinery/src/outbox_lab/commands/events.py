@@ -65,11 +65,11 @@ def check(published: str | None, as_json: bool) -> None:
     settings = load(environment=False, topic_prefix=project.current().topic_prefix)
     known = catalog.of_project(settings)
     found = examples.check(known) + payloads.check(project.current(), known)
-    before = None
     if published is not None:
-        before = revision.published(project.current(), published, settings.topic_partitions)
-        found += compatibility.compare(before, known)
-    of_sinks, note = _of_sinks(settings, before)
+        found += compatibility.compare(
+            revision.published(project.current(), published, settings.topic_partitions), known
+        )
+    of_sinks, note = _of_sinks(settings)
     found += of_sinks
     if note is not None:
         click.echo(f"note: {note}", err=True)
@@ -120,14 +120,14 @@ def columns(sink: str, as_json: bool) -> None:
         click.echo(table(Readable._fields, rows))
 
 
-def _of_sinks(settings: Settings, before: Catalog | None) -> tuple[list[Finding], str | None]:
+def _of_sinks(settings: Settings) -> tuple[list[Finding], str | None]:
     """The problems of the project's sinks; and why its sinks are unknown, if it has none here."""
     try:
         from outbox_lab.events import examination
     except ImportError as error:  # beside a service, the libraries of sinks may not be installed
         return [], f"the sinks are not checked: {_line(error)}"
     try:
-        return examination.examine(settings, before), None
+        return examination.examine(settings), None
     except Failure as failure:
         if failure.code == "sinks-package-missing":
             return [], f"no sinks are checked: {_line(failure)}"

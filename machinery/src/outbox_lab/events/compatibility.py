@@ -12,7 +12,7 @@ from typing import Any
 
 from outbox.events.catalog import AGGREGATE_FILE, Aggregate, Catalog, Finding
 from outbox.events.schema import EventSchema
-from outbox_lab.events.expansion import NotComparableError, Tree, expanded
+from outbox_lab.events.expansion import RECURSION, NotComparableError, Tree, expanded
 
 Problem = tuple[str, str, str]  # rule, property, message
 
@@ -54,6 +54,8 @@ def _schema(published: EventSchema, current: EventSchema) -> Iterator[Problem]:
         return
     try:
         old, new = expanded(published.document), expanded(current.document)
+        if RECURSION in f"{old}{new}" and not _same(old, new):
+            raise NotComparableError("it refers to itself")
     except NotComparableError as error:
         yield "not-comparable", "", f"it was edited, and no edit of it can be shown to be compatible: {error}"
         return

@@ -21,11 +21,9 @@ SCHEMAS = {
     *("not", "if", "then", "else"),
 }
 LISTS = {*IN_PLACE_LISTS, "prefixItems"}
+RECURSION = "$recursion"  # in place of a reference to a rule that this one is a part of
 # They have rules inside, or depend on others of the same schema: a rule that has one is not merged with another rule.
-DEPENDENT = {*SCHEMAS, *LISTS, *MAPS, "minContains", "maxContains"}
-RECURSION = "$recursion"
-# Where a rule refers to itself in one of these, a wider rule may allow less.
-OPPOSED = {"not", "oneOf", "if", "contains"}
+DEPENDENT = {*SCHEMAS, *LISTS, *MAPS, "minContains", "maxContains", RECURSION}
 NODES_MAX = 20_000
 
 Json = Any
@@ -38,7 +36,7 @@ class NotComparableError(Exception):
 
 def expanded(document: Mapping[str, Json]) -> Tree:
     """The tree of a document that refers to nothing outside of it. Raises NotComparableError."""
-    return _Expansion(document).tree(document, "", {})
+    return _Expansion(document).tree(document, ())
 
 
 def is_annotation(keyword: str) -> bool:
@@ -51,8 +49,8 @@ class _Expansion:
         self._document = document
         self._nodes = 0
 
-    def tree(self, rule: Json, place: str, above: Mapping[str, str]) -> Tree:
-        """The tree of a rule. ``above``: the references that are being followed, each with the place that it fills."""
+    def tree(self, rule: Json, above: tuple[str, ...]) -> Tree:
+        """The tree of a rule. ``above``: the references that are being followed."""
         self._nodes += 1
         if self._nodes > NODES_MAX:
             raise NotComparableError("its references multiply, which makes it too large")
@@ -61,37 +59,29 @@ class _Expansion:
         made: Tree = {}
         for keyword, content in rule.items():
             if keyword != "$ref" and not is_annotation(keyword):
-                made[keyword] = self._content(keyword, content, f"{place}/{keyword}", above)
+                made[keyword] = self._content(keyword, content, above)
         made = {name: content for name, content in made.items() if not _is_idle(name, content)}
-        return made if "$ref" not in rule else self._joined(made, rule["$ref"], place, above)
+        return made if "$ref" not in rule else self._joined(made, rule["$ref"], above)
 
-    def _joined(self, rest: Tree, reference: str, place: str, above: Mapping[str, str]) -> Tree:
+    def _joined(self, rest: Tree, reference: str, above: tuple[str, ...]) -> Tree:
         """A rule and the target of its reference, both of which apply."""
-        parts = rest.get("allOf", [])
-        filled = f"{place}/allOf/{len(parts)}" if rest else place
         if reference in above:
-            if OPPOSED & {*filled.removeprefix(above[reference]).split("/")}:
-                raise NotComparableError("it refers to itself where it excludes values")
-            target: Tree = {RECURSION: above[reference]}
+            target: Tree = {RECURSION: reference}
         else:
-            target = self.tree(pointed_at(self._document, reference), filled, {**above, reference: filled})
+            target = self.tree(pointed_at(self._document, reference), (*above, reference))
         if not rest:
             return target
-        if (
-            not rest.keys() & target.keys()
-            and not DEPENDENT & (rest.keys() | target.keys())
-            and RECURSION not in target
-        ):
+        if not rest.keys() & target.keys() and not DEPENDENT & (rest.keys() | target.keys()):
             return {**target, **rest}
-        return {**rest, "allOf": [*parts, target]}
+        return {**rest, "allOf": [*rest.get("allOf", []), target]}
 
-    def _content(self, keyword: str, content: Json, place: str, above: Mapping[str, str]) -> Json:
+    def _content(self, keyword: str, content: Json, above: tuple[str, ...]) -> Json:
         if keyword in SCHEMAS:
-            return self.tree(content, place, above)
+            return self.tree(content, above)
         if keyword in LISTS:
-            return [self.tree(rule, f"{place}/{number}", above) for number, rule in enumerate(content)]
+            return [self.tree(rule, above) for rule in content]
         if keyword in MAPS:
-            return {name: self.tree(rule, f"{place}/{name}", above) for name, rule in content.items()}
+            return {name: self.tree(rule, above) for name, rule in content.items()}
         return content
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tarfile
 import tempfile
 import tomllib
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from outbox.events import catalog
 from outbox.events.catalog import Catalog
 
 TIMEOUT_S = 60
-BLOB_MODES = ("100644", "100755")
 
 
 def published(of: Project, revision: str, partitions: int) -> Catalog:
@@ -29,7 +30,9 @@ def published(of: Project, revision: str, partitions: int) -> Catalog:
     with tempfile.TemporaryDirectory() as copy:
         try:
             names = _names(of, commit)
-            _copy(top, commit, _within(_events(of, names), top), Path(copy, "events"))
+            if tree := _tree(of.root, commit, _events(of, names)):
+                archive = BytesIO(_git(top, "archive", "--format=tar", tree))  # it refuses a tree with ".."
+                tarfile.open(fileobj=archive).extractall(Path(copy, "events"), filter="data")
             prefix = names.get("topic-prefix", Project.topic_prefix)
             found = catalog.load(Path(copy, "events"), prefix, partitions)
             aggregates = {name: one for name, one in found.aggregates.items() if one.published}
@@ -48,15 +51,10 @@ def published(of: Project, revision: str, partitions: int) -> Catalog:
 def _commit(root: Path, revision: str) -> str:
     try:
         return _git(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
-    except Failure as failure:
-        if failure.code != "git-failed":
-            raise
-        is_shallow = _git(root, "rev-parse", "--is-shallow-repository").strip() == b"true"
+    except Failure:
         raise Failure(
             f"this clone has no revision {revision}",
-            f"it is shallow: git fetch --depth=1 origin {revision}, or fetch all of it (fetch-depth: 0)"
-            if is_shallow
-            else "name a commit, a tag or a branch; git fetch brings those of others",
+            f"name a commit, a tag or a branch; of a shallow clone or of others, first: git fetch origin {revision}",
             code="revision-unknown",
         ) from None
 
@@ -78,28 +76,10 @@ def _events(of: Project, names: dict[str, Any]) -> Path:
     return Path(of.root, names.get("events", Path(names.get("connect", "connect"), "events")))
 
 
-def _within(folder: Path, top: Path) -> str:
-    try:
-        return folder.resolve().relative_to(top.resolve()).as_posix()
-    except ValueError:
-        raise Failure(
-            f"{folder} is not in the repository {top}", "run the command in the repository's clone", code="git-failed"
-        ) from None
-
-
-def _copy(top: Path, commit: str, folder: str, into: Path) -> None:
-    """Write the files of a folder of a commit; none if it did not exist."""
-    listed = _git(top, "ls-tree", "-r", "-z", "--full-tree", commit, "--", f"{folder}/").decode()
-    for line in filter(None, listed.split("\0")):
-        meta, _, path = line.partition("\t")
-        mode, _, blob = meta.split()
-        if mode in BLOB_MODES:
-            within = Path(path).relative_to(folder)
-            if ".." in within.parts:  # git stores such a tree, and checks none out
-                raise Failure(f"{path} leads out of its folder")
-            target = into / within
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_git(top, "cat-file", "blob", blob))
+def _tree(root: Path, commit: str, folder: Path) -> str | None:
+    """The id of a folder's tree in a commit; None if it did not exist."""
+    listed = _git(root, "ls-tree", "-d", commit, "--", os.path.relpath(folder, root)).split()
+    return listed[2].decode() if listed else None
 
 
 def _git(folder: Path, *arguments: str) -> bytes:
