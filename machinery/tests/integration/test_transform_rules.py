@@ -46,9 +46,9 @@ WRONG: dict[Function, tuple[str, str]] = {
     transforms.limited: (SAME_ROW, "no row among all, a row "),
     transforms.doubled: (ONE_ROW, "it has two equal rows"),
     transforms.exploded: (ONE_ROW, "column part: 'one' and 'two'"),
-    transforms.invented: (PLACES_KEPT, "column event_id: given '"),
-    transforms.swapped: (PLACES_KEPT, "column event_id: given '"),
-    transforms.moved: (PLACES_KEPT, "column offset: given "),
+    transforms.invented: (PLACES_KEPT, "no event is there"),
+    transforms.swapped: (PLACES_KEPT, "no event is there"),
+    transforms.moved: (PLACES_KEPT, "no event is there"),
 }
 
 

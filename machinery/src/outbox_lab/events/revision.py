@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tarfile
 import tempfile
 import tomllib
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from outbox.events import catalog
 from outbox.events.catalog import Catalog
 
 TIMEOUT_S = 60
+FOLDER = "events"  # of the copy
 
 
 def published(of: Project, revision: str, partitions: int) -> Catalog:
@@ -31,10 +30,10 @@ def published(of: Project, revision: str, partitions: int) -> Catalog:
         try:
             names = _names(of, commit)
             if tree := _tree(of.root, commit, _events(of, names)):
-                archive = BytesIO(_git(top, "archive", "--format=tar", tree))  # it refuses a tree with ".."
-                tarfile.open(fileobj=archive).extractall(Path(copy, "events"), filter="data")
+                archive = _git(top, "archive", "--format=tar", f"--prefix={FOLDER}/", tree)  # it refuses ".." in it
+                subprocess.run(["tar", "-x", "-C", copy], input=archive, check=True)
             prefix = names.get("topic-prefix", Project.topic_prefix)
-            found = catalog.load(Path(copy, "events"), prefix, partitions)
+            found = catalog.load(Path(copy, FOLDER), prefix, partitions)
             aggregates = {name: one for name, one in found.aggregates.items() if one.published}
             return Catalog(found.folder, aggregates)
         except Failure as failure:

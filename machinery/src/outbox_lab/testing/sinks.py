@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Any
+from uuid import UUID
 
 from psycopg2 import extensions
 
@@ -16,14 +17,17 @@ from outbox.audit.comparison_files import Comparison
 from outbox.audit.totals import Totals, read_totals
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.events.schema import EventSchema
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.decoding.batch import Batch, Chunking
+from outbox.sink.decoding.decoder import DAY_MS
 from outbox.sink.decoding.records import Place, Record, Records
 from outbox.sink.repair.rebuild import from_source
 from outbox.sink.writer import Counts, SinkWriter
 
 TOPIC_ID = "topic-1"
+MADE_AT_MS = 20_000 * DAY_MS  # by the ids of made-up events; in October 2024
 
 
 def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) -> Counts:
@@ -111,6 +115,18 @@ def at_places(records: Sequence[Record], places: Sequence[tuple[int, int]]) -> R
         partitions=[partition for partition, _ in places],
         offsets=[offset for _, offset in places],
     )
+
+
+def made_id(number: int) -> str:
+    """The id of a made-up event."""
+    return str(UUID(int=MADE_AT_MS << 80 | 7 << 76 | 2 << 62 | number))
+
+
+def made_record(schema: EventSchema, key: str, event_id: str, payload: Mapping[str, Any]) -> Record:
+    """The record of a made-up event, as the connector writes it."""
+    headers = {"id": event_id, "eventType": schema.type, "schemaVersion": str(schema.version)}
+    encoded = [(name, text.encode()) for name, text in headers.items()]
+    return Record(key.encode(), encoded, json.dumps(payload).encode(), MADE_AT_MS)
 
 
 def _as_kafka_has_it(record: dict[str, Any]) -> Record:

@@ -11,11 +11,8 @@ find what changes too slowly for a test, such as the day of `current_date`, or a
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, islice
-from operator import eq
 from random import Random
 from typing import Any, NamedTuple
 
@@ -26,15 +23,14 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.schema import EventSchema
-from outbox.sink.decoding.decoder import DAY_MS
 from outbox.sink.decoding.layout import PLACE, Layout
-from outbox.sink.decoding.records import Record, Records
+from outbox.sink.decoding.records import Record
 from outbox.sink.discovery import event_decoders
 from outbox.sink.frames import frame
 from outbox.sink.frames.transform import Function, unusable
+from outbox_lab.testing.sinks import at_places, made_id, made_record
 
 SEED = 23
-MADE_AT_MS = 20_000 * DAY_MS  # by their ids; in October 2024
 PARTITIONS = 3  # of the topics that events are said to come from
 OTHER_PARTITIONS = 5  # of a DataFrame
 ALONE = 3
@@ -71,15 +67,16 @@ def example_events(
     given = list(_examples(settings, names) if payloads is None else _declared(settings, payloads))
     if not given:
         raise Failure(f"the schemas of {', '.join(names)} have no examples", "give payloads", code="event-invalid")
-    made = {topic: list[tuple[int, Record]]() for topic in decoders}
+    made = {topic: dict[tuple[int, int], Record]() for topic in decoders}
     for number, (schema, payload) in enumerate(islice(cycle(given), max(count, len(given)))):
         aggregate = catalog.of_project(settings).aggregates[schema.aggregate]
         if aggregate.topic not in made:
             raise Failure(f"{schema.name} is not one of {', '.join(names)}", "name it too", code="event-invalid")
-        made[aggregate.topic].append((number, _record(schema, aggregate.key, payload, number)))
+        record = made_record(schema, str(payload.get(aggregate.key)), made_id(number), payload)
+        made[aggregate.topic][number % PARTITIONS, number // PARTITIONS] = record
     tables = [frame.as_events(layout.table({}), "")]
     for topic, records in made.items():
-        decoded = decoders[topic].decode(_read(records))
+        decoded = decoders[topic].decode(at_places([*records.values()], [*records]))
         if decoded.dead or decoded.skipped:
             why = decoded.dead[0].rejection.detail if decoded.dead else f"{', '.join(decoded.skipped)} is not asked for"
             raise Failure(f"a sink would refuse a payload: {why}", "correct it", code="event-invalid")
@@ -107,63 +104,50 @@ def check_transform(transform: Function, events: DataFrame, *, seed: int = SEED)
     given = events.toArrow()
     if not given.num_rows:
         raise AssertionError("there are no events to check the transform with")
-    checked = _Checked(transform, events, seed)
-    whole = checked.rows(Split("all events", given))
-    for split in _splits(given, Random(seed)):  # noqa: S311 - no secret
-        checked.require_same(whole, checked.rows(split), split)
+    name = getattr(transform, "__name__", repr(transform))
+    whole = dict[Place, Row]()
+    for number, split in enumerate(_splits(given, Random(seed))):  # noqa: S311 - no secret
+        some = events.sparkSession.createDataFrame(split.events, events.schema)
+        returned = transform(some if split.partitions is None else some.repartition(split.partitions))
+        if problem := unusable(returned.schema, events.schema):
+            raise AssertionError(f"no sink can take {name}: {problem[0]}: {problem[1]}")
+        rows = returned.toArrow().to_pylist()
+        if number == 0:
+            whole = {_place(row): row for row in rows}
+        if breach := _breach(list(map(_place, split.events.select(PLACE).to_pylist())), rows, whole):
+            rule, (event_id, partition, offset), difference = breach
+            raise AssertionError(
+                f"{name} breaks the rule: {rule}. Event {event_id}, offset {offset} of partition {partition}: "
+                f"{difference} ({split.name}; seed {seed})"
+            )
     return [whole[place] for place in sorted(whole)]
 
 
-class _Checked:
-    """A transform that is checked."""
-
-    def __init__(self, transform: Function, events: DataFrame, seed: int) -> None:
-        self._transform, self._seed = transform, seed
-        self._name = getattr(transform, "__name__", repr(transform))
-        self._spark, self._schema = events.sparkSession, events.schema
-
-    def rows(self, split: Split) -> dict[Place, Row]:
-        """Rows that the transform returns for some events, by place. Raises AssertionError if that breaks a rule."""
-        frame_ = self._spark.createDataFrame(split.events, self._schema)
-        if split.partitions is not None:
-            frame_ = frame_.repartition(split.partitions)
-        returned = self._transform(frame_)
-        problem = unusable(returned.schema, self._schema)
-        if problem is not None:
-            raise AssertionError(f"no sink can take {self._name}: {problem[0]}: {problem[1]}")
-        given = set(_places(split.events))
-        found: dict[Place, Row] = {}
-        for row in returned.toArrow().to_pylist():
-            place = _place(row)
-            if place not in given:
-                raise self._broken(PLACES_KEPT, place, _moved(place, given), split)
-            if place in found:
-                raise self._broken(ONE_ROW, place, _difference(found[place], row) or "it has two equal rows", split)
-            found[place] = row
-        return found
-
-    def require_same(self, whole: Mapping[Place, Row], found: Mapping[Place, Row], split: Split) -> None:
-        """Raises AssertionError if the events of a split have other rows than among all."""
-        for place in _places(split.events):
-            among_all, here = whole.get(place), found.get(place)
-            if among_all is None or here is None:
-                difference = None if among_all is here else f"{_shown(among_all)} among all, {_shown(here)} here"
-            else:
-                difference = _difference(among_all, here)
-            if difference is not None:
-                raise self._broken(SAME_ROW, place, difference, split)
-
-    def _broken(self, rule: str, place: Place, difference: str, split: Split) -> AssertionError:
-        event_id, partition, offset = place
-        return AssertionError(
-            f"{self._name} breaks the rule: {rule}. Event {event_id}, offset {offset} of partition {partition}: "
-            f"{difference} ({split.name}; seed {self._seed})"
-        )
+def _breach(given: Sequence[Place], rows: Sequence[Row], whole: Mapping[Place, Row]) -> tuple[str, Place, str] | None:
+    """The first breach of a rule by the rows of some events: the rule, the event, and what is wrong."""
+    found = dict[Place, Row]()
+    for row in rows:
+        place = _place(row)
+        if place not in given:
+            return PLACES_KEPT, place, "no event is there"
+        if place in found:
+            return ONE_ROW, place, _difference(found[place], row) or "it has two equal rows"
+        found[place] = row
+    for place in given:
+        among_all, here = whole.get(place), found.get(place)
+        if among_all is None or here is None:
+            difference = None if among_all is here else f"{_shown(among_all)} among all, {_shown(here)} here"
+        else:
+            difference = _difference(among_all, here)
+        if difference is not None:
+            return SAME_ROW, place, difference
+    return None
 
 
 def _splits(given: pa.Table, random: Random) -> Iterator[Split]:
     numbers = list(range(given.num_rows))
     shuffled = random.sample(numbers, len(numbers))
+    yield Split("all events", given)
     yield Split("all events again", given)
     yield Split("all events in another order", given.take(shuffled), 1)
     yield Split(f"all events in {OTHER_PARTITIONS} partitions", given, OTHER_PARTITIONS)
@@ -177,22 +161,8 @@ def _splits(given: pa.Table, random: Random) -> Iterator[Split]:
         yield Split("the event alone", given.slice(number, 1))
 
 
-def _places(rows: pa.Table) -> list[Place]:
-    return list(map(_place, rows.select(PLACE).to_pylist()))
-
-
 def _place(row: Mapping[str, Any]) -> Place:
     return row["event_id"], row["partition"], row["offset"]
-
-
-def _moved(place: Place, given: Iterable[Place]) -> str:
-    """How the place of a row differs from that of the event that it is most like."""
-    nearest = max(sorted(given), key=lambda one: sum(map(eq, one, place)))
-    return "; ".join(
-        f"column {column}: given {was!r}, returned {is_!r}"
-        for column, was, is_ in zip(PLACE, nearest, place, strict=True)
-        if was != is_
-    )
 
 
 def _difference(one: Row, other: Row) -> str | None:
@@ -225,23 +195,3 @@ def _declared(
             raise Failure(f"{name} is an aggregate type", f"name the event, such as {name}.TYPE", code="event-invalid")
         for payload in of_name:
             yield found[-1], payload
-
-
-def _record(schema: EventSchema, key: str, payload: Mapping[str, Any], number: int) -> Record:
-    """The record of an event, as the connector writes it."""
-    made = uuid.UUID(int=MADE_AT_MS << 80 | 7 << 76 | 2 << 62 | number)
-    headers = {"id": str(made), "eventType": schema.type, "schemaVersion": str(schema.version)}
-    encoded = [(name, text.encode()) for name, text in headers.items()]
-    return Record(str(payload.get(key)).encode(), encoded, json.dumps(payload).encode(), MADE_AT_MS)
-
-
-def _read(records: Sequence[tuple[int, Record]]) -> Records:
-    """Records as they are read, each from a place that its number gives."""
-    return Records(
-        keys=[record.key for _, record in records],
-        headers=[record.headers for _, record in records],
-        values=[record.value for _, record in records],
-        recorded_ms=[record.recorded_ms for _, record in records],
-        partitions=[number % PARTITIONS for number, _ in records],
-        offsets=[number // PARTITIONS for number, _ in records],
-    )

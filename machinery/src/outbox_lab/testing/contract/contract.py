@@ -3,8 +3,7 @@
 Each example is a history. It is delivered once in order, which gives the reference, and then in each other way. The
 first difference fails the test, and Hypothesis looks for a shorter history with a difference in the same way.
 
-A domain allows fewer histories than its schemas do. Before the examples, the test tries each event as the first of a
-key, and a second time for one key. Where the database refuses that by a constraint, no history has it.
+A domain allows fewer histories than its schemas do. One that violates a constraint of the database is left out.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import psycopg2
 import pytest
 from hypothesis import HealthCheck, Phase
 from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.events.schema import EventSchema
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.contract import ways
 from outbox_lab.testing.contract.database import opened, with_clock
-from outbox_lab.testing.contract.delivery import placed, transformed
-from outbox_lab.testing.contract.events import Histories, History, Lifecycle
+from outbox_lab.testing.contract.delivery import transformed
+from outbox_lab.testing.contract.events import History, Lifecycle, histories
 from outbox_lab.testing.contract.result import Reader, Result, difference
 from outbox_lab.testing.contract.ways import Case, Subject, Way
 from outbox_lab.testing.fixtures.spark import leaves_sockets
@@ -65,7 +64,7 @@ class _Sinks(Collection[str]):
 def contract(
     *, begins: Collection[str] = (), once: Collection[str] = (), examples: int = EXAMPLES
 ) -> Callable[..., None]:
-    """The test of the contract, for a domain whose histories are fewer than the test finds out by itself.
+    """The test of the contract, for a domain that has fewer histories than its schemas allow.
 
     ``begins`` are events that the first event of a key is one of, such as ``order.placed``; they concern the aggregates
     that they are of. ``once`` are events that a key has once at most. ``examples`` is the number of histories per sink;
@@ -125,7 +124,7 @@ def keep(
         if sink.job.transform is not None:
             subject = subject._replace(transform=stack.enter_context(transformed(sink, database)))
             examples = max(1, examples // TRANSFORMED_SHARE)
-        _Contract(subject, Histories(settings, sink), seed, shrinking_max).check(lifecycle, examples)
+        _Contract(subject, seed, shrinking_max).check(histories(settings, sink, lifecycle), examples)
 
 
 class _Enough(BaseException):
@@ -135,9 +134,8 @@ class _Enough(BaseException):
 class _Contract:
     """The contract of one sink."""
 
-    def __init__(self, subject: Subject, histories: Histories, seed: object, shrinking_max: int) -> None:
-        self._subject, self._histories = subject, histories
-        self._seed, self._shrinking_max = seed, shrinking_max
+    def __init__(self, subject: Subject, seed: object, shrinking_max: int) -> None:
+        self._subject, self._seed, self._shrinking_max = subject, seed, shrinking_max
         self._reader = Reader(subject.database.owner, subject.spec.strategy)
         self._ways: list[Way] = ways.survived_by(subject.spec.strategy)
         self._refusal = ""  # the last of a history that the database does not allow
@@ -145,12 +143,24 @@ class _Contract:
         self._shortest = ""  # the problem of the shortest history so far
         self._searched = self._shrinking = 0  # histories since the first that failed: drawn, and delivered
 
-    def check(self, lifecycle: Lifecycle, examples: int) -> None:
-        lifecycle = self._learnt(lifecycle)
+    def check(self, histories: SearchStrategy[History], examples: int) -> None:
+        configured = hypothesis.settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            print_blob=False,
+            report_multiple_bugs=False,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        test = hypothesis.given(histories)(self._keeps)
         try:
-            self._run(self._keeps, self._histories.any(lifecycle), examples)
+            hypothesis.seed(self._seed)(configured(test))()
         except Unsatisfiable:
-            raise AssertionError(f"sink {self._name}: the database refuses every history: {self._refusal}") from None
+            raise AssertionError(
+                f"sink {self._name}: the database refuses every history: {self._refusal}\n"
+                'If not every event can be the first of a key, or come again, write contract(begins=["…"], once=["…"]).'
+            ) from None
         except (AssertionError, _Enough):
             raise AssertionError(self._shortest) from None  # without the steps of Hypothesis
 
@@ -209,40 +219,6 @@ class _Contract:
             return f"it stops: {failure.message}"
         return str(difference(reference, self._reader.read(self._name)) or "")
 
-    def _learnt(self, lifecycle: Lifecycle) -> Lifecycle:
-        """The lifecycle, and what the database says about it."""
-        spec = self._subject.spec
-        taken = {name for decoder in spec.decoders.values() for name in decoder.types}
-        schemas = [one for one in self._histories.schemas if {one.name, one.event} & taken]
-        begins = {one.event for one in schemas if self._is_possible(one, 1)}
-        if not begins:
-            raise AssertionError(
-                f"sink {self._name}: the database refuses every event as the first of a key: {self._refusal}\n"
-                "Usually: a row is written without the column sink, or lacks another column that may not be NULL."
-            )
-        once = {one.event for one in schemas if one.event in begins and not self._is_possible(one, 2)}
-        others = {one.aggregate for one in schemas if one.event not in begins} - _aggregates(lifecycle.begins)
-        known = {one for one in begins if one.rpartition(".")[0] in others}
-        return Lifecycle(lifecycle.begins | known, lifecycle.once | once)
-
-    def _is_possible(self, schema: EventSchema, count: int) -> bool:
-        """Whether the database takes so many events of a schema and a key, one after the other."""
-        allowed = list[bool]()
-
-        def try_(history: History) -> None:
-            self._subject.database.reset()
-            try:
-                with self._subject.delivering() as delivery:
-                    for one in placed(history.sent):
-                        delivery.apply([one])
-            except Failure as failure:
-                allowed.append(not self._is_refused(failure))
-            else:
-                allowed.append(True)
-
-        self._run(try_, self._histories.of(schema, count), 1, [Phase.generate])
-        return all(allowed)
-
     def _is_refused(self, failure: Failure) -> bool:
         """Whether a constraint was violated. A row without its sink is no matter of the domain."""
         cause = failure.__cause__
@@ -255,34 +231,12 @@ class _Contract:
             ) from failure
         return True
 
-    def _run(
-        self,
-        check: Callable[[History], None],
-        histories: hypothesis.strategies.SearchStrategy[History],
-        examples: int,
-        phases: Collection[Phase] = (Phase.generate, Phase.shrink),
-    ) -> None:
-        configured = hypothesis.settings(
-            max_examples=examples,
-            deadline=None,
-            database=None,
-            print_blob=False,
-            report_multiple_bugs=False,
-            phases=phases,
-            suppress_health_check=list(HealthCheck),
-        )
-        hypothesis.seed(self._seed)(configured(hypothesis.given(histories)(check)))()
-
     @property
     def _name(self) -> str:
         return self._subject.spec.name
 
     def _appendix(self, history: History) -> str:
         return f"\nThe history:\n{history}\nRepeat it: pytest --hypothesis-seed={self._seed}"
-
-
-def _aggregates(names: Collection[str]) -> set[str]:
-    return {name.rpartition(".")[0] for name in names}
 
 
 test_sinks_keep_their_contract = contract()

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -22,17 +21,16 @@ from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate
 from outbox.events.schema import EventSchema
-from outbox.sink.decoding.decoder import DAY_MS
 from outbox.sink.decoding.records import Record
 from outbox.sink.spec import SinkSpec
 from outbox_lab.events.expansion import NotComparableError, Tree, expanded
 from outbox_lab.testing.contract import values
+from outbox_lab.testing.sinks import made_id, made_record
 
 KEYS = 2
 POOL_MAX = 2  # different values of a property that is no number
 EVENTS = (6, 16)  # of which a quarter is left out
 PRESENCES = 4
-MADE_AT_MS = 20_000 * DAY_MS  # by the ids; in October 2024
 CHANCES = 8
 
 
@@ -72,9 +70,7 @@ class Sent(NamedTuple):
     @property
     def record(self) -> Record:
         """The record that carries it."""
-        headers = {"id": self.event_id, "eventType": self.schema.type, "schemaVersion": str(self.schema.version)}
-        encoded = [(name, text.encode()) for name, text in headers.items()]
-        return Record(self.key.encode(), encoded, json.dumps(self.payload).encode(), MADE_AT_MS)
+        return made_record(self.schema, self.key, self.event_id, self.payload)
 
     def __str__(self) -> str:
         return f"{self.schema.name} {json.dumps(self.payload)} (id {self.event_id})"
@@ -90,32 +86,16 @@ class History:
         return "\n".join(f"  {number}. {one}" for number, one in enumerate(self.sent, 1))
 
 
-class Histories:
-    """The histories of the topics of a sink."""
+def histories(settings: Settings, spec: SinkSpec, lifecycle: Lifecycle) -> st.SearchStrategy[History]:
+    """The histories of the topics of a sink that a lifecycle allows.
 
-    def __init__(self, settings: Settings, spec: SinkSpec) -> None:
-        """Raises Failure `contract-no-values` if no payload can be made for a schema."""
-        topics = catalog.of_project(settings).topics
-        self._makers = [
-            _Maker(aggregate, schema)
-            for topic in spec.topics
-            for aggregate in topics[topic]
-            for schema in aggregate.schemas
-        ]
-
-    @property
-    def schemas(self) -> list[EventSchema]:
-        """The schemas of their events."""
-        return [maker.schema for maker in self._makers]
-
-    def any(self, lifecycle: Lifecycle) -> st.SearchStrategy[History]:
-        """Every history that a lifecycle allows."""
-        return _histories(self._makers, EVENTS, KEYS, lifecycle)
-
-    def of(self, schema: EventSchema, count: int) -> st.SearchStrategy[History]:
-        """Histories of so many events of one schema and one key."""
-        makers = [maker for maker in self._makers if maker.schema is schema]
-        return _histories(makers, (count, count), 1, Lifecycle(), leaves_out=False)
+    Raises Failure `contract-no-values` if no payload can be made for a schema.
+    """
+    topics = catalog.of_project(settings).topics
+    aggregates = [aggregate for topic in spec.topics for aggregate in topics[topic]]
+    return _histories(
+        [_Maker(aggregate, schema) for aggregate in aggregates for schema in aggregate.schemas], lifecycle
+    )
 
 
 class _Draft(NamedTuple):
@@ -150,7 +130,7 @@ class _Maker:
             _kind(name, rule): self._values[name] for name, rule in self._rules.items() if not values.is_number(rule)
         }
 
-    def drafts(self, pools: Mapping[str, Sequence[Any]], key_count: int) -> st.SearchStrategy[_Draft]:
+    def drafts(self, pools: Mapping[str, Sequence[Any]]) -> st.SearchStrategy[_Draft]:
         """Events with values of these pools."""
         made = {
             name: self._values[name] if values.is_number(rule) else st.sampled_from(pools[_kind(name, rule)])
@@ -162,7 +142,7 @@ class _Maker:
         return st.builds(
             _Draft,
             st.just(self),
-            st.integers(0, key_count - 1),
+            st.integers(0, KEYS - 1),
             payloads,
             st.integers(0, CHANCES - 1),
             st.integers(0, PRESENCES - 1),
@@ -182,24 +162,15 @@ class _Maker:
 
 
 @st.composite
-def _histories(
-    draw: st.DrawFn,
-    makers: Sequence[_Maker],
-    size: tuple[int, int],
-    key_count: int,
-    lifecycle: Lifecycle,
-    *,
-    leaves_out: bool = True,
-) -> History:
-    keys = {maker.key_kind: draw(st.lists(maker.keys, min_size=1, max_size=key_count, unique=True)) for maker in makers}
+def _histories(draw: st.DrawFn, makers: Sequence[_Maker], lifecycle: Lifecycle) -> History:
+    keys = {maker.key_kind: draw(st.lists(maker.keys, min_size=1, max_size=KEYS, unique=True)) for maker in makers}
     pools = {
         kind: draw(st.lists(of_kind, min_size=1, max_size=POOL_MAX))
         for kind, of_kind in {kind: one for maker in makers for kind, one in maker.pools.items()}.items()
     }
-    drafts = st.one_of([maker.drafts(pools, key_count) for maker in makers])
-    drawn = draw(st.lists(drafts, min_size=size[0], max_size=size[1]))
-    if leaves_out:
-        drawn = [one for one in drawn if one.presence]  # 0 is what Hypothesis tries first to shorten a history
+    drafts = st.one_of([maker.drafts(pools) for maker in makers])
+    drawn = draw(st.lists(drafts, min_size=EVENTS[0], max_size=EVENTS[1]))
+    drawn = [one for one in drawn if one.presence]  # 0 is what Hypothesis tries first to shorten a history
     numbers = draw(st.permutations(range(len(drawn))))
     sent = _sent(_possible(drawn, keys, lifecycle), numbers)
     if not sent:
@@ -232,9 +203,8 @@ def _sent(drafts: Iterator[tuple[_Draft, Any]], numbers: Sequence[int]) -> list[
     for (draft, key), number in zip(drafts, numbers, strict=False):
         topic = draft.maker.aggregate.topic
         versions[topic, str(key)] += 1
-        event_id = str(UUID(int=MADE_AT_MS << 80 | 7 << 76 | 2 << 62 | number))
         payload = draft.maker.payload(draft, key, versions[topic, str(key)])
-        sent.append(Sent(topic, draft.maker.schema, str(key), event_id, payload, draft.chance))
+        sent.append(Sent(topic, draft.maker.schema, str(key), made_id(number), payload, draft.chance))
     return sent
 
 
