@@ -19,12 +19,10 @@ Problem = tuple[str, str, str]  # rule, property, message
 LOWER = {"minLength": 0, "minItems": 0, "minProperties": 0}  # with what holds where they are absent
 UPPER = ("maxLength", "maxItems", "maxProperties")
 RANGES = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
-REMOVABLE = {"multipleOf", "pattern", "format", "uniqueItems"}
 COMPARED = {
     *LOWER,
     *UPPER,
     *(name for lower, exclusive, _ in RANGES for name in (lower, exclusive)),
-    *REMOVABLE,
     *("type", "enum", "const", "required", "properties", "additionalProperties", "items", "allOf", "anyOf"),
 }
 UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")  # they depend on all of a schema
@@ -109,7 +107,7 @@ def _rule(old: Tree, new: Tree, path: str, *, is_closed: bool = False) -> Iterat
     """
     if _same(old, new):
         return
-    for compared in (_type, _values, _bounds, _removable, _others):
+    for compared in (_type, _values, _bounds, _others):
         yield from compared(old, new, path)
     is_closed = is_closed or _limits_properties(old) or _limits_properties(new)
     yield from _properties(old, new, path, is_closed=is_closed)
@@ -164,12 +162,6 @@ def _limit(rule: Tree, inclusive: str, exclusive: str, sign: int) -> tuple[Any, 
     """The limit that both keywords make, the narrower the larger: of two equal ones the exclusive one."""
     found = [(sign * rule[name], name == exclusive) for name in (inclusive, exclusive) if name in rule]
     return max(found, default=None)
-
-
-def _removable(old: Tree, new: Tree, path: str) -> Iterator[Problem]:
-    for keyword in sorted(REMOVABLE):
-        if keyword in new and not _same(new[keyword], old.get(keyword)):
-            yield _changed(keyword, path)
 
 
 def _others(old: Tree, new: Tree, path: str) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ A domain allows fewer histories than its schemas do. One that violates a constra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, load
+from outbox.base.settings import Settings
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
@@ -40,25 +40,7 @@ EXAMPLES = 8
 TRANSFORMED_SHARE = 4  # of the examples: Spark takes its time for each batch
 CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
 SEEDS = 2**32
-SEARCHED_MAX = 1000
 SHRINKING_MAX = 150  # histories; each takes a fifth of a second
-
-
-class _Sinks(Collection[str]):
-    """The names of the project's sinks, looked up when pytest collects the test and not when it is imported."""
-
-    @property
-    def _names(self) -> list[str]:
-        return [job.name for job in discovery.jobs(load(environment=False))]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
 
 
 def contract(
@@ -73,7 +55,7 @@ def contract(
     lifecycle = Lifecycle(frozenset(begins), frozenset(once))
 
     @leaves_sockets
-    @pytest.mark.parametrize("sink", _Sinks())
+    @pytest.mark.each_sink
     def test(sink: str, fresh_databases: FreshDatabases, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         """Every way to deliver a sink's events gives the same result."""
         with fresh_databases() as settings:
@@ -127,10 +109,6 @@ def keep(
         _Contract(subject, seed, shrinking_max).check(histories(settings, sink, lifecycle), examples)
 
 
-class _Enough(BaseException):
-    """Ends a search of Hypothesis at once, which an Exception would not."""
-
-
 class _Contract:
     """The contract of one sink."""
 
@@ -141,7 +119,7 @@ class _Contract:
         self._refusal = ""  # the last of a history that the database does not allow
         self._tried: dict[str, str] = {}  # by history, its problem
         self._shortest = ""  # the problem of the shortest history so far
-        self._searched = self._shrinking = 0  # histories since the first that failed: drawn, and delivered
+        self._shrinking = 0  # histories that were delivered since the first that failed
 
     def check(self, histories: SearchStrategy[History], examples: int) -> None:
         configured = hypothesis.settings(
@@ -161,20 +139,18 @@ class _Contract:
                 f"sink {self._name}: the database refuses every history: {self._refusal}\n"
                 'If not every event can be the first of a key, or come again, write contract(begins=["…"], once=["…"]).'
             ) from None
-        except (AssertionError, _Enough):
+        except AssertionError:
             raise AssertionError(self._shortest) from None  # without the steps of Hypothesis
 
     def _keeps(self, history: History) -> None:
-        """Raises AssertionError as `keep` does, and _Enough to end the search for a shorter history.
-
-        No history is delivered twice.
+        """Raises AssertionError as `keep` does. No history is delivered twice, and after enough of them none: then
+        Hypothesis finds no shorter one.
         """
         identity = f"{history}{[one.chance for one in history.sent]}"
-        self._searched += bool(self._shortest)
         if identity not in self._tried:
             self._shrinking += bool(self._shortest)
-            if self._shrinking > self._shrinking_max or self._searched > SEARCHED_MAX:
-                raise _Enough
+            if self._shrinking > self._shrinking_max:
+                return
             self._tried[identity] = self._problem(history)
         if self._tried[identity]:
             self._shortest = self._tried[identity]  # Hypothesis tries nothing longer than the last one that failed
