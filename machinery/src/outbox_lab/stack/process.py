@@ -123,12 +123,12 @@ class Process:
     def pause(self) -> None:
         """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
         for process in self.processes():
-            _send(process, signal.SIGSTOP)
+            send(process, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Undo ``pause``."""
         for process in self.processes():
-            _send(process, signal.SIGCONT)
+            send(process, signal.SIGCONT)
 
     def is_running(self) -> bool:
         """Whether it runs, ready or not."""
@@ -204,17 +204,17 @@ class Process:
         found = set(living := self.processes())
         # A gentle signal goes to the main process, which ends its children; a crash takes them all.
         for process in living if with_signal == signal.SIGKILL else living[:1]:
-            _send(process, with_signal)
+            send(process, with_signal)
         for process in living:  # a paused process does not react to the signal
-            _send(process, signal.SIGCONT)
+            send(process, signal.SIGCONT)
 
         def ended() -> bool:
             found.update(left := self.processes())
             if with_signal == signal.SIGKILL:
                 for process in left:  # it may have been started between the look and the signal
-                    _send(process, with_signal)
+                    send(process, with_signal)
             # An ending process loses its environment, and our mark, before it releases its ports.
-            return not left and not any(map(_lives, found))
+            return not left and not any(map(lives, found))
 
         try:
             wait_for(f"{self.name} to end", ended, timeout_s=self.stop_timeout_s)
@@ -276,14 +276,16 @@ def _is_erased(process: psutil.Process) -> bool:
     return False
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+    except psutil.Error:
         return False
 
 
-def _send(process: psutil.Process, with_signal: signal.Signals) -> None:
+def send(process: psutil.Process, with_signal: signal.Signals) -> None:
+    """Send a signal, unless the process has ended."""
     with suppress(psutil.NoSuchProcess):
         process.send_signal(with_signal)
 

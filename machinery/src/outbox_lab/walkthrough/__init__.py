@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from outbox.kafka.records import headers_of
     from outbox.relay.lifecycle import status as connector_status
     from outbox.sink.discovery import sinks as sink_specs
-    from outbox_lab.walkthrough.chain import Chain, Part
+    from outbox_lab.stack.process import Process as Part
+    from outbox_lab.walkthrough.chain import Chain
     from outbox_lab.walkthrough.crash import Checkpoint, crash_sinks
     from outbox_lab.walkthrough.faults import rewind_sink, terminate_replication
     from outbox_lab.walkthrough.player import Player
@@ -30,7 +31,7 @@ else:  # when they are used: a workload needs none of them
         {
             "Chain": "outbox_lab.walkthrough.chain:Chain",
             "Checkpoint": "outbox_lab.walkthrough.crash:Checkpoint",
-            "Part": "outbox_lab.walkthrough.chain:Part",
+            "Part": "outbox_lab.stack.process:Process",
             "Phase": "outbox_lab.walkthrough.story:Phase",
             "Player": "outbox_lab.walkthrough.player:Player",
             "Screen": "outbox_lab.walkthrough.screen:Screen",

@@ -6,10 +6,17 @@ Two implementations: `processes` of a stack of its own, and the `containers` of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from outbox.base.settings import Settings
 from outbox.base.terminal import Progress
+from outbox_lab.stack.command import SinkProcess
+from outbox_lab.stack.process import Process
+
+if TYPE_CHECKING:
+    from outbox_lab.walkthrough.containers import Container
+
+Sinks: TypeAlias = "SinkProcess | Container"  # all that the walkthrough watches, as one part
 
 
 class Watched(Protocol):
@@ -19,42 +26,11 @@ class Watched(Protocol):
         """Raises Failure if it has ended unasked: for a wait that needs it."""
 
 
-class Part(Watched, Protocol):
-    """A part of the chain, to watch and to break."""
-
-    name: str
-
-    def start(self) -> None:
-        """Return once it runs and is ready; start it if need be. Raises Failure if it does not come up."""
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
-
-    def resume(self) -> None:
-        """Undo ``pause``. Does nothing to a part that is not frozen."""
-
-    def kill(self) -> None:
-        """End it as a crash would (SIGKILL), and return once none of its processes is left."""
-
-    def pid(self) -> int | None:
-        """The main process of the part; None if the part does not run."""
-
-    def is_running(self) -> bool:
-        """Whether it runs, ready or not."""
-
-
-class Sinks(Part, Protocol):
-    """The sinks that the walkthrough watches, as one part."""
-
-    def pause_spark(self) -> None:
-        """Freeze Spark. The drivers go on: they commit to their database, and Spark cannot record it."""
-
-
 class Chain(ABC):
     """A chain with an outbox's source, a Connect worker, and the sinks that a workload names."""
 
-    worker: Part
-    broker: Part | None = None  # None before the start, and where its process is out of reach
+    worker: Process
+    broker: Process | None = None  # None before the start, and where its process is out of reach
     service: Watched
     sinks: Sinks
 

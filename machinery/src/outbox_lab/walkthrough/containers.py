@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
 from outbox.sink.running import metrics
 from outbox_lab.stack import ports
+from outbox_lab.stack.process import Process, lives, send
 from outbox_lab.walkthrough.chain import Chain
 
 WORKER_CLASS = "org.apache.kafka.connect.cli.ConnectDistributed"
@@ -37,25 +39,26 @@ START_TIMEOUT_S = 180.0
 Find = Callable[[], Iterable[psutil.Process]]
 
 
-class Container:
+class Container(Process):
     """The main processes of one or more containers, which Docker starts again when they have ended."""
 
     def __init__(
         self,
         name: str,
+        settings: Settings,
+        find: Find,
+        *,
         count: int,
         owns: Callable[[Sequence[str]], bool],
         urls: Sequence[str],
-        find: Find,
-        *,
         login: tuple[str, str] | None = None,
     ):
         """``owns`` recognises a main process by its command line; there are ``count`` of them. Ready: all ``urls``
         answer, with this ``login``.
         """
-        self.name = name
+        super().__init__(name, settings.home)
         self._count = count
-        self._owns = owns
+        self._is_main = owns
         self._urls = urls
         self._find = find
         self._login = login
@@ -72,30 +75,19 @@ class Container:
 
     def stop(self) -> None:
         """End it gently. Docker starts it again."""
-        self._end(psutil.Process.terminate)
-
-    def kill(self) -> None:
-        self._end(psutil.Process.kill)
-
-    def pause(self) -> None:
-        for process in self.processes():
-            _do(process, psutil.Process.suspend)
-
-    def resume(self) -> None:
-        for process in self.processes():
-            _do(process, psutil.Process.resume)
+        self._end(signal.SIGTERM)
 
     def pause_spark(self) -> None:
         for main in self.mains():
             for process in _descendants(main):
-                _do(process, psutil.Process.suspend)
+                send(process, signal.SIGSTOP)
 
     def pid(self) -> int | None:
         return next((main.pid for main in self.mains()), None)
 
     def is_running(self) -> bool:
         """Whether it runs. A process that Docker has started again counts once ``start`` has seen it."""
-        return len(self._started) == self._count and all(map(_lives, self._started))
+        return len(self._started) == self._count and all(map(lives, self._started))
 
     def require_running(self) -> None:
         if not self.is_running():
@@ -103,7 +95,7 @@ class Container:
 
     def mains(self) -> list[psutil.Process]:
         """The main process of each container, as far as it runs."""
-        return [process for process in self._find() if _lives(process) and self._owns(_command(process))]
+        return [process for process in self._find() if lives(process) and self._is_main(_command(process))]
 
     def processes(self) -> list[psutil.Process]:
         """The processes of the container, with all their descendants."""
@@ -122,14 +114,13 @@ class Container:
         except TimeoutError as error:
             raise Failure(str(error), remedy, code="process-not-ready") from None
 
-    def _end(self, how: Callable[[psutil.Process], None]) -> None:
+    def _end(self, with_signal: signal.Signals) -> None:
         mains, family = self.mains(), self.processes()
-        is_kill = how is psutil.Process.kill
-        for process in family if is_kill else mains:
-            _do(process, how)
+        for process in family if with_signal == signal.SIGKILL else mains:
+            send(process, with_signal)
         for process in family:  # a frozen process does not react to a gentle signal
-            _do(process, psutil.Process.resume)
-        wait_for(f"{self.name} to end", lambda: not any(map(_lives, family)), timeout_s=END_TIMEOUT_S)
+            send(process, signal.SIGCONT)
+        wait_for(f"{self.name} to end", lambda: not any(map(lives, family)), timeout_s=END_TIMEOUT_S)
 
 
 class Service:
@@ -175,10 +166,11 @@ class Containers(Chain):
         hosts = SINK_HOSTS[: len(sinks)]
         self.service = Service(f"http://{settings.service_host}:{settings.service_port}/readyz")
         connectors = f"{settings.connect_url}/connectors"
-        self.worker = Container("connect", 1, _is_worker, [connectors], find, login=settings.connect_login)
+        login = settings.connect_login
+        self.worker = Container("connect", settings, find, count=1, owns=_is_worker, urls=[connectors], login=login)
         self._sink_urls = [f"http://{host}:{SINK_PORT}" for host in hosts]
         health = [f"{url}{metrics.HEALTH}" for url in self._sink_urls]
-        self.sinks = Container("sink", len(sinks), _runs_one_of(sinks), health, find)
+        self.sinks = Container("sink", settings, find, count=len(sinks), owns=_runs_one_of(sinks), urls=health)
 
     @property
     def settings(self) -> Settings:
@@ -259,14 +251,3 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.Error):
         return process.children(recursive=True)
     return []
-
-
-def _lives(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _do(process: psutil.Process, what: Callable[[psutil.Process], None]) -> None:
-    with suppress(psutil.NoSuchProcess):
-        what(process)
