@@ -50,15 +50,12 @@ COMPATIBLE: list[tuple[Any, Any]] = [
     ({"type": ["string", "null"]}, {"type": ["null", "string"]}),
     (BIGINT, BIGINT | {"minimum": -1, "maximum": 101}),
     ({"type": "integer", "minimum": 0}, {"type": "integer"}),
-    ({"type": "integer", "minimum": 1}, {"type": "integer", "exclusiveMinimum": 0}),
-    ({"type": "number", "exclusiveMaximum": 9}, {"type": "number", "maximum": 9}),
     ({"type": "number", "exclusiveMaximum": 9}, {"type": "number", "exclusiveMaximum": 9.5}),
     (TEXT | {"minLength": 2, "maxLength": 5}, TEXT | {"minLength": 1, "maxLength": 6}),
     (TEXT | {"minLength": 2, "maxLength": 5}, TEXT),
     (TEXT | {"pattern": "^a", "maxLength": 5}, TEXT | {"pattern": "^a", "maxLength": 6}),
     ({"type": "array", "minItems": 1, "maxItems": 2}, {"type": "array", "maxItems": 3}),
     ({"enum": ["a"]}, {"enum": ["b", "a"]}),
-    ({"const": "a"}, {"enum": ["b", "a"]}),
     ({"type": "object", "additionalProperties": False}, {"type": "object"}),
     ({"properties": {"old": TEXT}}, {"properties": {"old": TEXT, "new": TEXT}}),
     ({"anyOf": [TEXT | {"maxLength": 2}, BIGINT]}, {"anyOf": [TEXT | {"maxLength": 3}, BIGINT]}),
@@ -91,7 +88,7 @@ INCOMPATIBLE: list[tuple[Any, Any, str]] = [
     ({"enum": [1]}, {"enum": [True]}, "value-removed"),
     (TEXT | {"enum": ["a"]}, TEXT, "keyword-changed"),
     (TEXT, TEXT | {"enum": ["a"]}, "keyword-changed"),
-    ({"const": "a"}, {"const": "b"}, "value-removed"),
+    ({"const": "a"}, {"enum": ["b", "a"]}, "keyword-changed"),
     ({"not": {"const": 0}}, {}, "keyword-changed"),
     ({"oneOf": [TEXT | {"maxLength": 2}]}, {"oneOf": [TEXT | {"maxLength": 3}]}, "keyword-changed"),
     ({"anyOf": [TEXT]}, {"anyOf": [TEXT, BIGINT]}, "keyword-changed"),
@@ -114,16 +111,10 @@ def test_incompatible_edit_names_rule_and_property(place: Any, path: str, before
     assert (rule, path) in edit(place(before), place(after))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (BIGINT, {"type": "integer", "minimum": 0}),
-        (BIGINT, {"type": "integer", "exclusiveMinimum": -1, "maximum": 100}),
-    ],
-)
-def test_change_of_the_column_is_incompatible(before: Any, after: Any) -> None:
-    assert edit(of(before), of(after)) == [("column-changed", "it")]
-    assert edit(nested(before), nested(after)) == []
+def test_change_of_the_column_is_incompatible() -> None:
+    unbounded = {"type": "integer", "minimum": 0}
+    assert edit(of(BIGINT), of(unbounded)) == [("column-changed", "it")]
+    assert edit(nested(BIGINT), nested(unbounded)) == []
 
 
 class TestProperties:

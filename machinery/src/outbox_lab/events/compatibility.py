@@ -7,7 +7,8 @@ shown to be so are accepted; docs/events.md lists them. For all others a new ver
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outbox.events.catalog import AGGREGATE_FILE, Aggregate, Catalog, Finding
@@ -16,15 +17,12 @@ from outbox_lab.events.expansion import RECURSION, NotComparableError, Tree, exp
 
 Problem = tuple[str, str, str]  # rule, property, message
 
-LOWER = {"minLength": 0, "minItems": 0, "minProperties": 0}  # with what holds where they are absent
-UPPER = ("maxLength", "maxItems", "maxProperties")
-RANGES = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
-COMPARED = {
-    *LOWER,
-    *UPPER,
-    *(name for lower, exclusive, _ in RANGES for name in (lower, exclusive)),
-    *("type", "enum", "const", "required", "properties", "additionalProperties", "items", "allOf", "anyOf"),
+# How the new bound compares with the old one if it is not narrower.
+BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), operator.le),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), operator.ge),
 }
+COMPARED = {*BOUNDS, "type", "enum", "required", "properties", "additionalProperties", "items", "allOf", "anyOf"}
 UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")  # they depend on all of a schema
 LEFT_OUT = object()
 
@@ -131,11 +129,10 @@ def _type(old: Tree, new: Tree, path: str) -> Iterator[Problem]:
 
 
 def _values(old: Tree, new: Tree, path: str) -> Iterator[Problem]:
-    before, after = _allowed(old), _allowed(new)
-    if before is None or after is None:
-        if before is not after:
-            yield _changed("enum", path)
+    if ("enum" in old) is not ("enum" in new):
+        yield _changed("enum", path)
         return
+    before, after = ({_json(value): value for value in rule.get("enum", ())} for rule in (old, new))
     gone = [value for name, value in before.items() if name not in after]
     if gone:
         yield "value-removed", path, f"{_shown(gone[0])} is no longer allowed"
@@ -146,22 +143,9 @@ def _values(old: Tree, new: Tree, path: str) -> Iterator[Problem]:
 
 
 def _bounds(old: Tree, new: Tree, path: str) -> Iterator[Problem]:
-    for name, absent in LOWER.items():
-        if new.get(name, absent) > old.get(name, absent):
-            yield _narrowed(name, new, path)
-    for name in UPPER:
-        if name in new and (name not in old or new[name] < old[name]):
-            yield _narrowed(name, new, path)
-    for inclusive, exclusive, sign in RANGES:
-        before, after = (_limit(rule, inclusive, exclusive, sign) for rule in (old, new))
-        if after is not None and (before is None or after > before):
-            yield _narrowed(inclusive if inclusive in new else exclusive, new, path)
-
-
-def _limit(rule: Tree, inclusive: str, exclusive: str, sign: int) -> tuple[Any, bool] | None:
-    """The limit that both keywords make, the narrower the larger: of two equal ones the exclusive one."""
-    found = [(sign * rule[name], name == exclusive) for name in (inclusive, exclusive) if name in rule]
-    return max(found, default=None)
+    for keyword, is_as_wide in BOUNDS.items():
+        if keyword in new and (keyword not in old or not is_as_wide(new[keyword], old[keyword])):
+            yield "bound-narrowed", path, f"{keyword} {new[keyword]} is narrower than before"
 
 
 def _others(old: Tree, new: Tree, path: str) -> Iterator[Problem]:
@@ -200,14 +184,6 @@ def _types(rule: Tree) -> list[str]:
     return sorted([found] if isinstance(found, str) else found)
 
 
-def _allowed(rule: Tree) -> dict[str, Any] | None:
-    """The values that `enum` and `const` name, by their JSON; None if any is allowed."""
-    named = rule.get("enum", [rule["const"]] if "const" in rule else None)
-    if named is None:
-        return None
-    return {_json(value): value for value in named if "const" not in rule or _same(value, rule["const"])}
-
-
 def _same(one: Any, other: Any) -> bool:
     """Whether two are the same JSON. To Python, true is 1 as well."""
     return one is other or (LEFT_OUT not in (one, other) and _json(one) == _json(other))
@@ -219,10 +195,6 @@ def _json(value: Any) -> str:
 
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _narrowed(keyword: str, new: Mapping[str, Any], path: str) -> Problem:
-    return "bound-narrowed", path, f"{keyword} {new[keyword]} is narrower than before"
 
 
 def _changed(keyword: str, path: str) -> Problem:
