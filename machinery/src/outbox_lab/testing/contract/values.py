@@ -143,16 +143,14 @@ def _merged(rules: Sequence[Rule]) -> dict[str, Json]:
 
 def _integers(rule: Rule) -> Strategy:
     lowest, highest = _bounds(rule, 1)
-    small = st.integers(*_small(lowest, highest, SMALL))
-    step = rule.get("multipleOf", 1)
-    if step != 1 and float(step).is_integer():
-        small = st.integers(*_small(lowest, highest, SMALL * int(step))).map(lambda one: one - one % int(step))
-    return _with_bounds(small, lowest, highest)
+    step = int(rule["multipleOf"]) if float(rule.get("multipleOf", 0.5)).is_integer() else 1
+    small = st.integers(*_small(lowest, highest, SMALL * step)).map(lambda one: one - one % step)
+    bounds = [bound for bound in (lowest, highest) if bound is not None and abs(bound) > SMALL]
+    return st.one_of(small, small, small, st.sampled_from(bounds)) if bounds else small
 
 
 def _numbers(rule: Rule) -> Strategy:
-    lowest, highest = _bounds(rule, QUARTERS)
-    return st.integers(*_small(lowest, highest, SMALL * QUARTERS)).map(lambda one: one / QUARTERS)
+    return st.integers(*_small(*_bounds(rule, QUARTERS), SMALL * QUARTERS)).map(lambda one: one / QUARTERS)
 
 
 def _bounds(rule: Rule, scale: int) -> tuple[int | None, int | None]:
@@ -171,11 +169,6 @@ def _small(lowest: int | None, highest: int | None, size: int) -> tuple[int, int
     if low > high:
         return (low, low + size) if low > 0 else (high - size, high)
     return low, high
-
-
-def _with_bounds(small: Strategy, lowest: int | None, highest: int | None) -> Strategy:
-    bounds = [bound for bound in (lowest, highest) if bound is not None and abs(bound) > SMALL]
-    return st.one_of(small, small, small, st.sampled_from(bounds)) if bounds else small
 
 
 def _strings(rule: Rule) -> Strategy:
