@@ -1,4 +1,4 @@
-"""A server that claims to be Postgres and asks for the password in a way that gives it away."""
+"""A server that claims to be Postgres, and asks for the password in a way that gives it away, or for none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from outbox_lab.stack import ports
 
 CLEAR_TEXT, MD5 = struct.pack("!cII", b"R", 8, 3), struct.pack("!cII4s", b"R", 12, 5, b"salt")
+NO_PASSWORD = struct.pack("!cIIcIc", b"R", 8, 0, b"Z", 5, b"I")
 STARTUP = 3 << 16  # the protocol's version; other first messages ask for encryption
 
 
