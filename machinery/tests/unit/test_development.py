@@ -48,19 +48,10 @@ class Part(Process):
         self.starts += 1
 
 
-class Sinks(Command):
+class Sinks(Part, Command):
     """Sinks that run from their start."""
 
     runs = False
-    starts = 0
-
-    def is_running(self) -> bool:
-        return self.runs
-
-    def spawn(self) -> None:
-        self.prepare()
-        self.runs = True
-        self.starts += 1
 
     def stop(self) -> None:
         self.runs = False
