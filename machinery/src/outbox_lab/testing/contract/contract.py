@@ -40,6 +40,7 @@ EXAMPLES = 8
 TRANSFORMED_SHARE = 4  # of the examples: Spark takes its time for each batch
 CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
 SEEDS = 2**32
+SEARCHED_MAX = 1000
 SHRINKING_MAX = 150  # histories; each takes a fifth of a second
 
 
@@ -109,6 +110,10 @@ def keep(
         _Contract(subject, seed, shrinking_max).check(histories(settings, sink, lifecycle), examples)
 
 
+class _Enough(BaseException):
+    """Ends a search of Hypothesis at once, which an Exception would not."""
+
+
 class _Contract:
     """The contract of one sink."""
 
@@ -119,7 +124,7 @@ class _Contract:
         self._refusal = ""  # the last of a history that the database does not allow
         self._tried: dict[str, str] = {}  # by history, its problem
         self._shortest = ""  # the problem of the shortest history so far
-        self._shrinking = 0  # histories that were delivered since the first that failed
+        self._searched = self._shrinking = 0  # histories since the first that failed: drawn, and delivered
 
     def check(self, histories: SearchStrategy[History], examples: int) -> None:
         configured = hypothesis.settings(
@@ -139,18 +144,20 @@ class _Contract:
                 f"sink {self._name}: the database refuses every history: {self._refusal}\n"
                 'If not every event can be the first of a key, or come again, write contract(begins=["…"], once=["…"]).'
             ) from None
-        except AssertionError:
+        except (AssertionError, _Enough):
             raise AssertionError(self._shortest) from None  # without the steps of Hypothesis
 
     def _keeps(self, history: History) -> None:
-        """Raises AssertionError as `keep` does. No history is delivered twice, and after enough of them none: then
-        Hypothesis finds no shorter one.
+        """Raises AssertionError as `keep` does, and _Enough to end the search for a shorter history.
+
+        No history is delivered twice.
         """
         identity = f"{history}{[one.chance for one in history.sent]}"
+        self._searched += bool(self._shortest)
         if identity not in self._tried:
             self._shrinking += bool(self._shortest)
-            if self._shrinking > self._shrinking_max:
-                return
+            if self._shrinking > self._shrinking_max or self._searched > SEARCHED_MAX:
+                raise _Enough
             self._tried[identity] = self._problem(history)
         if self._tried[identity]:
             self._shortest = self._tried[identity]  # Hypothesis tries nothing longer than the last one that failed
