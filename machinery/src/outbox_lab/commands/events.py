@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,9 +15,12 @@ from outbox.base.settings import Settings, load
 from outbox.commands import table
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog, Finding
-from outbox.events.schema import EventSchema
+from outbox.events.schema import Column, EventSchema
 from outbox_lab.events import compatibility, examples, payloads, revision
 
+# What SQL reads without quotes, and the columns that each table has beside those of events.
+BARE = re.compile(r"(?!offset\Z)[a-z_][a-z0-9_]*")
+PLACE = (Column("event_id", "uuid", False), Column("partition", "bigint", False), Column("offset", "bigint", False))
 HEADINGS = ("aggregate", "topic", "event", "versions", "key", "version", "consumers")
 
 
@@ -108,16 +112,27 @@ def columns(sink: str, as_json: bool) -> None:
     The keys of --json are stable, a list of:
       table, column (quoted where SQL needs it), type, nullable
     """
-    from outbox_lab.events.columns import Readable, of_sink
+    from outbox.sink import discovery
 
-    found, transform = of_sink(load(), sink)
+    settings = load()
+    usable, failures = discovery.usable(settings, [sink])
+    if failures:
+        raise failures[sink]
+    layout, transform = usable[0].layout, usable[0].job.transform
+    tables = {view: layout.types[event] for view, event in layout.views.items()} | {"new_events": layout.columns}
     if transform is not None:
         click.echo(f"note: the projections see what {transform} returns of these columns", err=True)
+        tables = {"(transform)": layout.columns}
+    rows = [
+        (of, one.name if BARE.fullmatch(one.name) else f'"{one.name}"', one.type, one.is_nullable)
+        for of, found in tables.items()
+        for one in (*PLACE, *found)
+    ]
+    headings = ("table", "column", "type", "nullable")
     if as_json:
-        click.echo(json.dumps([one._asdict() for one in found], indent=2))
+        click.echo(json.dumps([dict(zip(headings, row, strict=True)) for row in rows], indent=2))
     else:
-        rows = [(one.table, one.column, one.type, "yes" if one.nullable else "") for one in found]
-        click.echo(table(Readable._fields, rows))
+        click.echo(table(headings, [(*row[:3], "yes" if row[3] else "") for row in rows]))
 
 
 def _of_sinks(settings: Settings) -> tuple[list[Finding], str | None]:
