@@ -232,12 +232,12 @@ class SinkKilled(Fault):
 
     def fire(self, chain: Chain, burst: Callable[[], None]) -> str:
         chain.wait_applied()
-        chain.process.pause_spark()
+        chain.process.pause_children()
         burst()
         chain.wait_relayed()
         log, since_bytes = chain.process.log_file, sink_log.size_bytes(chain.process.log_file)
         with chain.holding_positions():
-            chain.process.pause_spark()
+            chain.process.pause_children()
         chain.wait_applied()
         wait_for("each sink to log its batch", lambda: _applied(log, since_bytes) == {*chain.sinks}, timeout_s=60)
         chain.process.kill()

@@ -159,7 +159,7 @@ def test_a_stop_is_gentle_even_for_a_frozen_part(chain: Containers, tmp_path: Pa
 
 
 def test_spark_is_frozen_while_the_drivers_go_on_and_nothing_stays_frozen(chain: Containers) -> None:
-    chain.sinks.pause_spark()
+    chain.sinks.pause_children()
     wait_until(chain, mains=psutil.STATUS_SLEEPING, children=psutil.STATUS_STOPPED)
     chain.sinks.pause()
     wait_until(chain, mains=psutil.STATUS_STOPPED, children=psutil.STATUS_STOPPED)

@@ -63,13 +63,6 @@ class SinkProcess(Command):
         port = environment(psutil.Process(self.pid())).get(PORT)
         return f"http://{self._settings.sink_metrics_host}:{port}"
 
-    def pause_spark(self) -> None:
-        """Freeze Spark. The driver goes on: it commits to its database, and Spark cannot record it."""
-        driver = self.pid()
-        for process in self.processes():
-            if process.pid != driver:
-                process.suspend()
-
 
 class ServiceCommand(Command):
     """The service, ready when it listens on its port and its ``/readyz`` says so. Another program may answer there."""

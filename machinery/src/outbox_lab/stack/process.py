@@ -125,8 +125,15 @@ class Process:
         for process in self.processes():
             send(process, signal.SIGSTOP)
 
+    def pause_children(self) -> None:
+        """Freeze all but its main process, which goes on: of sinks it is the driver, and Spark is frozen."""
+        main = self.pid()
+        for process in self.processes():
+            if process.pid != main:
+                send(process, signal.SIGSTOP)
+
     def resume(self) -> None:
-        """Undo ``pause``."""
+        """Undo ``pause`` and ``pause_children``."""
         for process in self.processes():
             send(process, signal.SIGCONT)
 

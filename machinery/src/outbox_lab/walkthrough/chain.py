@@ -6,17 +6,11 @@ Two implementations: `processes` of a stack of its own, and the `containers` of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol
 
 from outbox.base.settings import Settings
 from outbox.base.terminal import Progress
-from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.process import Process
-
-if TYPE_CHECKING:
-    from outbox_lab.walkthrough.containers import Container
-
-Sinks: TypeAlias = "SinkProcess | Container"  # all that the walkthrough watches, as one part
 
 
 class Watched(Protocol):
@@ -32,7 +26,7 @@ class Chain(ABC):
     worker: Process
     broker: Process | None = None  # None before the start, and where its process is out of reach
     service: Watched
-    sinks: Sinks
+    sinks: Process  # all that the walkthrough watches
 
     @property
     @abstractmethod

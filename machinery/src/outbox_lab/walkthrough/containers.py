@@ -77,7 +77,7 @@ class Container(Process):
         """End it gently. Docker starts it again."""
         self._end(signal.SIGTERM)
 
-    def pause_spark(self) -> None:
+    def pause_children(self) -> None:
         for main in self.mains():
             for process in _descendants(main):
                 send(process, signal.SIGSTOP)

@@ -13,7 +13,8 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink.remembering import fence
 from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
-from outbox_lab.walkthrough.chain import Chain, Sinks
+from outbox_lab.stack.process import Process
+from outbox_lab.walkthrough.chain import Chain
 
 TIMEOUT_S = 120.0
 
@@ -87,7 +88,7 @@ class Window:
     3. Freeze Spark, and release the locks: the sinks commit to their database, and Spark cannot record it. Kill them.
     """
 
-    def __init__(self, settings: Settings, sinks: Sinks, names: Sequence[str]) -> None:
+    def __init__(self, settings: Settings, sinks: Process, names: Sequence[str]) -> None:
         """Connect as the auditor. Raises Failure if a checkpoint is not in a folder of this host."""
         self._sinks = sinks
         self._names = names
@@ -109,12 +110,12 @@ class Window:
         self._sinks.start()
         for name in self._names:
             self._hold(name)
-        self._sinks.pause_spark()
+        self._sinks.pause_children()
         before = {name: self._checkpoints[name].planned() for name in self._names}
         burst()
         self._sinks.resume()
         self._wait("each sink to bring a batch", lambda: all(self._waits_with_last(*one) for one in before.items()))
-        self._sinks.pause_spark()
+        self._sinks.pause_children()
         for name in self._names:
             self._release(name)
         self._wait("the sinks to commit", lambda: all(self._positions(name) == self._ends(name) for name in before))
