@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -22,12 +21,12 @@ import pytest
 from hypothesis import note
 from psycopg2 import extensions
 
-from outbox.audit import comparison_files, declared, sinks
+from outbox.audit import declared, sinks
 from outbox.audit.comparison import Observed, compare
 from outbox.audit.report import SinkReport
+from outbox.audit.rows import SOURCE, load_rows
 from outbox.audit.source import Source, Written
 from outbox.audit.topic_log import TopicLogs
-from outbox.audit.totals import Totals
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
@@ -37,7 +36,7 @@ from outbox.kafka import topics
 from outbox.kafka.topics import Topic
 from outbox.maintenance import evidence, expiry, retention
 from outbox.relay import connectors
-from outbox.sink import discovery
+from outbox.sink import comparison_files, discovery
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.decoding import dead_records, decoder, records
 from outbox.sink.decoding.batch import Batch, Returned
@@ -542,7 +541,7 @@ class World:
             numbers = [None if kind is None else str(event.quantity)] * len(topic.properties)
             made_ms = int(event.id.replace("-", "")[:12], 16)
             written.append(Written(topic.number, kind, event.id, event.key, event.version, made_ms, numbers))
-        totals = Totals({key: Decimal(total) for key, (total, _) in books.items()}, has_version=True)
+        of_source = [("", key, version, str(total)) for key, (total, version) in books.items()]
         versions = {key: version for key, (_, version) in books.items()}
         with closing(TopicLogs(known.topics)) as logs:
             first, end = self.topic.first, len(self.topic.records)
@@ -552,8 +551,9 @@ class World:
             logs.ends[topic.number].is_whole = not first
             logs.ends[topic.number].next_offsets = {0: end}
             logs.ends[topic.number].topic_id = self.topic.id
-            source = Source(written, {comparison.id: totals}, {TOPIC: versions})
-            report = compare(Observed(known, sinks.read(self.settings, known), logs, source), lambda _: None)
+            of_sinks = sinks.read(self.settings, known, logs.store)
+            load_rows(logs.store, SOURCE, [(comparison, of_source)])
+            report = compare(Observed(known, of_sinks, logs, Source(written, {TOPIC: versions})), lambda _: None)
         [mine] = [one for one in report.sinks if one.name == NAME]
         return mine, [finding.code for finding in report.findings if finding.sink in (None, NAME)]
 

@@ -280,9 +280,10 @@ def test_a_letter_that_is_still_wrong_stays_open(databases: Settings, database: 
 def checked(settings: Settings) -> SinkReport:
     """The sink against the source."""
     known = declared.load(settings)
-    [state] = sinks.read(settings, known).states
-    with closing(Store()) as store, source.read(settings, known, store) as read:
-        return compare_states(known, read, state, store)
+    with closing(Store()) as store:
+        [state] = sinks.read(settings, known, store).states
+        with source.read(settings, known, store):
+            return compare_states(known, state, store)
 
 
 def test_check_tells_a_state_that_is_behind_from_a_wrong_one(databases: Settings) -> None:

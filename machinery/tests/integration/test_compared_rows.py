@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outbox.audit import comparison_files, rows, sinks
+from outbox.audit import rows, sinks
 from outbox.audit.comparison import Observed, compare
-from outbox.audit.comparison_files import Comparison
 from outbox.audit.report import ComparisonReport, Report
 from outbox.audit.source import LATE_MS, snapshot
-from outbox.audit.store import Store
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Verified
 from outbox.base.database import query
-from outbox.base.sections import sql_sections
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.commands.check import as_text, describe
 from outbox.events.schema import HIDDEN
-from outbox.sink import discovery
-from outbox.sink.rows import KEPT, VALUE_MAX_CHARACTERS, Difference, as_part, read, state_table
+from outbox.sink import comparison_files, discovery
+from outbox.sink.comparison_files import Comparison
+from outbox.sink.rows import KEPT, VALUE_MAX_CHARACTERS, Difference, read
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
 from tests.support.audit_chain import (
@@ -41,6 +39,8 @@ from tests.support.audit_chain import (
     only_comparison,
     only_sink,
 )
+from tests.support.made_events import STRATEGIES
+from tests.support.sink_driver import spec_with
 
 TABLES: dict[Role, str] = {
     SourceRole.OWNER: "CREATE TABLE bookings (id text, status text, at timestamptz, note text, version bigint);"
@@ -90,7 +90,6 @@ class World:
         """The report of `outbox check`, incremental or of everything; ``sink`` is the rest of the sink's state."""
         chain, declared = self.chain, self.chain.declared
         chain.applied({}, **sink)
-        chain.sink = replace(chain.sink, totals={})
         if since is None:
             chain.read()
             return self._compare(chain.outbox, chain.logs, None)
@@ -105,9 +104,11 @@ class World:
     def _compare(self, outbox: list[Made], logs: TopicLogs, since: Verified | None) -> Report:
         declared = self.chain.declared
         with snapshot(self.settings, SinkRole.AUDITOR) as connection:
-            rows.load_sinks(logs.store, connection, declared)
+            read = [(one, rows.read_sinks(connection, one)) for one in declared.all_comparisons]
+            rows.load_rows(logs.store, rows.SINK, read)
         with snapshot(self.settings, SourceRole.AUDITOR) as connection:
-            rows.load_source(logs.store, connection, declared)
+            read = [(one, rows.read_source(connection, one)) for one in declared.all_comparisons]
+            rows.load_rows(logs.store, rows.SOURCE, read)
         seen = Observed(
             declared,
             sinks.Sinks([self.chain.sink], erased=frozenset(self.chain.erased)),
@@ -125,20 +126,18 @@ class World:
         return found
 
 
-def described(settings: Settings, file: Path) -> Comparison:
-    """The comparison of a file."""
-    found = comparison_files.Comparison(
-        file, (), as_part(sql_sections(file, "source", "sink")["source"]), None, state_table(file)
-    )
+def described(settings: Settings, folder: Path, text: str = FILE) -> Comparison:
+    """The comparison of a file with this text."""
+    (folder / "comparisons").mkdir()
+    (folder / "comparisons" / "bookings.sql").write_text(text)
+    [found] = comparison_files.load(spec_with(STRATEGIES["dedup"], folder / "projections"))
     with snapshot(settings, SourceRole.AUDITOR) as connection:
         return rows.describe(connection, found)
 
 
 @pytest.fixture
 def world(tables: Settings, tmp_path: Path) -> Iterator[World]:
-    file = tmp_path / "bookings.sql"
-    file.write_text(FILE)
-    chain = Chain(declare(tmp_path, comparisons=[described(tables, file)]), keeps_records=True)
+    chain = Chain(declare(tmp_path, comparisons=[described(tables, tmp_path)]), keeps_records=True)
     query(tables, SourceRole.OWNER, "TRUNCATE bookings")
     query(tables, SinkRole.OWNER, "TRUNCATE booking_states")
     with closing(chain.logs):
@@ -376,36 +375,22 @@ def test_an_incremental_check_finds_what_a_full_one_finds(world: World) -> None:
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tables: Settings, tmp_path: Path, text: str, problem: str) -> None:
-    file = tmp_path / "bookings.sql"
-    file.write_text(text)
     with raises("comparison-unusable", "bookings.sql", problem):
-        described(tables, file)
+        described(tables, tmp_path, text)
 
 
 @pytest.mark.parametrize(
-    ("table", "sink", "problem"),
+    ("text", "problem"),
     [
-        ("-- table: booking_states (booking)", SINK_QUERY.replace("note, ", ""), ""),
-        ("", SINK_QUERY.replace("note, ", ""), "different columns: note"),
-        ("", SINK_QUERY.replace("note, ", "note, updated_at, "), "different columns: updated_at"),
-        ("", SINK_QUERY.replace(", version", ""), "different columns: version"),
-        ("-- table: booking_states (nothing)", None, "nothing"),
+        (f"-- [source]\n{SOURCE}\n-- [sink]\n{SINK_QUERY.replace('note, ', '')}", "different columns: note"),
+        (f"-- [source]\n{SOURCE}\n-- [sink]\n{SINK_QUERY.replace('note', 'note, updated_at')}", "columns: updated_at"),
+        (f"-- table: booking_states (nothing)\n-- [source]\n{SOURCE}", "nothing"),
     ],
 )
 def test_a_sink_must_return_the_columns_of_the_source(
-    tables: Settings, tmp_path: Path, table: str, sink: str | None, problem: str
+    tables: Settings, tmp_path: Path, text: str, problem: str
 ) -> None:
-    file = tmp_path / "bookings.sql"
-    file.write_text(
-        f"{table}\n-- [source]\n{SOURCE}\n-- [sink]\n{sink or ''}\n" if sink else f"{table}\n-- [source]\n{SOURCE}"
-    )
-    found = described(tables, file)
-    if not table:
-        found = replace(found, sink=sink)
-        with snapshot(tables, SourceRole.AUDITOR) as connection:
-            found = rows.describe(connection, found)
-    if not problem:
-        return
+    found = described(tables, tmp_path, text)
     with raises("comparison-unusable", "bookings.sql", problem), snapshot(tables, SinkRole.AUDITOR) as connection:
         list(rows.read_sinks(connection, found))
 
@@ -462,7 +447,7 @@ VALUES: list[tuple[str, str, bool]] = [
 def text_of(settings: Settings, role: SourceRole | SinkRole, expression: str) -> str:
     with snapshot(settings, role) as connection:
         statement = f"SELECT 'sink' AS sink, 1 AS key, {expression} AS value"
-        [(_, _, _, text)] = read(connection, statement, by_sink=True, has_version=False)
+        [(_, _, _, text)] = read(connection, statement, ["sink", "key", "value"], by_sink=True)
     return str(text)
 
 
@@ -488,9 +473,3 @@ def test_settings_of_a_database_do_not_change_what_is_equal(databases: Settings)
         found = text_of(databases, SourceRole.AUDITOR, source) == text_of(databases, SinkRole.AUDITOR, sink)
         assert found is is_equal, source
     assert "0.30000000000000004" in text_of(databases, SourceRole.AUDITOR, "0.1::float8 + 0.2::float8")
-
-
-def test_a_store_without_rows_has_none(tables: Settings, tmp_path: Path) -> None:
-    with closing(Store()) as store, snapshot(tables, SinkRole.AUDITOR) as connection:
-        rows.load_sinks(store, connection, declare(tmp_path))
-        assert list(store.rows("SELECT * FROM sink_rows")) == []

@@ -10,11 +10,12 @@ from random import Random
 
 import pytest
 
-from outbox.audit import comparison_files, rows
+from outbox.audit import rows
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.topics import Topic
 from outbox.maintenance import erase
+from outbox.sink import comparison_files
 from outbox.sink.repair import derived, rebuild
 from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.rows import Difference
@@ -258,7 +259,7 @@ def test_what_a_projection_refuses_reads_or_comments_is_not_written_by_it(folder
         'INSERT INTO "stock" AS one SELECT ON CONFLICT (a) DO UPDATE\n   SET a = 1'
     )
     spec = spec_with(STRATEGIES["dedup"], folder)
-    assert [one.table.name for one in derived.derived(spec)] == ["stock"]
+    assert [table.name for table, _ in derived.derived(spec)] == ["stock"]
     (folder / "stock.rebuild.sql").write_text("SELECT")
     assert derived.derived(spec) == [], "the file of the project is used"
 

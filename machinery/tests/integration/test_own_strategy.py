@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from outbox.audit import declared, sinks
+from outbox.audit.store import Store
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.topics import Topic
@@ -86,5 +87,6 @@ def test_a_rebuild_brings_a_memory_that_knows_each_event(databases: Settings, ow
 
 def test_its_table_needs_no_comparison(databases: Settings, own: Strategy) -> None:
     assert own.memory is not None
-    report = sinks.read(databases, declared.load(databases))
+    with closing(Store()) as store:
+        report = sinks.read(databases, declared.load(databases), store)
     assert own.memory.table not in report.uncompared_tables

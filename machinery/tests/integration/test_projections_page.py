@@ -14,7 +14,7 @@ from textwrap import dedent
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.audit import totals
+from outbox.audit.tables import uncompared_tables
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import PayloadSchema
@@ -124,6 +124,6 @@ def test_a_property_of_a_branch_alone_is_no_column() -> None:
 def test_a_lookup_table_belongs_to_no_sink(databases: Settings) -> None:
     migrate(databases, shown("CREATE TABLE product_names") + shown("CREATE TABLE events_a_day"))
     with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        found = totals.uncompared_tables(cursor, [])
+        found = uncompared_tables(cursor, [])
     assert "events_a_day" in found
     assert "product_names" not in found

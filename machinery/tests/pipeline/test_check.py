@@ -19,7 +19,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from psycopg2 import extensions
 
-from outbox.audit import check, comparison_files, sinks
+from outbox.audit import check, sinks
 from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLogs
 from outbox.base.database import connect
@@ -29,6 +29,7 @@ from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import arrivals
+from outbox.sink import comparison_files
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises

@@ -28,6 +28,7 @@ from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 
 from outbox.audit import check, declared, sinks
+from outbox.audit.store import Store
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
@@ -118,7 +119,8 @@ def read_table(settings: Settings) -> TargetState:
 
 def states(settings: Settings) -> list[sinks.SinkState]:
     """All sinks that ever ran, as `outbox check` reads them."""
-    return list(sinks.read(settings, declared.load(settings)).states)
+    with closing(Store()) as store:
+        return list(sinks.read(settings, declared.load(settings), store).states)
 
 
 def database(settings: Settings) -> Database:

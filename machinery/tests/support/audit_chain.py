@@ -15,18 +15,19 @@ from typing import Any
 
 from outbox.audit import declared
 from outbox.audit.comparison import Observed, compare
-from outbox.audit.comparison_files import AddsLine, Comparison
 from outbox.audit.declared import Declared
 from outbox.audit.letters import Letter, TopicOffset
-from outbox.audit.quantity import number_of
+from outbox.audit.quantity import number_of, text_of
 from outbox.audit.report import ComparisonReport, Report, SinkReport
+from outbox.audit.rows import SINK as SINK_ROWS
+from outbox.audit.rows import SOURCE, load_rows
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import Source, Written
 from outbox.audit.topic_log import TopicLogs
-from outbox.audit.totals import Totals
 from outbox.audit.verified import Verified
 from outbox.events import catalog
 from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.comparison_files import AddsLine, Comparison
 from outbox.sink.decoding.decoder import EventDecoder
 from outbox.sink.decoding.records import Record, Records
 from outbox.sink.remembering import strategy
@@ -108,7 +109,8 @@ class Chain:
         self.outbox: list[Made] = []
         self.totals: dict[str, Decimal] = {}
         self.versions: dict[str, dict[str, int]] | None = {topic.name: {} for topic in declared.topics}
-        self.sink = SinkState(SINK, totals={one.id: Totals() for one in declared.all_comparisons})
+        self.sink = SinkState(SINK)
+        self.held: dict[str, Decimal] = {}  # the sink's totals, by every comparison
         self.acknowledged: set[str] = set()
         self.erased: set[tuple[str, str]] = set()
         self.records: list[tuple[int, Record, TopicOffset]] = []
@@ -198,7 +200,7 @@ class Chain:
 
         ``versions`` are those of the first topic.
         """
-        found = Totals({key: Decimal(total) for key, total in totals.items()})
+        self.held = {key: Decimal(total) for key, total in totals.items()}
         ends = {topic: dict(offsets) for topic, offsets in self.offsets.items()}
         first = self.declared.topics[self._topics["stock"].number].name
         if isinstance(changes.get("positions"), dict) and all(isinstance(one, int) for one in changes["positions"]):
@@ -209,7 +211,6 @@ class Chain:
             self.sink,
             **{
                 "positions": ends,
-                "totals": dict.fromkeys(self.sink.totals, found),
                 "versions": {first: versions or {}},
                 **changes,
             },
@@ -217,14 +218,7 @@ class Chain:
 
     def source(self, events: Sequence[Made], before: Mapping[str, int] | None = None) -> Source:
         """The source with these events."""
-        totals = dict.fromkeys(self.sink.totals, Totals(dict(self.totals), has_version=True))
-        return Source(
-            [event.row for event in events],
-            totals,
-            self.versions or {},
-            before or {},
-            read_at_ms=self.now_ms,
-        )
+        return Source([event.row for event in events], self.versions or {}, before or {}, read_at_ms=self.now_ms)
 
     def compare(self) -> Report:
         """Compare everything."""
@@ -267,6 +261,9 @@ class Chain:
         _add(logs, [one for one in self.records if one[2].offset >= ends[one[0]].get(one[2].partition, 0)])
 
     def _compare(self, source: Source, logs: TopicLogs, verified: Verified | None = None) -> Report:
+        for table, sink, totals in ((SOURCE, "", self.totals), (SINK_ROWS, SINK, self.held)):
+            rows = [(sink, key, None, text_of(total)) for key, total in totals.items()]
+            load_rows(logs.store, table, ((one, rows) for one in self.declared.all_comparisons))
         sinks = Sinks([self.sink], frozenset(self.acknowledged), erased=frozenset(self.erased))
         return compare(Observed(self.declared, sinks, logs, source), lambda _: None, verified)
 

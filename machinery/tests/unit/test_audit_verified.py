@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from outbox.audit import verified
-from outbox.audit.comparison_files import AddsLine, Comparison
 from outbox.audit.letters import Letter, TopicOffset
 from outbox.audit.report import Report
 from outbox.audit.source import LATE_MS
 from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import Settings, load
+from outbox.sink.comparison_files import AddsLine, Comparison
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox_lab.testing.helpers import chosen_seed, seeded
 from tests.support import audit_chain

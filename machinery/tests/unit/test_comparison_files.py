@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox.audit import comparison_files
-from outbox.audit.comparison_files import Addend, Comparison
-from outbox.audit.declared import Declared
+from outbox.audit.declared import Addend, Declared
+from outbox.sink import comparison_files
+from outbox.sink.comparison_files import Comparison
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
 from tests.support.audit_chain import SINK, declare

@@ -7,7 +7,7 @@ unless it was pruned. The difference is in flight, and is subtracted exactly.
 
 The catalog (`outbox.events.catalog`) declares the events. All of them are decoded, so a record that nobody has declared
 breaks the contract. The view ``source`` of an aggregate says the version of each key; without it no foreign event is
-recognised by its version. The comparisons of a sink (`outbox.audit.comparison_files`) say which totals and rows are
+recognised by its version. The comparisons of a sink (`outbox.sink.comparison_files`) say which totals and rows are
 compared.
 
 `outbox.audit.comparison` defines when a missing event is in flight or lost, and an unknown one foreign or pruned.

@@ -25,9 +25,9 @@ Foreign or pruned
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -35,15 +35,13 @@ import pyarrow as pa
 from outbox.audit import letters
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.letters import TopicOffset
-from outbox.audit.quantity import EXACT
-from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
-from outbox.audit.rows import ComparedRows
+from outbox.audit.report import ComparisonReport, EventCounts, Foreign, Malformed, Report, SinkReport, TopicReport
+from outbox.audit.rows import ComparedRows, difference_of
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import LATE_MS, Source
 from outbox.audit.store import Store
 from outbox.audit.tally import Event, Fate, Tally
 from outbox.audit.topic_log import TopicLogs
-from outbox.audit.totals import Totals
 from outbox.audit.verified import Doubt, EventsBefore, TopicPoint, Verified
 from outbox.sink.rows import Difference
 
@@ -135,12 +133,18 @@ SELECT kind, count(*), count(*) FILTER (is_foreign), count(*) FILTER (occurred_m
   FROM relayed GROUP BY kind
 """
 FOREIGN = """
-SELECT topic, kind, masked(id)::VARCHAR, partition, "offset", key, numbers FROM relayed WHERE is_foreign
+SELECT topic, count(*), min(place), arg_min(place, (-size, place))
+  FROM (SELECT topic, coalesce(list_max([abs(TRY_CAST(one AS DOUBLE)) FOR one IN numbers]), 0) AS size,
+               format('{} at partition {}, offset {}, key {}', masked(id)::VARCHAR, partition, "offset", key) AS place
+          FROM relayed WHERE is_foreign)
+ GROUP BY topic
 """
 SPREAD = """
-SELECT topic, key, list_sort(list(partition))
-  FROM (SELECT topic, key, partition FROM delivered UNION SELECT topic, key, partition FROM verified_partitions)
- GROUP BY ALL HAVING count(*) > 1
+SELECT topic, count(*), min(format('key {}, partitions {}', key, partitions))
+  FROM (SELECT topic, key, array_to_string(list_sort(list(partition)), ', ') AS partitions
+          FROM (SELECT topic, key, partition FROM delivered UNION SELECT topic, key, partition FROM verified_partitions)
+         GROUP BY ALL HAVING count(*) > 1)
+ GROUP BY topic
 """
 REPEATED = """
 SELECT topic, count(*), min(format('key {}, version {}: {} and {}', key, version, ids[1], ids[2]))
@@ -151,9 +155,20 @@ SELECT topic, count(*), min(format('key {}, version {}: {} and {}', key, version
 """
 # Each record that breaks the contract explains one version that no event on the topic has.
 GAPS = """
-SELECT topic, key, (highest::HUGEINT - lowest + 1 - versions - coalesce(refused, 0))::BIGINT AS missing
-  FROM keys LEFT JOIN (SELECT topic, key, count(*) AS refused FROM refused_events GROUP BY ALL) USING (topic, key)
- WHERE missing > 0
+SELECT topic, sum(missing)::BIGINT, arg_max(format('key {}, {}', key, missing), (missing, key))
+  FROM (SELECT topic, key, (highest::HUGEINT - lowest + 1 - versions - coalesce(refused, 0))::BIGINT AS missing
+          FROM keys LEFT JOIN (SELECT topic, key, count(*) AS refused FROM refused_events GROUP BY ALL)
+               USING (topic, key))
+ WHERE missing > 0 GROUP BY topic
+"""
+MALFORMED = """
+SELECT topic, count(*) FILTER (NOT is_closed), histogram(reason) FILTER (NOT is_closed), count(*) FILTER (is_closed),
+       arg_min(format('partition {}, offset {}: {}', partition, "offset", detail), (partition, "offset"))
+       FILTER (NOT is_closed)
+  FROM (SELECT refused.*, identity IN (FROM acknowledged)
+               OR (topic, sha256(coalesce(key, ''))) IN (SELECT (topic, key_hash) FROM erased_hashes) AS is_closed
+          FROM refused)
+ GROUP BY topic
 """
 UNRELAYED = """
 SELECT events.topic, masked(id)::VARCHAR, events.kind, events.key, events.version, events.numbers, events.payload,
@@ -172,25 +187,37 @@ SELECT topic, masked(id)::VARCHAR, kind, key, version, numbers, NULL, partition,
   FROM relayed JOIN read_topics USING (topic) LEFT JOIN read_positions USING (topic, partition)
  WHERE "offset" >= coalesce(next_offset, 0) OR id IN (SELECT id FROM lettered)
 """
+# Of a topic, up to the point that all sinks have reached.
 APPLIED = """
-SELECT topic, kind, key, count(*), count(*) FILTER (first <> (partition, "offset")), min(version), max(version)
+SELECT kind, count(*), count(*) FILTER (first <> (partition, "offset"))
   FROM delivered JOIN verified_positions USING (topic, partition) LEFT JOIN repeats USING (topic, id)
- WHERE "offset" < next_offset GROUP BY ALL
+ WHERE topic = $topic AND "offset" < next_offset GROUP BY kind
+"""
+APPLIED_VERSIONS = """
+SELECT key, min(lowest), max(highest)
+  FROM (SELECT key, version AS lowest, version AS highest
+          FROM delivered JOIN verified_positions USING (topic, partition)
+         WHERE topic = $topic AND "offset" < next_offset
+         UNION ALL SELECT key, lowest, highest FROM verified_keys WHERE topic = $topic)
+ GROUP BY key
+"""
+PARTITIONS = """
+SELECT key, partition FROM delivered WHERE topic = $topic
+ UNION SELECT key, partition FROM verified_partitions WHERE topic = $topic
 """
 ACKNOWLEDGED = """
-SELECT topic, count(*) FROM refused JOIN verified_positions USING (topic, partition) WHERE "offset" < next_offset
- GROUP BY topic
+SELECT count(*) FROM refused JOIN verified_positions USING (topic, partition)
+ WHERE topic = $topic AND "offset" < next_offset
 """
 # Rows of the outbox that are not verified, because their record is not before the point.
 OPEN = """
-SELECT events.topic, min(occurred_ms)
+SELECT min(occurred_ms)
   FROM events LEFT JOIN verified_keys USING (topic, key)
   LEFT JOIN refused_events ON refused_events.topic = events.topic AND refused_events.id = events.id
   LEFT JOIN verified_positions ON verified_positions.topic = events.topic
         AND verified_positions.partition = coalesce(events.partition, refused_events.partition)
- WHERE occurred_ms IS NOT NULL AND NOT coalesce(version <= highest, false)
+ WHERE events.topic = $topic AND NOT coalesce(version <= highest, false)
    AND NOT coalesce(coalesce(events."offset", refused_events."offset") < next_offset, false)
- GROUP BY ALL
 """
 
 
@@ -218,8 +245,8 @@ class _Topic:
             outbox_events=seen.source.events_before.get(topic.name, 0),
             records=point.records + self.log.records,
             verified_before=point.records,
+            malformed=Malformed(acknowledged=point.acknowledged),
         )
-        self.report.malformed.acknowledged = point.acknowledged
         if not point.is_beginning:
             if self.log.has_gap:
                 raise Doubt(f"topic {topic.name} has dropped records that were not read")
@@ -277,7 +304,7 @@ class _Comparison:
             topics=[topic.report for topic in self._topics],
             sinks=[
                 *(tally.report for tally in self._tallies),
-                *(compare_states(seen.declared, seen.source, state, self._store) for state in of_states),
+                *(compare_states(seen.declared, state, self._store) for state in of_states),
             ],
             uncompared_tables=list(seen.sinks.uncompared_tables),
         )
@@ -310,8 +337,10 @@ class _Comparison:
         load("source_versions", {**BY_KEY, "version": pa.int64()}, _numbered(versions))
         load("read_positions", POSITION, _numbered(topic.read_by_all().items() for topic in self._topics))
         load("read_topics", TOPIC, _numbered([()] if topic.states else [] for topic in self._topics))
-        lettered = {one for tally in self._tallies for one in tally.state.letters if letters.has_event_id(one)}
-        load("lettered", {"event_id": pa.string()}, ((one,) for one in lettered), "masked(event_id) AS id")
+        identity = {"identity": pa.string()}
+        lettered = {one for tally in self._tallies for one in tally.state.letters}
+        load("lettered", identity, ((one,) for one in lettered), "identity, masked(TRY_CAST(identity AS UUID)) AS id")
+        load("acknowledged", identity, ((one,) for one in self._seen.sinks.acknowledged))
         hashes = (
             [(hash_,) for topic, hash_ in self._seen.sinks.erased if topic == one.declared.name] for one in self._topics
         )
@@ -352,32 +381,32 @@ class _Comparison:
             self._counts[kind].duplicates -= first
             self._counts[kind].foreign += foreign
             self._counts[kind].pruned += pruned
-        for topic, kind, event_id, partition, offset, key, texts in self._store.rows(FOREIGN):
-            text = f"{event_id} at {TopicOffset(partition, offset)}, key {key}"
-            self._topics[topic].report.foreign.add(text, self._seen.declared.numbers[kind].of(texts))
+        for topic, *found in self._store.rows(FOREIGN):
+            self._topics[topic].report.foreign = Foreign(*found)
 
     def _count_keys(self) -> None:
         """Find keys on several partitions, with missing versions, or with repeated ones."""
-        for topic, key, partitions in self._store.rows(SPREAD):
-            self._topics[topic].report.add_spread(key, partitions)
-        for topic, key, missing in self._store.rows(GAPS):
-            self._topics[topic].report.add_gap(key, missing)
+        for topic, count, first in self._store.rows(SPREAD):
+            report = self._topics[topic].report
+            report.spread_keys, report.first_spread = count, first
+        for topic, count, worst in self._store.rows(GAPS):
+            report = self._topics[topic].report
+            report.missing_versions, report.most_missing = count, worst
         for topic, count, first in self._store.rows(REPEATED):
             report = self._topics[topic].report
             report.repeated_versions, report.first_repeated = count, first
 
     def _count_refused(self) -> None:
         """Count the records that break the contract. Those that were discarded are acknowledged."""
-        query = 'SELECT topic, identity, key, partition, "offset", reason, detail FROM refused'
-        for topic, identity, key, partition, offset, reason, detail in self._store.rows(query):
-            of_topic = self._topics[topic]
+        for topic, count, reasons, acknowledged, first in self._store.rows(MALFORMED):
+            before = self._topics[topic].report.malformed.acknowledged
+            malformed = Malformed(count, first or "", Counter(reasons or {}), before + acknowledged)
+            self._topics[topic].report.malformed = malformed
+        for topic, identity in self._store.rows(
+            "SELECT topic, identity FROM refused SEMI JOIN lettered USING (identity)"
+        ):
             for tally in self._tallies:
-                tally.meet(of_topic.declared.name, identity)
-            sinks = self._seen.sinks
-            if identity in sinks.acknowledged or sinks.is_erased([of_topic.declared.name], key or ""):
-                of_topic.report.malformed.acknowledged += 1
-            else:
-                of_topic.report.malformed.add(TopicOffset(partition, offset), reason, detail)
+                tally.meet(self._topics[topic].declared.name, identity)
 
     def _count_unrelayed(self) -> None:
         """Count the events of the outbox that are not on their topic, or that break the contract there."""
@@ -411,74 +440,42 @@ class _Comparison:
 
     def verified(self, of: str) -> Verified:
         """The point up to which all sinks have applied the topics. Call it if nothing was found wrong."""
-        names = [topic.declared.name for topic in self._topics]
-        points = {
-            number: _Advance(topic, self._seen.source.read_at_ms)
-            for number, topic in enumerate(self._topics)
-            if topic.declared.decoder.version is not None and names[number] in self._seen.source.versions
-        }
-        offsets = [points[number].next_offsets.items() if number in points else () for number in range(len(names))]
+        known = [
+            topic
+            for topic in self._topics
+            if topic.declared.decoder.version is not None and topic.declared.name in self._seen.source.versions
+        ]
+        offsets = [topic.next_offsets().items() if topic in known else () for topic in self._topics]
         self._store.load("verified_positions", POSITION, _numbered(offsets))
-        for topic, kind, key, *counts, lowest, highest in self._store.rows(APPLIED):
-            points[topic].count(self._seen.declared.kinds[kind].event, *counts)
-            points[topic].add_versions(key, lowest, highest)
-        for topic, count in self._store.rows(ACKNOWLEDGED):
-            points[topic].acknowledge(count)
-        for topic, key, partition in self._store.rows("SELECT DISTINCT topic, key, partition FROM delivered"):
-            if topic in points:
-                points[topic].partitions[key] = partition
-        for topic, occurred_ms in self._store.rows(OPEN):
-            if topic in points:
-                points[topic].open_ms = min(points[topic].open_ms, occurred_ms)
-        return Verified(of, {names[number]: point.result() for number, point in points.items()})
+        return Verified(of, {topic.declared.name: self._point(topic) for topic in known})
 
+    def _point(self, topic: _Topic) -> TopicPoint:
+        """The point up to which all sinks have applied a topic."""
+        before, name, next_offsets = topic.point, topic.declared.name, topic.next_offsets()
 
-class _Advance:
-    """Finds the point up to which all sinks have applied a topic, after a comparison that has found nothing wrong."""
+        def rows(query: str) -> Iterator[tuple[Any, ...]]:
+            return self._store.rows(query, {"topic": topic.declared.number})
 
-    def __init__(self, topic: _Topic, read_at_ms: int) -> None:
-        point = topic.point
-        self.next_offsets = topic.next_offsets()
-        self.partitions = dict(point.partitions)
-        self.open_ms = read_at_ms
-        self._topic = topic
-        self._versions = dict(point.versions)
-        self._records, self._acknowledged = point.records, point.acknowledged
-        self._events = {name: (before.delivered, before.duplicates) for name, before in point.events.items()}
-
-    def count(self, event: str, count: int, repeated: int) -> None:
-        """Count records of an event before the point, and the duplicates among them."""
-        delivered, duplicates = self._events.get(event, (0, 0))
-        self._events[event] = delivered + count, duplicates + repeated
-        self._records += count
-
-    def add_versions(self, key: str, lowest: int, highest: int) -> None:
-        """Note versions of a key that events before the point have."""
-        known = self._versions.get(key, (lowest, highest))
-        self._versions[key] = min(known[0], lowest), max(known[1], highest)
-
-    def acknowledge(self, count: int) -> None:
-        """Count records before the point that break the contract."""
-        self._records += count
-        self._acknowledged += count
-
-    def result(self) -> TopicPoint:
-        """The point."""
-        report = self._topic.report
-        pruned = {name: counts.pruned for name, counts in report.events.items()}
+        delivered = Counter({event: one.delivered for event, one in before.events.items()})
+        duplicates = Counter({event: one.duplicates for event, one in before.events.items()})
+        for kind, count, repeated in rows(APPLIED):
+            delivered[self._seen.declared.kinds[kind].event] += count
+            duplicates[self._seen.declared.kinds[kind].event] += repeated
+        [(acknowledged,)], [(open_ms,)] = rows(ACKNOWLEDGED), rows(OPEN)
+        acknowledged, read_at_ms = acknowledged + before.acknowledged, self._seen.source.read_at_ms
         return TopicPoint(
-            topic_id=self._topic.log.topic_id or "",
-            next_offsets=self.next_offsets,
-            records=self._records,
-            acknowledged=self._acknowledged,
-            events={name: EventsBefore(*counts, pruned.get(name, 0)) for name, counts in self._events.items()},
-            versions=self._versions,
-            partitions=self.partitions,
-            since_ms=self.open_ms - LATE_MS,
-            letters={
-                state.name: letters.digest(state.letters, report.name, self.next_offsets)
-                for state in self._topic.states
+            topic_id=topic.log.topic_id or "",
+            next_offsets=next_offsets,
+            records=delivered.total() + acknowledged,
+            acknowledged=acknowledged,
+            events={
+                event: EventsBefore(count, duplicates[event], topic.report.events[event].pruned)
+                for event, count in delivered.items()
             },
+            versions={key: (lowest, highest) for key, lowest, highest in rows(APPLIED_VERSIONS)},
+            partitions=dict(rows(PARTITIONS)),
+            since_ms=min(read_at_ms, open_ms or read_at_ms) - LATE_MS,
+            letters={state.name: letters.digest(state.letters, name, next_offsets) for state in topic.states},
         )
 
 
@@ -495,7 +492,7 @@ def compare(seen: Observed, progress: Callable[[str], None], verified: Verified 
     return comparison.report
 
 
-def compare_states(declared: Declared, source: Source, state: SinkState, store: Store) -> SinkReport:
+def compare_states(declared: Declared, state: SinkState, store: Store) -> SinkReport:
     """Compare the source with a sink of states that was read before it.
 
     A key with the source's version must have its total, or row. A key that is behind is in flight, by as many versions:
@@ -505,50 +502,23 @@ def compare_states(declared: Declared, source: Source, state: SinkState, store: 
     report = SinkReport.of(state)
     report.parked = sum(letter.is_open for letter in state.letters.values())
     for comparison in () if state.not_compared else declared.comparisons_of(state.name):
-        if comparison.columns:
-            number = declared.row_comparisons.index(comparison)
-            behind = _compare_rows_of_states(ComparedRows(store, comparison, number, state.name), report)
-            report.in_flight = max(report.in_flight, behind)
-            continue
-        of_source, of_sink = source.totals[comparison.id], state.totals[comparison.id]
-        compared = ComparisonReport(comparison.name, of_source.totals)
+        rows = ComparedRows(store, comparison, state.name)
+        compared, in_flight = ComparisonReport.of(rows), 0
         report.comparisons.append(compared)
-        if not of_source.has_version or not of_sink.has_version:
+        if not rows.have_versions:
             compared.not_compared = NO_VERSIONS
             continue
-        behind = _compare_states(of_source, of_sink, compared.drift)
-        report.in_flight = max(report.in_flight, behind)
+        for key, due, has, source, sink in rows.differing():
+            # A key begins with version 0, and that is a change too.
+            behind = (due or 0) - (-1 if has is None else has)
+            if source is not None and behind > 0:
+                in_flight += behind
+            elif comparison.columns:
+                compared.differences.add(Difference.of(key, source, sink))
+            elif difference := difference_of(source, sink):
+                compared.drift[key] = difference
+        report.in_flight = max(report.in_flight, in_flight)
     return report
-
-
-def _compare_states(source: Totals, sink: Totals, drift: dict[str, Decimal]) -> int:
-    """By how many versions the sink is behind. Differences of the other keys become drift."""
-    in_flight = 0
-    for key in source.totals.keys() | sink.totals.keys():
-        # A key begins with version 0, and that is a change too.
-        behind = source.versions.get(key, 0) - sink.versions.get(key, -1)
-        difference = EXACT.subtract(sink.totals.get(key, Decimal(0)), source.totals.get(key, Decimal(0)))
-        if key in source.totals and behind > 0:
-            in_flight += behind
-        elif difference:
-            drift[key] = difference
-    return in_flight
-
-
-def _compare_rows_of_states(rows: ComparedRows, report: SinkReport) -> int:
-    """By how many versions the sink is behind. Differing rows of the other keys are reported."""
-    compared, in_flight = ComparisonReport.of_rows(rows), 0
-    report.comparisons.append(compared)
-    if not rows.comparison.has_version:
-        compared.not_compared = NO_VERSIONS
-        return 0
-    for key, due, has, source, sink in rows.differing():
-        behind = (due or 0) - (-1 if has is None else has)
-        if source is not None and behind > 0:
-            in_flight += behind
-        else:
-            compared.differences.add(Difference.of(key, source, sink))
-    return in_flight
 
 
 def _numbered(rows: Iterable[Iterable[tuple[Any, ...]]]) -> Iterator[tuple[Any, ...]]:

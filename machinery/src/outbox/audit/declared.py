@@ -8,13 +8,12 @@ row of a check has both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
+from typing import NamedTuple
 
-from outbox.audit import comparison_files
-from outbox.audit.comparison_files import NUMBERS, Addend, Comparison
-from outbox.audit.quantity import number_of
+from outbox.audit.quantity import EXACT, Quantity, number_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
@@ -22,10 +21,28 @@ from outbox.events.catalog import Aggregate, Catalog, Wanted
 from outbox.events.schema import EventSchema, Rejection
 from outbox.events.upcasting import Upcaster
 from outbox.events.values import decode
-from outbox.sink import discovery
+from outbox.sink import comparison_files, discovery
+from outbox.sink.comparison_files import NUMBERS, Comparison
 from outbox.sink.decoding.decoder import EventDecoder
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
+
+
+class Addend(NamedTuple):
+    """The number that events of one kind add to a total: a fixed one, or that of a property; unknown if not
+    ``is_known``.
+    """
+
+    sign: int
+    place: int | None = None
+    is_known: bool = True
+
+    def of(self, numbers: Sequence[Quantity | None]) -> Quantity | None:
+        """The number that an event with these numbers adds; None if nobody knows."""
+        if self.place is None:
+            return self.sign
+        number = numbers[self.place] if self.is_known else None
+        return number if number is None or self.sign > 0 else EXACT.minus(number)
 
 
 @dataclass(frozen=True)
@@ -81,11 +98,6 @@ class Declared:
     def all_comparisons(self) -> list[Comparison]:
         """Each comparison once; sinks may share them."""
         return list({one.id: one for of_sink in self.comparisons.values() for one in of_sink}.values())
-
-    @cached_property
-    def row_comparisons(self) -> list[Comparison]:
-        """The comparisons of rows, each once."""
-        return [one for one in self.all_comparisons if one.columns]
 
     @cached_property
     def topic_by_name(self) -> Mapping[str, EventTopic]:
@@ -196,7 +208,11 @@ def of_catalog(
                 properties=sorted(set(_properties(mine, sinks, comparisons))),
             )
         )
-    return Declared(topics, kinds, sinks, comparisons)
+    ids = sorted({one.id for of_sink in comparisons.values() for one in of_sink})
+    numbered = {
+        sink: [replace(one, number=ids.index(one.id)) for one in of_sink] for sink, of_sink in comparisons.items()
+    }
+    return Declared(topics, kinds, sinks, numbered)
 
 
 def _kinds(known: Catalog, aggregate: Aggregate) -> Iterator[Kind]:

@@ -115,9 +115,7 @@ def _of_failure(failure: Failure) -> Diagnosis:
 
 
 def _source(settings: Settings) -> Iterator[Diagnosis]:
-    yield from _logins(settings, *SourceRole)
-    yield from _schema(settings, "source")
-    yield from _roles(settings, SourceRole.AUDITOR, *SourceRole)
+    yield from _database(settings, "source", *SourceRole)
     ((wal_level,),) = _rows(settings, SourceRole.AUDITOR, "SHOW wal_level")
     if wal_level == "logical":
         yield _ok("wal-level", "wal_level is logical")
@@ -156,15 +154,13 @@ def _declared(settings: Settings) -> Diagnosis:
 
 
 def _sink_database(settings: Settings) -> Iterator[Diagnosis]:
-    yield from _logins(settings, *SinkRole)
-    yield from _schema(settings, "sink")
-    yield from _roles(settings, SinkRole.AUDITOR, *SinkRole)
+    yield from _database(settings, "sink", *SinkRole)
     for damage in damages(settings, "sink"):
         yield _problem("sink-db-damaged", f"the sink database is not as it was made: {damage}", "`outbox migrate`")
 
 
-def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:
-    """Each role separately, so that one wrong password hides no other."""
+def _database(settings: Settings, database: Database, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:
+    """Logins, schema and rights. Each role logs in separately, so that one wrong password hides no other."""
     refused = 0
     for role in roles:
         try:
@@ -176,9 +172,6 @@ def _logins(settings: Settings, *roles: SourceRole | SinkRole) -> Iterator[Diagn
         raise Failure("no role can log in", "see above", code="no-login")
     if not refused:
         yield _ok("logins", f"{len(roles)} roles can log in")
-
-
-def _schema(settings: Settings, database: Database) -> Iterator[Diagnosis]:
     with owner_engine(settings, database).connect() as connection:
         require_server(connection)
         current = is_current(connection, database)
@@ -187,12 +180,9 @@ def _schema(settings: Settings, database: Database) -> Iterator[Diagnosis]:
     else:
         refuses = ", or the outbox refuses declared events" if database == "source" else ""
         yield _problem("schema-behind", f"the schema lacks migrations of this code{refuses}", "`outbox migrate`")
-
-
-def _roles(settings: Settings, as_role: SourceRole | SinkRole, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:
     names = {settings.role_name(role): role for role in roles}
     is_narrow = True
-    for name, *attributes in _rows(settings, as_role, ATTRIBUTES, [*names]):
+    for name, *attributes in _rows(settings, type(roles[0]).AUDITOR, ATTRIBUTES, [*names]):
         for has, (attribute, (meaning, needed_by)) in zip(attributes, WIDE.items(), strict=True):
             if has and (needed_by is None or needed_by is not names[name]):
                 is_narrow = False
@@ -359,7 +349,13 @@ def _sink(
         if topic not in existing:
             message = f"sink {name} reads topic {topic}, which does not exist"
             yield _problem("topic-missing", message, "`outbox connect apply` creates the topics of the declared events")
-    read = [row for row in _rows(settings, SinkRole.AUDITOR, POSITIONS, name) if row[0] in found.topics]
+    with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
+        cursor.execute(POSITIONS, [name])
+        read = [row for row in cursor if row[0] in found.topics]
+        cursor.execute(OPEN_DEAD_LETTERS, [name])
+        ((parked,),) = cursor.fetchall()
+        driver = fence.driver(cursor, name)
+        failure = asked.problem(cursor, replace(found, name=name).asked)
     lag = 0
     for topic, partition, next_offset, topic_id in read:
         if topic not in existing:
@@ -378,34 +374,19 @@ def _sink(
             yield _problem("events-dropped", message, remedy)
         else:
             lag += last - next_offset
-    if read:
-        yield _driver(settings, name, lag)
-    yield from _asked(settings, replace(found, name=name))
-    ((parked,),) = _rows(settings, SinkRole.AUDITOR, OPEN_DEAD_LETTERS, name)
+    if read and driver is not None:
+        yield _ok("sink-running", f"sink {name} is running, {lag} offsets behind")
+    elif read and name.endswith(rebuild.SUFFIX):
+        remedy = f"`outbox rebuild {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
+        yield _problem("rebuild-unfinished", f"{name} is a copy that was never swapped in", remedy)
+    elif read:
+        message = f"sink {name} is not running; it is {lag} offsets behind"
+        yield _problem("sink-not-running", message, f"`outbox sink {name}`")
+    if failure is not None:  # the job asks for something else than at the sink's last start: it does not start
+        yield _of_failure(failure)
     if parked:
         message = f"sink {name} has {plural(parked, 'open dead letter')}"
         yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
-
-
-def _asked(settings: Settings, found: SinkSpec) -> Iterator[Diagnosis]:
-    """Whether the sink's job asks for something else than at its last start: then it does not start."""
-    with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        failure = asked.problem(cursor, found.asked)
-    if failure is not None:
-        yield _of_failure(failure)
-
-
-def _driver(settings: Settings, name: str, lag: int) -> Diagnosis:
-    with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        driver = fence.driver(cursor, name)
-    if driver is not None:
-        return _ok("sink-running", f"sink {name} is running, {lag} offsets behind")
-    if name.endswith(rebuild.SUFFIX):
-        remedy = f"`outbox rebuild {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
-        return _problem("rebuild-unfinished", f"{name} is a copy that was never swapped in", remedy)
-    return _problem(
-        "sink-not-running", f"sink {name} is not running; it is {lag} offsets behind", f"`outbox sink {name}`"
-    )
 
 
 def _retention(settings: Settings) -> Iterator[Diagnosis]:

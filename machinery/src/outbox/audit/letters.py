@@ -15,10 +15,10 @@ from psycopg2 import extensions
 
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import Quantity
-from outbox.audit.source import rows
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.records import Records
 from outbox.sink.remembering import dead_letters
+from outbox.sink.rows import stream
 
 NO_REASON = "no reason given"
 DECODED_AT_ONCE = 1000
@@ -86,7 +86,7 @@ def read(
     """
     topics = declared.topic_by_name
     found: dict[str, dict[str, Letter]] = defaultdict(dict)
-    letters = rows(connection, LETTERS, [list(elsewhere)])
+    letters = stream(connection, LETTERS, [list(elsewhere)])
     while some := [_Stored(*row) for row in islice(letters, DECODED_AT_ONCE)]:
         for row in some:
             place = TopicOffset(row.partition, row.offset)

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any
 
-from outbox.audit.letters import TopicOffset
 from outbox.audit.quantity import EXACT, text_of
 from outbox.audit.rows import ComparedRows
 from outbox.audit.sinks import SinkState
@@ -21,7 +20,6 @@ COUNTS = (
     *("outbox_events", "records", "verified_before", "duplicates", "in_flight", "pruned"),
     *("missing_versions", "repeated_versions", "spread_keys"),
 )
-N = TypeVar("N", bound="ComparisonReport | SinkReport | TopicReport")
 
 
 @dataclass(frozen=True)
@@ -42,25 +40,16 @@ class Finding:
         return self.message + (f" ({where})" if where else "")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Foreign:
     """Valid events on a topic that never were in the outbox."""
 
     count: int = 0
-    first: str = ""
-    worst: str = ""
-    largest: Decimal = Decimal(-1)
-
-    def add(self, text: str, numbers: Sequence[Decimal | None]) -> None:
-        """Count an event."""
-        self.count += 1
-        self.first = min(self.first or text, text)  # the oldest: UUIDv7s sort by time
-        size = max((number.copy_abs() for number in numbers if number is not None), default=Decimal(0))
-        if size > self.largest or (size == self.largest and text < self.worst):
-            self.largest, self.worst = size, text
+    first: str = ""  # the oldest: UUIDv7s sort by time
+    worst: str = ""  # the one with the largest number
 
 
-@dataclass
+@dataclass(frozen=True)
 class Malformed:
     """The records that break the contract. They count in no comparison.
 
@@ -71,14 +60,6 @@ class Malformed:
     first: str = ""  # place and reason
     reasons: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
-    _first_place: tuple[int, int] = (0, 0)
-
-    def add(self, place: TopicOffset, reason: str, detail: str) -> None:
-        """Count a record."""
-        self.count += 1
-        self.reasons[reason] += 1
-        if not self.first or place < self._first_place:
-            self.first, self._first_place = f"{place}: {detail}", place
 
 
 @dataclass
@@ -111,7 +92,6 @@ class TopicReport:
     first_spread: str = ""
     lost: list[str] = field(default_factory=list)  # ids of events that the topic has skipped
     foreign: Foreign = field(default_factory=Foreign)
-    _gap: tuple[int, str] = (0, "")
 
     @property
     def duplicates(self) -> int:
@@ -127,18 +107,6 @@ class TopicReport:
     def pruned(self) -> int:
         """The number of events that `outbox prune` may have deleted from the outbox."""
         return sum(counts.pruned for counts in self.events.values())
-
-    def add_spread(self, key: str, partitions: Sequence[int]) -> None:
-        """Count a key whose events are on several partitions."""
-        self.spread_keys += 1
-        text = f"key {key}, partitions {', '.join(map(str, partitions))}"
-        self.first_spread = min(self.first_spread or text, text)
-
-    def add_gap(self, key: str, missing: int) -> None:
-        """Count the missing versions of a key."""
-        self.missing_versions += missing
-        self._gap = max(self._gap, (missing, key))
-        self.most_missing = f"key {self._gap[1]}, {self._gap[0]}"
 
     def add_unrelayed(self, event_id: str, counts: EventCounts, fate: str) -> None:
         """Count an event of the outbox that is not on the topic."""
@@ -207,9 +175,11 @@ class ComparisonReport:
     differences: Differences = field(default_factory=Differences)  # of rows
 
     @classmethod
-    def of_rows(cls, rows: ComparedRows) -> ComparisonReport:
-        """The report of a comparison of rows that nobody has made yet."""
-        return cls(rows.comparison.name, rows=rows.count())
+    def of(cls, rows: ComparedRows) -> ComparisonReport:
+        """The report of a comparison that nobody has made yet."""
+        if rows.comparison.columns:
+            return cls(rows.comparison.name, rows=rows.count())
+        return cls(rows.comparison.name, rows.totals())
 
     @property
     def keys(self) -> int:
@@ -273,9 +243,9 @@ class SinkReport:
         return sum_of_sizes(one.drift_total for one in self.comparisons)
 
     def comparison(self, name: str) -> ComparisonReport:
-        """One of the comparisons. Raises Failure if no comparison has this name."""
-        unknown = Failure(f"sink {self.name} has no comparison {name}", "correct the name", code="comparison-unknown")
-        return _named(self.comparisons, name, unknown)
+        """The comparison with this name."""
+        [found] = (one for one in self.comparisons if one.name == name)
+        return found
 
     @property
     def findings(self) -> list[Finding]:
@@ -319,6 +289,16 @@ class SinkReport:
         }
 
 
+class _Sum:
+    """A number of a report: that of its topics added up."""
+
+    def __set_name__(self, _: type[Report], name: str) -> None:
+        self._name = name
+
+    def __get__(self, report: Report, _: type[Report]) -> int:
+        return sum(getattr(topic, self._name) for topic in report.topics)
+
+
 @dataclass
 class Report:
     """How source, topics and sinks compare."""
@@ -329,40 +309,13 @@ class Report:
     notes: list[str] = field(default_factory=list)  # what is not compared, and why
     verified: Verified | None = None  # where the next incremental check may begin
 
-    @property
-    def outbox_events(self) -> int:
-        """The number of events in the outbox."""
-        return sum(topic.outbox_events for topic in self.topics)
-
-    @property
-    def records(self) -> int:
-        """The number of records on the topics."""
-        return sum(topic.records for topic in self.topics)
-
-    @property
-    def verified_before(self) -> int:
-        """The number of these records that an incremental check has not read again."""
-        return sum(topic.verified_before for topic in self.topics)
-
-    @property
-    def duplicates(self) -> int:
-        """The number of records that repeat an event."""
-        return sum(topic.duplicates for topic in self.topics)
-
-    @property
-    def missing_versions(self) -> int:
-        """The number of versions that are missing on the topics."""
-        return sum(topic.missing_versions for topic in self.topics)
-
-    @property
-    def in_flight(self) -> int:
-        """The number of events of the outbox that are not on their topic yet."""
-        return sum(topic.in_flight for topic in self.topics)
-
-    @property
-    def pruned(self) -> int:
-        """The number of events on the topics that `outbox prune` may have deleted from the outbox."""
-        return sum(topic.pruned for topic in self.topics)
+    outbox_events = _Sum()
+    records = _Sum()
+    verified_before = _Sum()
+    duplicates = _Sum()
+    missing_versions = _Sum()
+    in_flight = _Sum()
+    pruned = _Sum()
 
     @property
     def findings(self) -> list[Finding]:
@@ -397,14 +350,16 @@ class Report:
         ]
 
     def topic(self, name: str) -> TopicReport:
-        """The report of one topic. Raises Failure if it is not declared."""
-        unknown = Failure(f"topic {name} is not declared", "`outbox events` lists topics", code="topic-unknown")
-        return _named(self.topics, name, unknown)
+        """The report of a declared topic."""
+        [found] = (one for one in self.topics if one.name == name)
+        return found
 
     def sink(self, name: str) -> SinkReport:
         """The report of one sink. Raises Failure if it never ran."""
-        never_ran = Failure(f"sink {name} has never run", f"`outbox sink {name}` runs it", code="sink-never-ran")
-        return _named(self.sinks, name, never_ran)
+        for one in self.sinks:
+            if one.name == name:
+                return one
+        raise Failure(f"sink {name} has never run", f"`outbox sink {name}` runs it", code="sink-never-ran")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. Its keys are stable; numbers may have a fraction."""
@@ -423,14 +378,6 @@ def sum_of_sizes(numbers: Iterable[Decimal]) -> Decimal:
     for one in numbers:
         total = EXACT.add(total, one.copy_abs())
     return total
-
-
-def _named(parts: Iterable[N], name: str, unknown: Failure) -> N:
-    """The part with a name. Raises ``unknown`` if no part has it."""
-    for part in parts:
-        if part.name == name:
-            return part
-    raise unknown
 
 
 def _picked(part: object, *names: str) -> dict[str, Any]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from hashlib import sha256
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from psycopg2 import extensions
 
 from outbox.audit import letters
-from outbox.audit.comparison_files import Comparison
 from outbox.audit.declared import Declared
 from outbox.audit.letters import Letter, has_event_id
-from outbox.audit.rows import load_sinks
+from outbox.audit.quantity import EXACT, text_of
+from outbox.audit.rows import SINK, ComparedRows, load_rows, read_sinks
 from outbox.audit.source import snapshot
-from outbox.audit.totals import Totals, read_totals, tables_read, uncompared_tables
+from outbox.audit.tables import tables_read, uncompared_tables
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.rows import folder_of, unusable
+from outbox.sink.comparison_files import Comparison, folder_of
+from outbox.sink.rows import Row, unusable
 from outbox.sink.spec import SinkSpec, TargetState
 
 if TYPE_CHECKING:
@@ -34,10 +37,8 @@ class SinkState:
 
     name: str
     positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
-    totals: Mapping[str, Totals] = field(default_factory=dict)  # by comparison
-    bases: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # by topic and key, the version up to which its result is the source's
+    # By topic and key, the version up to which its result is the source's.
+    bases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, the highest applied
     letters: Mapping[str, Letter] = field(default_factory=dict)  # by identity: the event id, or a hash
     discarded: Mapping[str, int] = field(default_factory=dict)  # by reason, how many dead letters
@@ -65,21 +66,19 @@ class Sinks:
         return bool(self.erased) and any((topic, sha256(key.encode()).hexdigest()) in self.erased for topic in topics)
 
 
-def read(settings: Settings, declared: Declared, store: Store | None = None) -> Sinks:
-    """Every sink of this project that ever ran, by name. Sinks of other topics than their job's are left out. Rows that
-    are compared are in the store, if there is one.
+def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
+    """Every sink of this project that ever ran, by name. Sinks of other topics than their job's are left out. What is
+    compared is in the store.
 
     Raises Failure if a database or a target cannot be read, or if a comparison cannot be used.
     """
     targets = _targets(settings, declared)  # before their dead letters
-    elsewhere = [name for name, target in targets.items() if not target.unread]
     queries = _queries(declared, targets)
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        of_totals = [one for one in queries if not one.columns]
-        totals = {one.id: read_totals(connection, one, one.sink or "", by_sink=True) for one in of_totals}
-        if store is not None:
-            load_sinks(store, connection, declared)
-        set_aside = letters.read(connection, declared, elsewhere)
+        in_database = ((one, read_sinks(connection, one)) for one in queries)
+        elsewhere = ((one, totals_of(name, targets[name])) for name in targets for one in declared.comparisons_of(name))
+        load_rows(store, SINK, chain[tuple[Comparison, Iterable[Row]]](in_database, elsewhere))
+        set_aside = letters.read(connection, declared, [name for name, one in targets.items() if not one.unread])
         discarded = letters.reasons(cursor)
         positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM public.positions")
         bases = _by_topic(cursor, "SELECT sink, topic, key, version FROM public.base_versions")
@@ -96,7 +95,7 @@ def read(settings: Settings, declared: Declared, store: Store | None = None) -> 
             )
             for name, duplicates, filtered in cursor
         ]
-        states = [_as_declared(state, declared, totals) for state in states if _is_ours(state, declared)]
+        states = [_as_declared(state, declared, store) for state in states if _is_ours(state, declared)]
         cursor.execute("SELECT topic, encode(key_hash, 'hex') FROM public.erased_keys")
         erased = frozenset(map(tuple, cursor.fetchall()))
         read_by_any = set[str]().union(*(tables_read(connection, one) for one in queries))
@@ -119,34 +118,30 @@ def _is_ours(state: SinkState, declared: Declared) -> bool:
     return spec is None or not state.positions or not state.positions.keys().isdisjoint(spec.decoders)
 
 
-def _as_declared(state: SinkState, declared: Declared, totals: Mapping[str, Mapping[str, Totals]]) -> SinkState:
-    """A sink with what its job says of it, and its totals."""
+def _as_declared(state: SinkState, declared: Declared, store: Store) -> SinkState:
+    """A sink with what its job says of it, and the versions that it has applied."""
     spec = declared.sink(state.name)
     if spec is None:
         return replace(state, letters={}, discarded={}, not_compared=UNDECLARED, is_declared=False)
-    comparisons = [one for one in declared.comparisons_of(state.name) if not one.columns]
-    mine = {one.id: totals.get(one.id, {}).get(state.name, Totals(has_version=True)) for one in comparisons}
+    comparisons = declared.comparisons_of(state.name)
     return replace(
         state,
-        totals=mine,
-        versions=versions_of(declared, spec, comparisons, mine),
+        versions=versions_of(declared, spec, [ComparedRows(store, one, state.name) for one in comparisons]),
         carries=spec.job.carries,
         takes_states=spec.strategy.takes == "states",
-        not_compared="" if declared.comparisons_of(state.name) else NO_COMPARISON.format(folder_of(spec)),
+        not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
     )
 
 
-def versions_of(
-    declared: Declared, spec: SinkSpec, comparisons: Sequence[Comparison], totals: Mapping[str, Totals]
-) -> dict[str, dict[str, int]]:
-    """By topic and key the highest version that the sink has applied, as its comparisons say."""
+def versions_of(declared: Declared, spec: SinkSpec, compared: Iterable[ComparedRows]) -> dict[str, dict[str, int]]:
+    """By topic and key the highest version that the sink has applied, as its comparisons of totals say."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
-    for comparison in comparisons:
-        addends = declared.addends(spec, comparison)
+    for one in compared:
+        addends = declared.addends(spec, one.comparison)
         topics = {kind.topic for kind, addend in zip(declared.kinds, addends, strict=True) if addend is not None}
-        if len(topics or spec.decoders) == 1:
+        if not one.comparison.columns and len(topics or spec.decoders) == 1:
             [topic] = topics or spec.decoders
-            for key, version in totals[comparison.id].versions.items():
+            for key, version in one.versions().items():
                 found[topic][key] = max(version, found[topic].get(key, version))
     return found
 
@@ -166,17 +161,18 @@ def with_target(state: SinkState, target: TargetState) -> SinkState:
         for identity, letter in state.letters.items()
         if identity in lacking or identity not in named or not letter.is_open
     }
-    totals = Totals(has_version=target.has_version)
+    return replace(state, positions={**state.positions, **target.positions}, letters=mine)
+
+
+def totals_of(sink: str, target: TargetState) -> list[Row]:
+    """The totals of a sink that its target says. Several rows of a key are added up."""
+    totals, versions = dict[str, Decimal](), dict[str, int]()
     for key, total, version in target.totals:
         if key is not None:
-            totals.add(str(key), total, version)
-    return replace(
-        state,
-        positions={**state.positions, **target.positions},
-        totals=dict.fromkeys(state.totals, totals),
-        versions=dict.fromkeys(target.positions, totals.versions) if len(target.positions) == 1 else {},
-        letters=mine,
-    )
+            totals[str(key)] = EXACT.add(totals.get(str(key), Decimal(0)), Decimal(total or 0))
+        if key is not None and version is not None:
+            versions[str(key)] = max(version, versions.get(str(key), version))
+    return [(sink, key, versions.get(key), text_of(total)) for key, total in totals.items()]
 
 
 def _queries(declared: Declared, targets: Mapping[str, TargetState]) -> list[Comparison]:

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg2 import extensions, sql
 
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.quantity import DIGITS_MAX, number_of
-from outbox.audit.rows import load_source
-from outbox.audit.totals import Totals, read_totals
+from outbox.audit.rows import SOURCE, load_rows, read_source
 from outbox.base.database import column_names, connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.events.schema import BIGINT_MAX, BIGINT_MIN
+from outbox.sink.rows import stream
 
 if TYPE_CHECKING:
     from outbox.audit.store import Store
 
 AGAIN = "run the command again"
-FETCH_ROWS = 10_000
 SURE_DIGITS = 19  # a number with fewer fits into 64 bits
 LATE_MS = 600_000  # longer than any transaction that writes events
 EVENTS = """
@@ -56,7 +55,6 @@ class Source:
     """The source in one snapshot."""
 
     events: Iterable[Written] = ()  # read once; those since the moments that were asked for
-    totals: Mapping[str, Totals] = field(default_factory=dict)  # by comparison
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, if they are known
     events_before: Mapping[str, int] = field(default_factory=dict)  # by topic, how many more events there are
     undeclared: Mapping[str, int] = field(default_factory=dict)  # by aggregate type, events of undeclared ones
@@ -68,8 +66,8 @@ class Source:
 def read(
     settings: Settings, declared: Declared, store: Store, since_ms: Mapping[str, int] | None = None
 ) -> Iterator[Source]:
-    """The source until the end of the block, with its events since a moment by topic, or all. Rows that are compared
-    are in the store.
+    """The source until the end of the block, with its events since a moment by topic, or all. Totals and rows that are
+    compared are in the store.
 
     Raises Failure if the database cannot be read.
     """
@@ -79,15 +77,10 @@ def read(
             cursor.execute(NOW)
             [(read_at_ms,)] = cursor.fetchall()
             before, undeclared = _counts(cursor, declared.topics, since)
-        totals = {
-            one.id: found
-            for one in declared.all_comparisons
-            if not one.columns
-            for found in read_totals(connection, one, one.source).values()
-        }
-        load_source(store, connection, declared)
+        compared = ((one, read_source(connection, one)) for one in declared.all_comparisons)
+        load_rows(store, SOURCE, compared)
         versions, notes = _versions(connection, declared.topics)
-        yield Source(_events(connection, declared, since), totals, versions, before, undeclared, notes, read_at_ms)
+        yield Source(_events(connection, declared, since), versions, before, undeclared, notes, read_at_ms)
 
 
 @contextmanager
@@ -97,16 +90,6 @@ def snapshot(settings: Settings, role: Role) -> Iterator[extensions.connection]:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
         with database_errors(connection, f"reading {settings.dsn(role)['dbname']}", "refused a query", AGAIN):
             yield connection
-
-
-def rows(
-    connection: extensions.connection, query: str | sql.Composable, parameters: Sequence[object] | None = None
-) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query that may be larger than memory."""
-    with connection.cursor(name="check") as cursor:
-        cursor.itersize = FETCH_ROWS
-        cursor.execute(query, parameters)
-        yield from cursor
 
 
 def _since(topics: Iterable[EventTopic], since_ms: Mapping[str, int]) -> sql.Composable:
@@ -149,7 +132,7 @@ def _events(connection: extensions.connection, declared: Declared, since: sql.Co
         properties=sql.Composed(sql.SQL(PROPERTY).format(sql.Literal(name)) for name in names),
         since=since,
     )
-    for event_id, aggregate, type_, schema_version, key, occurred_ms, payload, *texts in rows(connection, query):
+    for event_id, aggregate, type_, schema_version, key, occurred_ms, payload, *texts in stream(connection, query):
         topic = topics[aggregate].number
         version = versions[topic]
         yield Written(
@@ -197,6 +180,6 @@ def _versions(
         elif topic.sources:
             highest = found[topic.name] = {}
             for view in topic.sources:
-                for key, version in rows(connection, sql.SQL(VERSIONS).format(sql.Identifier("public", view))):
+                for key, version in stream(connection, sql.SQL(VERSIONS).format(sql.Identifier("public", view))):
                     highest[key] = max(version, highest.get(key, version))
     return found, notes

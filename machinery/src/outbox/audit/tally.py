@@ -11,16 +11,14 @@ from decimal import Decimal
 from functools import partial
 from typing import Literal, NamedTuple
 
-from outbox.audit.comparison_files import Addend, Comparison
-from outbox.audit.declared import Declared
+from outbox.audit.declared import Addend, Declared
 from outbox.audit.letters import Letter, TopicOffset
 from outbox.audit.quantity import EXACT, Quantity
 from outbox.audit.report import ComparisonReport, SinkReport
-from outbox.audit.rows import ComparedRows
+from outbox.audit.rows import ComparedRows, difference_of
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import Source
 from outbox.audit.store import Store
-from outbox.audit.totals import Totals
 from outbox.base.errors import plural
 from outbox.sink.rows import Difference
 
@@ -49,87 +47,26 @@ class Event(NamedTuple):
         return None if self.partition is None else TopicOffset(self.partition, self.offset)
 
 
-class Compared:
-    """One comparison of the totals of one sink."""
-
-    def __init__(
-        self, comparison: Comparison, addends: Sequence[Addend | None], totals: Totals, source: Totals
-    ) -> None:
-        self._addends = addends
-        self._adds = bool(comparison.adds)
-        self._totals, self._source = totals, source
-        self._unapplied: dict[str, Decimal] = defaultdict(Decimal)
-        self._in_flight = 0
-        self._excused: set[str] = set()  # keys whose difference has a known reason, and nobody knows how large it is
-        self.report = ComparisonReport(comparison.name, source.totals)
-
-    def repeat(self, key: str, kind: int, numbers: Sequence[Quantity | None]) -> None:
-        """Note what a duplicate would add."""
-        addend = self._addends[kind]
-        added = None if addend is None else addend.of(numbers)
-        if added is not None:
-            repeated = self.report.repeated
-            repeated[key] = EXACT.add(repeated.get(key, Decimal(0)), added)
-
-    def lack(
-        self, key: str, kind: int | None, numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool
-    ) -> None:
-        """Subtract an event that the source's totals contain, and the sink's do not.
-
-        ``numbers`` are None if nobody knows them.
-        """
-        if not self._adds:
-            self._in_flight += is_in_flight
-            if not is_in_flight:
-                self.excuse(key)
-            return
-        addend = Addend(1, is_known=False) if kind is None else self._addends[kind]
-        if addend is None:
-            return
-        added = None if kind is None or numbers is None else addend.of(numbers)
-        if added is None:
-            self.report.uncertain.add(key)
-        else:
-            self._unapplied[key] = EXACT.add(self._unapplied[key], added)
-
-    def excuse(self, key: str) -> None:
-        """Do not report a difference of a key as drift: something that is reported elsewhere explains it."""
-        self._excused.add(key)
-
-    def compare(self, is_erased: Callable[[str], bool]) -> None:
-        """Compare the totals of each key. Those of an erased one may differ."""
-        report = self.report
-        if self._in_flight:
-            report.not_compared = f"not now: {self._in_flight} in flight, and its file does not say what an event adds"
-            return
-        for key in self._source.totals.keys() | self._totals.totals.keys():
-            if key in report.uncertain:
-                continue
-            due = EXACT.subtract(self._source.totals.get(key, Decimal(0)), self._unapplied.get(key, Decimal(0)))
-            difference = EXACT.subtract(self._totals.totals.get(key, Decimal(0)), due)
-            if difference and (key in self._excused or is_erased(key)):
-                report.uncertain.add(key)
-            elif difference:
-                report.drift[key] = difference
-
-
 class RowsOfSink:
     """One comparison of the rows of one sink. Every event that it has not applied may change the row of its key."""
 
-    def __init__(self, rows: ComparedRows, topics: Sequence[int], shown: Collection[str] | None = None) -> None:
+    def __init__(self, rows: ComparedRows, topics: Sequence[int] = (), shown: Collection[str] | None = None) -> None:
         """Only columns that are ``shown`` have their values in the report; all of them with None."""
         self._rows, self._topics, self._shown = rows, topics, shown
-        self._in_flight: set[str] = set()
-        self._excused: set[str] = set()  # as of totals
-        self.report = ComparisonReport.of_rows(rows)
+        self._in_flight: set[str] = set()  # keys of events that the source's side contains, and the sink's does not
+        self._excused: set[str] = set()  # keys whose difference has a known reason, and nobody knows how large it is
+        self.report = ComparisonReport.of(rows)
 
     def repeat(self, key: str, kind: int, numbers: Sequence[Quantity | None]) -> None:
-        """A duplicate says nothing about a row."""
+        """Note a duplicate. It says nothing about a row."""
 
     def lack(
         self, key: str, _kind: int | None, _numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool
     ) -> None:
-        """Note the key of an event that the source's row contains, and the sink's does not."""
+        """Note an event that the source's side contains, and the sink's does not.
+
+        ``numbers`` are None if nobody knows them.
+        """
         (self._in_flight if is_in_flight else self._excused).add(key)
 
     def excuse(self, key: str) -> None:
@@ -157,6 +94,55 @@ class RowsOfSink:
                 self.report.differences.add(Difference.of(key, source, sink).shown(self._shown))
 
 
+class TotalsOfSink(RowsOfSink):
+    """One comparison of the totals of one sink."""
+
+    def __init__(self, rows: ComparedRows, addends: Sequence[Addend | None]) -> None:
+        super().__init__(rows)
+        self._addends = addends
+        self._unapplied: dict[str, Decimal] = defaultdict(Decimal)
+
+    def repeat(self, key: str, kind: int, numbers: Sequence[Quantity | None]) -> None:
+        """Note what a duplicate would add."""
+        addend = self._addends[kind]
+        added = None if addend is None else addend.of(numbers)
+        if added is not None:
+            repeated = self.report.repeated
+            repeated[key] = EXACT.add(repeated.get(key, Decimal(0)), added)
+
+    def lack(
+        self, key: str, kind: int | None, numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool
+    ) -> None:
+        """Subtract an event that the source's totals contain, and the sink's do not."""
+        if not self._rows.comparison.adds:
+            super().lack(key, kind, numbers, is_in_flight=is_in_flight)
+            return
+        addend = Addend(1, is_known=False) if kind is None else self._addends[kind]
+        if addend is None:
+            return
+        added = None if kind is None or numbers is None else addend.of(numbers)
+        if added is None:
+            self.report.uncertain.add(key)
+        else:
+            self._unapplied[key] = EXACT.add(self._unapplied[key], added)
+
+    def compare(self, is_erased: Callable[[str], bool]) -> None:
+        """Compare the totals of each key. Those of an erased one may differ."""
+        report = self.report
+        if self._in_flight:
+            in_flight = plural(len(self._in_flight), "key")
+            report.not_compared = f"not now: events of {in_flight} in flight, and its file does not say what one adds"
+            return
+        differing = {key: (source, sink) for key, _, _, source, sink in self._rows.differing() if source != sink}
+        for key in {**differing, **self._unapplied}.keys() - report.uncertain:
+            source, sink = differing.get(key, (None, None))
+            difference = EXACT.add(difference_of(source, sink), self._unapplied.get(key, Decimal(0)))
+            if difference and (key in self._excused or is_erased(key)):
+                report.uncertain.add(key)
+            elif difference:
+                report.drift[key] = difference
+
+
 class Tally:
     """Counts the events that one sink has not applied, on all topics."""
 
@@ -166,12 +152,11 @@ class Tally:
         self.topics = set() if spec is None else set(spec.decoders)
         known = all(topic in source.versions for topic in self.topics)
         topics = [declared.topic_by_name[topic].number for topic in self.topics] if known else []
-        rows = declared.row_comparisons
         self.compared = [
-            RowsOfSink(ComparedRows(store, one, rows.index(one), state.name), topics, spec.shown)
-            if one.columns
-            else Compared(one, declared.addends(spec, one), state.totals[one.id], source.totals[one.id])
-            for one in declared.comparisons_of(state.name)
+            RowsOfSink(rows, topics, spec.shown)
+            if rows.comparison.columns
+            else TotalsOfSink(rows, declared.addends(spec, rows.comparison))
+            for rows in (ComparedRows(store, one, state.name) for one in declared.comparisons_of(state.name))
             if spec is not None and not state.not_compared
         ]
         self.report = SinkReport.of(state, [one.report for one in self.compared])

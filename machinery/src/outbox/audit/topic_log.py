@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from outbox.audit.comparison_files import NUMBERS
 from outbox.audit.declared import EventTopic
 from outbox.audit.store import Store
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
 from outbox.kafka.records import Within
+from outbox.sink.comparison_files import NUMBERS
 from outbox.sink.decoding.dead_records import identity
 from outbox.sink.decoding.records import Records
 

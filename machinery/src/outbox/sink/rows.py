@@ -1,12 +1,4 @@
-"""Comparisons of rows: a query of the source returns the columns of each key, and a sink's table must have the same.
-
-    -- table: order_states (order_id)
-    --
-    -- [source]
-    SELECT key, status, cents, version FROM source_orders
-
-``-- table:`` names the projection's table and its column of keys. The other columns have the names that the query
-returns. `outbox.audit.rows` compares both sides, and `outbox.sink.repair.derived` sets the table to the source.
+"""Totals and rows that queries return, as a comparison has them (`outbox.sink.comparison_files`), and how rows differ.
 
 Two values are equal if ``to_jsonb`` makes equal JSON of both, in sessions with the settings of `outbox.base.database`.
 docs/projections.md says what that means for each type. ``version`` says how far each side is, and is not compared.
@@ -16,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -30,15 +22,11 @@ from psycopg2 import extensions, sql
 from outbox.base.database import reason_of
 from outbox.base.errors import Failure
 from outbox.events.schema import HIDDEN
-from outbox.sink.spec import SinkSpec
 
-FOLDER = "comparisons"
 KEPT = 20  # differences, the worst
 VALUE_MAX_CHARACTERS = 200  # shown of a value
 FETCH_ROWS = 10_000
 NOT_COMPARED = frozenset({"sink", "key", "version"})
-TABLE_LINE = re.compile(r"^--[ \t]*table\b(.*)$", re.MULTILINE | re.IGNORECASE)
-TABLE = re.compile(r"[ \t]*:[ \t]*(\w+)[ \t]*\([ \t]*(\w+)[ \t]*\)[ \t]*")
 # Columns of a query are looked up before it is run: it may take minutes.
 COLUMNS = "SELECT * FROM (\n{query}\n) AS compared LIMIT 0"
 ROWS = """
@@ -46,42 +34,18 @@ SELECT {sink}, compared.key::text, {version}, (to_jsonb(compared.*) - ARRAY['sin
   FROM (\n{query}\n) AS compared
  WHERE compared.key IS NOT NULL
 """
+# Several rows of a key are added up.
+TOTALS = """
+SELECT {sink}, compared.key::text, max({version}), trim_scale(coalesce(sum(compared.total::numeric), 0))::text
+  FROM (\n{query}\n) AS compared
+ WHERE compared.key IS NOT NULL
+ GROUP BY 1, 2
+"""
 # In the text of a `jsonb`: a fraction that may end with a zero, and a string or a fraction.
 ZERO_AT_END = re.compile(r"\.\d*0(?!\d)")
 STRING_OR_FRACTION = re.compile(r'"(?:[^"\\]|\\.)*"|\d+\.\d+')
 
-Row = tuple[str, str, int | None, str]  # sink, key, version, and the columns as JSON
-
-
-class StateTable(NamedTuple):
-    """A projection's table that has the state of each key, and its column of keys."""
-
-    name: str
-    key: str
-
-    def query(self, columns: Iterable[str]) -> str:
-        """The query of its rows, with these columns."""
-        selected = "".join(f', "{column}"' for column in columns)
-        return f'SELECT sink, "{self.key}" AS key{selected} FROM public."{self.name}"'  # noqa: S608
-
-
-def folder_of(spec: SinkSpec) -> Path:
-    """Where the comparisons of a sink are."""
-    return spec.job.projections.parent / FOLDER
-
-
-def state_table(file: Path) -> StateTable | None:
-    """The table that a comparison declares; None without such a line. Raises Failure for a typing mistake."""
-    text = ", ".join(TABLE_LINE.findall(file.read_text()))
-    found = TABLE.fullmatch(text.rstrip())
-    if text and not found:
-        raise unusable(file, f"`-- table{text}` cannot be read", "write one line `-- table: NAME (KEY_COLUMN)`")
-    return StateTable(*found.groups()) if found else None
-
-
-def as_part(text: str) -> str:
-    """A query as a part of another one."""
-    return text.strip().rstrip(";")
+Row = tuple[str, str, int | None, str]  # sink, key, version, and the columns as JSON, or the total
 
 
 def unusable(file: Path, problem: str, remedy: str) -> Failure:
@@ -111,18 +75,22 @@ def columns_of(connection: extensions.connection, query: str) -> list[str]:
         return [column.name for column in cursor.description or ()]
 
 
-def read(connection: extensions.connection, query: str, *, by_sink: bool, has_version: bool) -> Iterator[Row]:
-    """The rows that a query returns. Rows without a key are left out. Equal rows have equal texts."""
-    statement = sql.SQL(ROWS).format(
-        sink=sql.SQL("sink" if by_sink else "''"),
-        version=sql.SQL("compared.version::bigint" if has_version else "NULL::bigint"),
+def read(connection: extensions.connection, query: str, names: Collection[str], *, by_sink: bool) -> Iterator[Row]:
+    """The totals or rows that a query with columns of these names returns. Rows without a key are left out. Equal rows
+    have equal texts.
+    """
+    statement = sql.SQL(TOTALS if "total" in names else ROWS).format(
+        sink=sql.SQL("compared.sink" if by_sink else "''"),
+        version=sql.SQL("compared.version::bigint" if "version" in names else "NULL::bigint"),
         query=sql.SQL(query),
     )
     return ((sink, key, version, normal(columns)) for sink, key, version, columns in stream(connection, statement))
 
 
 def stream(
-    connection: extensions.connection, query: str | sql.Composable, values: Mapping[str, object] | None = None
+    connection: extensions.connection,
+    query: str | sql.Composable,
+    values: Mapping[str, object] | Sequence[object] | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """The rows of a query, by a cursor on the server: they may be more than memory holds."""
     with connection.cursor("rows") as cursor:

@@ -151,8 +151,7 @@ class TargetState:
     """The content of one version of a target outside the sink database, as `outbox check` compares it."""
 
     positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
-    totals: Iterable[tuple[Any, Any, Any]] = ()  # key, total and highest version; a key may have several rows
-    has_version: bool = True  # otherwise the versions are None
+    totals: Iterable[tuple[Any, Any, Any]] = ()  # key, total and highest version, or None; a key may have several rows
     lacking: Callable[[Collection[str]], Collection[str]] = frozenset  # those of these event ids that it does not hold
     unread: str = ""  # why nothing of this is known, if it is not
 

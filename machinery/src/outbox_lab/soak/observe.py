@@ -8,15 +8,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from outbox.audit import declared, sinks
-from outbox.audit.comparison_files import Comparison, folder_of
 from outbox.audit.declared import Declared, EventTopic, Kind
-from outbox.audit.rows import described
-from outbox.audit.totals import Totals, read_totals
+from outbox.audit.rows import SINK, SOURCE, ComparedRows, described, load_rows, read_source
 from outbox.base.database import Row, connect, query
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
@@ -26,6 +24,7 @@ from outbox.relay import connectors
 from outbox.relay.connectors import Connector
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
+from outbox.sink.comparison_files import Comparison, folder_of
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.records import Records
 from outbox.sink.spec import SinkSpec
@@ -43,6 +42,9 @@ from outbox_lab.soak.seen import (
     StoredAnswer,
     TopicEvent,
 )
+
+if TYPE_CHECKING:
+    from outbox.audit.store import Store
 
 ANSWERS = "SELECT key, status, body FROM public.idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
@@ -67,6 +69,8 @@ def read(
 
     ``dropped``: what a fault has let topics drop. A broker that is killed soon may have it again.
     """
+    from outbox.audit.store import Store
+
     known = described(settings, declared.load(settings))
     specs = [known.sinks[name] for name in names]
     captured = Captured(settings, specs, [one for one in dropped if isinstance(one, RowChange)])
@@ -76,11 +80,13 @@ def read(
     sent = {(one.topic, one.partition, one.offset): one for one in foreign_records}
     foreign = [Foreign(event, sent[at].totals) for at, event in sorted(by_position.items()) if at in sent]
     events = [event for at, event in sorted(by_position.items()) if at not in sent]
-    seen_sinks = _Sinks(settings, known, events, [one.event for one in foreign], captured)
+    with closing(Store()) as store:
+        seen_sinks = _Sinks(settings, known, events, [one.event for one in foreign], captured, store=store)
+        of_sinks = [seen_sinks.sink(one) for one in specs]
     return Seen(
         events=events,
         source=_source(settings, domain),
-        sinks=[seen_sinks.sink(one) for one in specs],
+        sinks=of_sinks,
         foreign=foreign,
         unreadable=[f"{topic}-{number}@{offset}" for topic, number, offset in sent.keys() - by_position.keys()],
         row_changes=captured.changes,
@@ -163,11 +169,14 @@ class _Sinks:
         events: Sequence[TopicEvent],
         foreign: Sequence[TopicEvent],
         captured: Captured,
+        *,
+        store: Store,
     ) -> None:
         self._known, self._events, self._settings = known, [*events, *foreign], settings
-        self._captured = captured
-        self._states = {state.name: state for state in sinks.read(settings, known).states}
-        self._source = self._totals_of_source()
+        self._captured, self._store = captured, store
+        self._states = {state.name: state for state in sinks.read(settings, known, store).states}
+        with closing(connect(settings, SourceRole.AUDITOR)) as connection:
+            load_rows(store, SOURCE, ((one, read_source(connection, one)) for one in known.all_comparisons))
         [(self._horizon,)] = self._rows(HORIZON)
         own = {one.position: one.id for one in events} | {one.position: one.identity for one in captured.changes}
         others = {event.position: event.place for event in foreign}
@@ -207,24 +216,16 @@ class _Sinks:
         )
 
     def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Comparison) -> ComparedTotals:
-        found = self._states[sink].totals.get(declaration.id, Totals()) if sink in self._states else Totals()
+        rows = ComparedRows(self._store, declaration, sink)
         of_kinds = {kind.schema.name: declaration.adds_of(kind.schema) for kind in kinds}
         adds = {name: Adds(one.sign, one.property) for name, one in of_kinds.items() if one}
         return ComparedTotals(
             name=declaration.name,
-            totals=dict(found.totals),
-            source=self._source[declaration.id],
+            totals=rows.totals(SINK),
+            source=rows.totals(SOURCE),
             adds=adds if declaration.adds else None,
-            versions=dict(found.versions) if found.has_version else None,
+            versions=rows.versions() or None,
         )
-
-    def _totals_of_source(self) -> dict[str, Mapping[str, Decimal]]:
-        with closing(connect(self._settings, SourceRole.AUDITOR)) as connection:
-            return {
-                one.id: dict(read_totals(connection, one, one.source)[""].totals)
-                for one in self._known.all_comparisons
-                if not one.columns
-            }
 
     def _forgotten(self, spec: SinkSpec, types: frozenset[str]) -> frozenset[str]:
         """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember.

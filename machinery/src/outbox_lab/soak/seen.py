@@ -248,7 +248,7 @@ class Adds(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedTotals:
-    """The totals that one sink has for a comparison (`outbox.audit.comparison_files`), and those it should have."""
+    """The totals that one sink has for a comparison (`outbox.sink.comparison_files`), and those it should have."""
 
     name: str
     totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key, of the sink

@@ -12,14 +12,13 @@ from uuid import UUID
 
 from psycopg2 import extensions
 
-from outbox.audit import comparison_files, rows
-from outbox.audit.comparison_files import Comparison
-from outbox.audit.totals import Totals, read_totals
+from outbox.audit import rows
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events.schema import EventSchema
 from outbox.kafka.topics import Topic
-from outbox.sink import discovery
+from outbox.sink import comparison_files, discovery
+from outbox.sink.comparison_files import Comparison
 from outbox.sink.decoding.batch import Batch, Chunking
 from outbox.sink.decoding.decoder import DAY_MS
 from outbox.sink.decoding.records import Place, Record, Records
@@ -88,15 +87,10 @@ def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
 
 
 def _differing(source: extensions.connection, held: extensions.connection, one: Comparison, sink: str) -> set[str]:
-    due: Mapping[str, object]
-    has: Mapping[str, object]
-    if one.columns:
-        due = {key: columns for _, key, _, columns in rows.read_source(source, one)}
-        has = {key: columns for name, key, _, columns in rows.read_sinks(held, one) if name == sink}
-        return {key for key in {*due, *has} if due.get(key) != has.get(key)}
-    due = read_totals(source, one, one.source).get("", Totals()).totals
-    has = read_totals(held, one, one.sink or "", by_sink=True).get(sink, Totals()).totals
-    return {key for key in {*due, *has} if due.get(key, 0) != has.get(key, 0)}
+    due = {key: columns for _, key, _, columns in rows.read_source(source, one)}
+    has = {key: columns for name, key, _, columns in rows.read_sinks(held, one) if name == sink}
+    absent = None if one.columns else "0"
+    return {key for key in {*due, *has} if due.get(key, absent) != has.get(key, absent)}
 
 
 def _apply(writer: SinkWriter, chunking: Chunking, topic: str, records: Mapping[Place, Record]) -> Counts:

@@ -1,4 +1,4 @@
-"""Set a projection's table to the rows of the source, as a comparison of rows declares both (`outbox.sink.rows`).
+"""Set a projection's table to the rows of the source: a comparison of rows declares both by a line ``-- table:``.
 
 A row that differs is replaced: deleted, and inserted with the columns of ``[source]``. Other columns get their
 defaults. A row that the source does not have is deleted. The sink's role needs SELECT, INSERT and DELETE.
@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
 from outbox.base.errors import Failure
-from outbox.base.sections import COMMENT, sql_sections
-from outbox.sink import rows
+from outbox.base.sections import COMMENT
+from outbox.sink import comparison_files, rows
 from outbox.sink.applying import projection
-from outbox.sink.rows import Difference, Differences, StateTable, query_errors
+from outbox.sink.comparison_files import Comparison, StateTable
+from outbox.sink.rows import Difference, Differences, query_errors, unusable
 from outbox.sink.spec import SinkSpec
 
 # The tables that SQL writes. `rejections` is one of the engine.
@@ -64,14 +64,7 @@ SELECT truth.sink, truth.{key}, {of_truth}
 
 DROP TABLE pg_temp.outbox_truth, pg_temp.outbox_changed;
 """
-
-
-class Derived(NamedTuple):
-    """A table that a comparison declares, and the query of its rows in the source."""
-
-    file: Path
-    table: StateTable
-    query: str
+Derived = tuple[StateTable, Comparison]  # a table, and the comparison that declares it
 
 
 def derived(spec: SinkSpec) -> list[Derived]:
@@ -79,7 +72,12 @@ def derived(spec: SinkSpec) -> list[Derived]:
 
     Raises FileNotFoundError if nothing says how to rebuild a projection, Failure if a comparison cannot be used.
     """
-    declared = _declared(spec)
+    declared = dict[str, Derived]()
+    for one in comparison_files.load(spec):
+        if one.table is not None:
+            [_, first] = declared.setdefault(one.table.name, (one.table, one))
+            if first is not one:
+                raise unusable(one.file, f"{first.file.name} declares table {one.table.name} too", "keep one")
     found = dict[str, Derived]()
     missing = list[str]()
     for name in projection.without_rebuild(spec.job.projections):
@@ -95,18 +93,6 @@ def derived(spec: SinkSpec) -> list[Derived]:
     return [found[name] for name in sorted(found)]
 
 
-def _declared(spec: SinkSpec) -> dict[str, Derived]:
-    found = dict[str, Derived]()
-    for file in sorted(rows.folder_of(spec).glob("*.sql")):
-        table = rows.state_table(file)
-        if table is None:
-            continue
-        if table.name in found:
-            raise rows.unusable(file, f"{found[table.name].file.name} declares table {table.name} too", "keep one")
-        found[table.name] = Derived(file, table, rows.as_part(sql_sections(file, "source", "sink")["source"]))
-    return found
-
-
 def _written(folder: Path, name: str) -> set[str]:
     files = (folder / f"{name}.sql", folder / f"{name}.states.sql")
     texts = [COMMENT.sub("", file.read_text()) for file in files if file.exists()]
@@ -120,24 +106,25 @@ def settle(
 
     Raises Failure if the query cannot be used, or does not return every column that has no default.
     """
-    cursor.execute(TABLE_COLUMNS, [f'public."{one.table.name}"'])
+    table, comparison = one
+    cursor.execute(TABLE_COLUMNS, [f'public."{table.name}"'])
     has_default = dict(cursor.fetchall())
-    with query_errors(source, one.file):
-        columns = _columns(one, rows.columns_of(source, one.query), has_default)
+    with query_errors(source, comparison.file):
+        columns = _columns(one, rows.columns_of(source, comparison.source), has_default)
     names = {
-        "table": sql.Identifier("public", one.table.name),
+        "table": sql.Identifier("public", table.name),
         "sink": sql.Literal(spec.name),
         "topics": sql.Literal(list(spec.topics)),
-        "key": sql.Identifier(one.table.key),
-        "key_name": sql.Literal(one.table.key),
+        "key": sql.Identifier(table.key),
+        "key_name": sql.Literal(table.key),
         "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
         "of_truth": sql.SQL(", ").join(sql.Identifier("truth", name) for name in columns),
         "others": sql.Literal([name for name in has_default if name not in columns]),
     }
     truth, fill, changed, replace = (sql.SQL(one).format(**names) for one in (TRUTH, FILL, CHANGED, REPLACE))
     cursor.execute(truth)
-    with query_errors(source, one.file):
-        states = rows.stream(source, sql.SQL(STATES).format(query=sql.SQL(one.query)))
+    with query_errors(source, comparison.file):
+        states = rows.stream(source, sql.SQL(STATES).format(query=sql.SQL(comparison.source)))
         execute_values(cursor, fill.as_string(cursor), states, page_size=rows.FETCH_ROWS)
     cursor.execute(changed)
     differences = Differences(kept=kept)
@@ -150,16 +137,17 @@ def settle(
 
 def _columns(one: Derived, returned: Sequence[str], has_default: Mapping[str, bool]) -> list[str]:
     """The columns to set. Raises Failure if they are not those of the table."""
+    table, comparison = one
     columns = [name for name in returned if name != "key"]
-    known = has_default.keys() - {"sink", one.table.key}
+    known = has_default.keys() - {"sink", table.key}
     problem = "" if columns else "it returns no column to set"
     if unknown := [name for name in columns if name not in known]:
-        problem = f"table {one.table.name} has no column {', '.join(unknown)}"
+        problem = f"table {table.name} has no column {', '.join(unknown)}"
     elif lacking := sorted(name for name in known if name not in columns and not has_default[name]):
-        problem = f"it does not return {', '.join(lacking)} of table {one.table.name}, without a default"
+        problem = f"it does not return {', '.join(lacking)} of table {table.name}, without a default"
     if problem:
         raise Failure(
-            f"{one.file}: {problem}",
+            f"{comparison.file}: {problem}",
             "correct the query, or write a file NAME.rebuild.sql beside the projection",
             code="rebuild-unsupported",
         )

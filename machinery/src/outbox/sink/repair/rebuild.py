@@ -220,7 +220,7 @@ def from_source(
                     insert = f"INSERT INTO pg_temp.{table} VALUES %s"  # noqa: S608
                     execute_values(cursor, insert, read, page_size=FETCH_ROWS)
                 for one in tables:
-                    changed[one.file.stem] = derived.settle(cursor, source, one, spec, kept)
+                    changed[one[1].name] = derived.settle(cursor, source, one, spec, kept)
             for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
                 names = {"sink": sink, "topic": topic, "aggregates": of_topic}

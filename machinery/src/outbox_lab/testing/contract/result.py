@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
-from outbox.audit import totals
+from outbox.audit.tables import MACHINERY_TABLES
 from outbox.base.database import Row
 from outbox.sink.remembering.strategy import Strategy
 
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
-MACHINERY = totals.MACHINERY_TABLES | {"dedup_horizon", "erased_keys", "outbox_version", "sinks"}
+MACHINERY = MACHINERY_TABLES | {"dedup_horizon", "erased_keys", "outbox_version", "sinks"}
 LETTERS = "dead_letters"
 TABLES = """
 SELECT relname FROM pg_class

@@ -50,8 +50,7 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
                 code="comparison-unusable",
             )
         rows = [(row["key"], row["total"], row.get("version")) for row in found.to_pylist()]
-        has_version = "version" in found.column_names
-        return TargetState(reached, rows, has_version, partial(lacking, delta))
+        return TargetState(reached, rows, partial(lacking, delta))
 
 
 def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:

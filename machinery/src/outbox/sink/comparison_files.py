@@ -17,8 +17,15 @@ comparison is about are on one topic. A sink that carries states needs ``version
 
 The file of a sink whose result is not in the sink database has no ``[sink]``, because the target says the totals.
 
-Without a column ``total`` in ``[source]``, rows are compared: each column of each key (`outbox.sink.rows`). A line
-``-- table:`` then stands for ``[sink]``. The queries say which columns there are: `outbox.audit.rows.described`.
+Without a column ``total`` in ``[source]``, rows are compared: each column of each key (`outbox.sink.rows`).
+
+    -- table: order_states (order_id)
+    -- [source]
+    SELECT key, status, cents, version FROM source_orders
+
+A line ``-- table:`` then stands for ``[sink]``: it names the projection's table and its column of keys. The other
+columns have the names that the query returns (`outbox.audit.rows.described`). `outbox.sink.repair.derived` sets such a
+table to the source.
 """
 
 from __future__ import annotations
@@ -29,33 +36,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from outbox.audit.quantity import EXACT, Quantity
 from outbox.base.sections import sql_sections
 from outbox.events.schema import EventSchema
-from outbox.sink.rows import StateTable, as_part, state_table, unusable
-from outbox.sink.rows import folder_of as folder_of  # noqa: PLC0414 - for those who load
+from outbox.sink.rows import unusable
 from outbox.sink.spec import SinkSpec
 
+FOLDER = "comparisons"
+TABLE_LINE = re.compile(r"^--[ \t]*table\b(.*)$", re.MULTILINE | re.IGNORECASE)
+TABLE = re.compile(r"[ \t]*:[ \t]*(\w+)[ \t]*\([ \t]*(\w+)[ \t]*\)[ \t]*")
 ADDS_LINE = re.compile(r"^--[ \t]*adds\b(.*)$", re.MULTILINE | re.IGNORECASE)
 ADDS = re.compile(r":\s*(?P<sign>-?)(?P<what>[^\s,-][^\s,]*)(\s+of\s+(?P<names>[^\s,]+(\s*,\s*[^\s,]+)*))?\s*")
 NUMBERS = {"bigint", "numeric"}
 
 
-class Addend(NamedTuple):
-    """The number that events of one kind add to a total: a fixed one, or that of a property; unknown if not
-    ``is_known``.
-    """
+class StateTable(NamedTuple):
+    """A projection's table that has the state of each key, and its column of keys."""
 
-    sign: int
-    place: int | None = None
-    is_known: bool = True
+    name: str
+    key: str
 
-    def of(self, numbers: Sequence[Quantity | None]) -> Quantity | None:
-        """The number that an event with these numbers adds; None if nobody knows."""
-        if self.place is None:
-            return self.sign
-        number = numbers[self.place] if self.is_known else None
-        return number if number is None or self.sign > 0 else EXACT.minus(number)
+    def query(self, columns: Iterable[str]) -> str:
+        """The query of its rows, with these columns."""
+        selected = "".join(f', "{column}"' for column in columns)
+        return f'SELECT sink, "{self.key}" AS key{selected} FROM public."{self.name}"'  # noqa: S608
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ class Comparison:
     table: StateTable | None = None
     columns: Sequence[str] = ()
     """Of rows, the columns that are compared; none if totals are compared."""
-    has_version: bool = False
-    """Whether rows have a version."""
+    number: int = 0
+    """Its number among the comparisons of a check."""
 
     @property
     def id(self) -> str:
@@ -100,6 +103,11 @@ class Comparison:
         return next((one for one in self.adds if one.is_about(schema)), None)
 
 
+def folder_of(spec: SinkSpec) -> Path:
+    """Where the comparisons of a sink are."""
+    return spec.job.projections.parent / FOLDER
+
+
 def load(spec: SinkSpec) -> list[Comparison]:
     """The comparisons of a sink; none if it has no folder of them.
 
@@ -109,13 +117,20 @@ def load(spec: SinkSpec) -> list[Comparison]:
 
 
 def _read(file: Path, spec: SinkSpec) -> Comparison:
-    sections = sql_sections(file, "source", "sink")
-    source, sink = as_part(sections["source"]), as_part(sections.get("sink", "")) or None
-    found = Comparison(file, tuple(_adds(file)), source, sink, state_table(file))
-    if sink is not None and found.table is not None:
+    sections = {name: text.strip().rstrip(";") for name, text in sql_sections(file, "source", "sink").items()}
+    found = Comparison(file, tuple(_adds(file)), sections["source"], sections.get("sink") or None, _table(file))
+    if found.sink is not None and found.table is not None:
         raise unusable(file, "it has a line `-- table:` and a section `-- [sink]`", "keep one of the two")
     _require_adds(found, spec)
     return found
+
+
+def _table(file: Path) -> StateTable | None:
+    text = ", ".join(TABLE_LINE.findall(file.read_text()))
+    found = TABLE.fullmatch(text.rstrip())
+    if text and not found:
+        raise unusable(file, f"`-- table{text}` cannot be read", "write one line `-- table: NAME (KEY_COLUMN)`")
+    return StateTable(*found.groups()) if found else None
 
 
 def _adds(file: Path) -> Iterable[AddsLine]:
