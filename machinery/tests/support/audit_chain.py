@@ -23,6 +23,7 @@ from outbox.audit.rows import SINK as SINK_ROWS
 from outbox.audit.rows import SOURCE, load_rows
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import Source, Written
+from outbox.audit.store import Store
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Verified
 from outbox.events import catalog
@@ -252,18 +253,18 @@ class Chain:
             for topic in topics:
                 logs.ends[topic.number].next_offsets = dict(self.offsets[topic.name])
                 logs.ends[topic.number].topic_id = "x"
-            self.add(logs, point)
+            ends = [point.topic(topic.name).next_offsets for topic in topics]
+            _add(logs, [one for one in self.records if one[2].offset >= ends[one[0]].get(one[2].partition, 0)])
             return self._compare(self.source(since, before), logs, point)
 
-    def add(self, logs: TopicLogs, point: Verified) -> None:
-        """Add the records after a point."""
-        ends = [point.topic(topic.name).next_offsets for topic in self.declared.topics]
-        _add(logs, [one for one in self.records if one[2].offset >= ends[one[0]].get(one[2].partition, 0)])
-
-    def _compare(self, source: Source, logs: TopicLogs, verified: Verified | None = None) -> Report:
+    def load(self, store: Store) -> None:
+        """Put the totals of both sides into a store."""
         for table, sink, totals in ((SOURCE, "", self.totals), (SINK_ROWS, SINK, self.held)):
             rows = [(sink, key, None, text_of(total)) for key, total in totals.items()]
-            load_rows(logs.store, table, ((one, rows) for one in self.declared.all_comparisons))
+            load_rows(store, table, ((one, rows) for one in self.declared.all_comparisons))
+
+    def _compare(self, source: Source, logs: TopicLogs, verified: Verified | None = None) -> Report:
+        self.load(logs.store)
         sinks = Sinks([self.sink], frozenset(self.acknowledged), erased=frozenset(self.erased))
         return compare(Observed(self.declared, sinks, logs, source), lambda _: None, verified)
 

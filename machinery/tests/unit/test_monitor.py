@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import re
 import socket
 import threading
 from decimal import Decimal
@@ -89,12 +88,6 @@ def test_a_check_that_fails_leaves_the_findings_of_the_last(settings: Settings, 
     found = samples(collector)
     assert found["outbox_check_failed",] == 1
     assert found["outbox_check_drift", "c", "s"] == 7
-
-
-def test_every_metric_is_described() -> None:
-    source = Path(monitor.__file__).read_text()
-    described = set(re.findall(r"^\| `(\w+)`", str(monitor.__doc__), re.MULTILINE))
-    assert described == set(re.findall(r'"(outbox_\w+)"', source))
 
 
 def test_a_port_that_is_taken_is_reported(settings: Settings) -> None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +36,14 @@ import pyarrow as pa
 from outbox.audit import letters
 from outbox.audit.declared import Declared, EventTopic
 from outbox.audit.letters import TopicOffset
-from outbox.audit.report import ComparisonReport, EventCounts, Foreign, Malformed, Report, SinkReport, TopicReport
+from outbox.audit.report import ComparisonReport, Foreign, Malformed, Report, SinkReport, TopicReport
 from outbox.audit.rows import ComparedRows, difference_of
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.source import LATE_MS, Source
 from outbox.audit.store import Store
 from outbox.audit.tally import Event, Fate, Tally
 from outbox.audit.topic_log import TopicLogs
-from outbox.audit.verified import Doubt, EventsBefore, TopicPoint, Verified
+from outbox.audit.verified import Doubt, EventCounts, TopicPoint, Verified
 from outbox.sink.rows import Difference
 
 PASS_ROWS = 8_000_000  # as many as DuckDB joins within its memory
@@ -296,9 +297,8 @@ class _Comparison:
         self._counts: list[EventCounts] = []  # by kind; those of an event are the same
         for kind in seen.declared.kinds:
             [topic] = (one for one in self._topics if one.declared.name == kind.topic)
-            before = topic.point.events.get(kind.event, EventsBefore())
-            counts = EventCounts(before.delivered, before.duplicates, pruned=before.pruned)
-            self._counts.append(topic.report.events.setdefault(kind.event, counts))
+            before = copy(topic.point.events.get(kind.event, EventCounts()))
+            self._counts.append(topic.report.events.setdefault(kind.event, before))
         of_states = [state for state in seen.sinks.states if state.carries == "states"]
         self.report = Report(
             topics=[topic.report for topic in self._topics],
@@ -469,7 +469,7 @@ class _Comparison:
             records=delivered.total() + acknowledged,
             acknowledged=acknowledged,
             events={
-                event: EventsBefore(count, duplicates[event], topic.report.events[event].pruned)
+                event: EventCounts(count, duplicates[event], pruned=topic.report.events[event].pruned)
                 for event, count in delivered.items()
             },
             versions={key: (lowest, highest) for key, lowest, highest in rows(APPLIED_VERSIONS)},

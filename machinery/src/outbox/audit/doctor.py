@@ -52,12 +52,13 @@ POSITIONS = (
 OPEN_DEAD_LETTERS = "SELECT count(*) FROM public.dead_letters WHERE sink = %s AND status = 'open'"
 # What the service may do with events beside writing them, and by a grant to whom.
 READABLE = """
-SELECT privilege_type, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE format('%%I', pg_get_userbyid(grantee)) END
+SELECT string_agg(privilege_type, ', ' ORDER BY privilege_type),
+       CASE grantee WHEN 0 THEN 'PUBLIC' ELSE format('%%I', pg_get_userbyid(grantee)) END
   FROM pg_class, aclexplode(coalesce(relacl, acldefault('r', relowner)))
  WHERE pg_class.oid = to_regclass('public.outbox') AND privilege_type IN ('SELECT', 'UPDATE', 'DELETE', 'TRUNCATE')
    AND (grantee = 0 OR pg_has_role(%s, grantee, 'USAGE'))
    AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = %s)
- ORDER BY 2, 1
+ GROUP BY grantee ORDER BY 2
 """
 SIZE = "SELECT count(*), coalesce(sum(pg_total_relation_size(name)), 0) FROM public.processed_partitions"
 OLDEST_EVENT = "SELECT id FROM public.outbox WHERE uuid_extract_version(id) = 7 ORDER BY id LIMIT 1"
@@ -123,16 +124,13 @@ def _source(settings: Settings) -> Iterator[Diagnosis]:
         remedy = "set it to logical (outbox_lab/stack/postgres.conf) and restart Postgres"
         yield _problem("wal-level-not-logical", f"wal_level is {wal_level}", remedy)
     app = settings.role_name(SourceRole.APP)
-    by_grantee: dict[str, list[str]] = {}
-    for privilege, grantee in _rows(settings, SourceRole.OWNER, READABLE, app, app):
-        by_grantee.setdefault(grantee, []).append(privilege)
-    for grantee, privileges in by_grantee.items():
-        extra = ", ".join(privileges)
+    readable = _rows(settings, SourceRole.OWNER, READABLE, app, app)
+    for extra, grantee in readable:
         revoke = f"REVOKE {extra} ON public.outbox FROM {grantee}"
         if grantee == settings.role_name(SourceRole.OWNER):
             revoke = f"REVOKE {grantee} FROM {app}"
         yield _problem("outbox-readable", f"{app} may {extra} events, by a grant to {grantee}", revoke)
-    if not by_grantee:
+    if not readable:
         yield _ok("outbox-write-only", f"{app} may write events, and neither read nor change them")
     yield _declared(settings)
     for damage in damages(settings, "source"):

@@ -1,22 +1,8 @@
 """Prometheus metrics that no process of the chain exports: slot, connector, dead letters, drift, losses.
 
-| metric | what it is |
-|---|---|
-| `outbox_monitor_up` | by `part` (source, sink, connect): 1 if it answered this scrape; else its metrics are absent |
-| `outbox_slot_active` | by `slot`: 1 while a client reads it |
-| `outbox_slot_lag_bytes` | by `slot`: write-ahead log that the server retains for it |
-| `outbox_slot_lost` | by `slot`: 1 once it is invalidated, or does not exist |
-| `outbox_connector_running` | by `connector`: 1 while it and its task run; 0 if one has failed or was stopped |
-| `outbox_connector_restarts_total` | by `connector`: how often the monitor has restarted its task |
-| `outbox_dead_letters` | by `sink`: records set aside that nobody has replayed or discarded |
-| `outbox_check_timestamp_seconds` | Unix time of the last check; absent before the first |
-| `outbox_check_failed` | 1 if the last check could not be made; the metrics of the check before stay |
-| `outbox_check_lost_events` | by `topic`: events of the outbox that the topic has skipped |
-| `outbox_check_drift` | by `sink` and `comparison`: the sum of the absolute drifts |
-
-Slot, connector and dead letters are queried at each scrape. The check is that of `outbox check --incremental`; it runs
-beside the scrapes, again and again. Every few seconds the monitor looks at the connectors, and restarts a task that the
-broker has forgotten; it changes nothing else.
+`METRICS` describes each metric. Slot, connector and dead letters are queried at each scrape. The check is that of
+`outbox check --incremental`; it runs beside the scrapes, again and again. Every few seconds the monitor looks at the
+connectors, and restarts a task that the broker has forgotten; it changes nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import psycopg2
@@ -56,7 +42,24 @@ SELECT name, (SELECT count(*) FROM public.dead_letters WHERE dead_letters.sink =
   FROM public.sinks
 """
 
-Ask = Callable[[], list[Metric]]
+# By metric, what it says, and its labels.
+METRICS: dict[str, tuple[str, Sequence[str]]] = {
+    "outbox_monitor_up": ("1 if the part (source, sink, connect) answered now; else it has no metrics", ["part"]),
+    "outbox_slot_active": ("1 while a client reads the slot", ["slot"]),
+    "outbox_slot_lag_bytes": ("Write-ahead log that the server retains for the slot", ["slot"]),
+    "outbox_slot_lost": ("1 once the slot is invalidated, or does not exist", ["slot"]),
+    "outbox_connector_running": ("1 while the connector and its task run, and none was stopped", ["connector"]),
+    "outbox_connector_restarts_total": ("How often the monitor has restarted the connector's task", ["connector"]),
+    "outbox_dead_letters": ("Records set aside that nobody has replayed or discarded", ["sink"]),
+    "outbox_check_timestamp_seconds": ("Unix time of the last check; absent before the first", []),
+    "outbox_check_failed": ("1 if the last check could not be made; the metrics of the check before stay", []),
+    "outbox_check_lost_events": ("Events of the outbox that the topic has skipped", ["topic"]),
+    "outbox_check_drift": ("Sum of the absolute drifts; of rows, how many keys differ", ["sink", "comparison"]),
+}
+RESTARTS = "outbox_connector_restarts_total"
+
+Samples = list[tuple[str, float, Sequence[str]]]  # a metric, its value, and those of its labels
+Ask = Callable[[], Samples]
 Compare = Callable[[], Report]
 
 
@@ -66,32 +69,41 @@ class Monitor(Collector):
     def __init__(self, parts: Mapping[str, Ask]) -> None:
         """``parts``: by part of the chain, what asks it for its metrics."""
         self._parts = parts
-        self._checked: list[Metric] = []
+        self._checked: Samples = []
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of now, with those of the last check."""
-        up = dict[str, float]()
+        samples: Samples = []
         for part, ask in self._parts.items():
             try:
-                found = ask()
+                samples += [*ask(), ("outbox_monitor_up", 1, [part])]
             except (Failure, psycopg2.Error, requests.RequestException):
-                found = []
-            up[part] = bool(found)
-            yield from found
-        yield _gauge("outbox_monitor_up", "Whether the part answered for this scrape", up, "part")
-        yield from self._checked
+                samples.append(("outbox_monitor_up", 0, [part]))
+        families = dict[str, GaugeMetricFamily]()
+        for name, value, labels in [*samples, *self._checked]:
+            documentation, names = METRICS[name]
+            family = families.setdefault(name, GaugeMetricFamily(name, documentation, labels=names))
+            family.add_metric(labels, value)
+        yield from families.values()
 
     def check(self, compare: Compare) -> Failure | None:
         """Check, and keep what was found for the next scrapes. Returns the failure if the check could not be made."""
-        failed = GaugeMetricFamily("outbox_check_failed", "Whether the last check could not be made")
         try:
             report = compare()
         except (Failure, psycopg2.Error, KafkaException) as error:
-            failed.add_metric([], 1)
-            self._checked = [failed, *(one for one in self._checked if one.name != failed.name)]
+            kept = [one for one in self._checked if one[0] != "outbox_check_failed"]
+            self._checked = [("outbox_check_failed", 1, []), *kept]
             return error if isinstance(error, Failure) else Failure(reason_of(error), code="check-failed")
-        failed.add_metric([], 0)
-        self._checked = [failed, *_of_report(report)]
+        self._checked = [
+            ("outbox_check_failed", 0, []),
+            ("outbox_check_timestamp_seconds", time.time(), []),
+            *(("outbox_check_lost_events", len(topic.lost), [topic.name]) for topic in report.topics),
+            *(
+                ("outbox_check_drift", one.differences.count or float(one.drift_total), [sink.name, one.name])
+                for sink in report.sinks
+                for one in sink.comparisons
+            ),
+        ]
         return None
 
 
@@ -139,43 +151,29 @@ def of_project(settings: Settings) -> Monitor:
     connector = connectors.load(settings)
     name = connector.name
 
-    def slot() -> list[Metric]:
+    def slot() -> Samples:
         rows = query(settings, SourceRole.AUDITOR, SLOT, [name])
         is_active, lag_bytes, is_lost = rows[0] if rows else (False, 0.0, True)
-        return slot_metrics(name, is_active=is_active, lag_bytes=lag_bytes, is_lost=is_lost)
+        return [
+            ("outbox_slot_active", is_active, [name]),
+            ("outbox_slot_lag_bytes", lag_bytes, [name]),
+            ("outbox_slot_lost", is_lost, [name]),
+        ]
 
-    return Monitor(
-        {
-            "source": slot,
-            "sink": lambda: dead_letter_metrics(dict(query(settings, SinkRole.AUDITOR, DEAD_LETTERS))),
-            "connect": lambda: connector_metrics(name, lifecycle.status(settings, connector).is_running),
-        }
-    )
+    def connect() -> Samples:
+        return [("outbox_connector_running", lifecycle.status(settings, connector).is_running, [name])]
 
+    def sink() -> Samples:
+        return [
+            ("outbox_dead_letters", count, [sink]) for sink, count in query(settings, SinkRole.AUDITOR, DEAD_LETTERS)
+        ]
 
-def slot_metrics(slot: str, *, is_active: bool, lag_bytes: float, is_lost: bool) -> list[Metric]:
-    """The metrics of a slot."""
-    return [
-        _gauge("outbox_slot_active", "Whether a client reads the slot", {slot: is_active}, "slot"),
-        _gauge("outbox_slot_lag_bytes", "Write-ahead log that is retained for the slot", {slot: lag_bytes}, "slot"),
-        _gauge("outbox_slot_lost", "Whether the slot is invalidated or does not exist", {slot: is_lost}, "slot"),
-    ]
-
-
-def connector_metrics(connector: str, is_running: bool) -> list[Metric]:
-    """The metrics of a connector."""
-    documentation = "Whether the connector and its task run"
-    return [_gauge("outbox_connector_running", documentation, {connector: is_running}, "connector")]
-
-
-def dead_letter_metrics(counts: Mapping[str, int]) -> list[Metric]:
-    """The metrics of the sinks' dead letters."""
-    return [_gauge("outbox_dead_letters", "Records set aside and not resolved", counts, "sink")]
+    return Monitor({"source": slot, "sink": sink, "connect": connect})
 
 
 def restart_counter(registry: CollectorRegistry) -> Counter:
     """Counts how often the monitor has restarted a connector's task, by connector."""
-    return Counter("outbox_connector_restarts_total", "Restarts of its task", ["connector"], registry=registry)
+    return Counter(RESTARTS, *METRICS[RESTARTS], registry=registry)
 
 
 def serve(settings: Settings, every_s: float, report: Callable[[str], None], ended: threading.Event) -> None:
@@ -202,26 +200,3 @@ def serve(settings: Settings, every_s: float, report: Callable[[str], None], end
                     report(f"no check: {failure.message}")
                 due_s = time.monotonic() + every_s
             ended.wait(max(0, min(LOOK_S, due_s - time.monotonic())))
-
-
-def _of_report(report: Report) -> Iterator[Metric]:
-    yield GaugeMetricFamily("outbox_check_timestamp_seconds", "When the last check was made", time.time())
-    lost = {topic.name: len(topic.lost) for topic in report.topics}
-    yield _gauge("outbox_check_lost_events", "Events of the outbox that the topic has skipped", lost, "topic")
-    drift: dict[tuple[str, ...], float] = {
-        (sink.name, one.name): float(one.drift_total) if one.rows is None else one.differences.count
-        for sink in report.sinks
-        for one in sink.comparisons
-    }
-    text = "Sum of the absolute drifts; of rows, how many keys differ"
-    yield _gauge("outbox_check_drift", text, drift, "sink", "comparison")
-
-
-def _gauge(
-    name: str, documentation: str, values: Mapping[str, float] | Mapping[tuple[str, ...], float], *labels: str
-) -> GaugeMetricFamily:
-    """A metric with its values by label, or by several labels."""
-    family = GaugeMetricFamily(name, documentation, labels=labels)
-    for key, value in values.items():
-        family.add_metric([key] if isinstance(key, str) else key, value)
-    return family

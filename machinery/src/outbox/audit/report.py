@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from outbox.audit.quantity import EXACT, text_of
 from outbox.audit.rows import ComparedRows
 from outbox.audit.sinks import SinkState
-from outbox.audit.verified import Verified
+from outbox.audit.verified import EventCounts, Verified
 from outbox.base.errors import Failure, plural
 from outbox.sink.rows import Differences
 
@@ -60,18 +62,6 @@ class Malformed:
     first: str = ""  # place and reason
     reasons: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
-
-
-@dataclass
-class EventCounts:
-    """Counts of one event, in all its versions."""
-
-    delivered: int = 0  # on the topic, duplicates too
-    duplicates: int = 0
-    in_flight: int = 0  # in the outbox and not on the topic yet
-    lost: int = 0  # in the outbox, and the topic has skipped it
-    foreign: int = 0  # on the topic, and never in the outbox
-    pruned: int = 0  # on the topic, and `outbox prune` may have deleted it from the outbox
 
 
 @dataclass
@@ -156,7 +146,7 @@ class TopicReport:
             **_picked(self, "name", *COUNTS, "lost"),
             "malformed": _picked(self.malformed, "count", "first", "reasons", "acknowledged"),
             "foreign": _picked(self.foreign, "count", "first", "worst"),
-            "events": {name: vars(counts) for name, counts in self.events.items()},
+            "events": {name: msgspec.structs.asdict(counts) for name, counts in self.events.items()},
         }
 
 

@@ -83,24 +83,31 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
         positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM public.positions")
         bases = _by_topic(cursor, "SELECT sink, topic, key, version FROM public.base_versions")
         cursor.execute("SELECT name, duplicates, filtered FROM public.sinks ORDER BY name")
-        states = [
-            SinkState(
-                name,
-                positions.get(name, {}),
-                bases=bases.get(name, {}),
-                letters=set_aside.get(name, {}),
-                discarded=discarded.get(name, {}),
-                duplicates=duplicates,
-                filtered=filtered,
+        states = list[SinkState]()
+        for name, duplicates, filtered in cursor:
+            state = SinkState(
+                name, positions.get(name, {}), bases.get(name, {}), duplicates=duplicates, filtered=filtered
             )
-            for name, duplicates, filtered in cursor
-        ]
-        states = [_as_declared(state, declared, store) for state in states if _is_ours(state, declared)]
+            spec = declared.sink(name)
+            if spec is None:
+                states.append(replace(state, not_compared=UNDECLARED, is_declared=False))
+            elif not state.positions or not state.positions.keys().isdisjoint(spec.decoders):
+                comparisons = [ComparedRows(store, one, name) for one in declared.comparisons_of(name)]
+                state = replace(
+                    state,
+                    versions=_versions(declared, spec, comparisons),
+                    letters=set_aside.get(name, {}),
+                    discarded=discarded.get(name, {}),
+                    carries=spec.job.carries,
+                    takes_states=spec.strategy.takes == "states",
+                    not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
+                )
+                states.append(with_target(state, targets[name]) if name in targets else state)
         cursor.execute("SELECT topic, encode(key_hash, 'hex') FROM public.erased_keys")
         erased = frozenset(map(tuple, cursor.fetchall()))
         read_by_any = set[str]().union(*(tables_read(connection, one) for one in queries))
         return Sinks(
-            [state if state.name not in targets else with_target(state, targets[state.name]) for state in states],
+            states,
             letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
             uncompared_tables(cursor, read_by_any | _remembered(declared)),
             erased,
@@ -112,28 +119,7 @@ def _remembered(declared: Declared) -> set[str]:
     return {one.strategy.memory.table for one in declared.sinks.values() if one.strategy.memory is not None}
 
 
-def _is_ours(state: SinkState, declared: Declared) -> bool:
-    """Whether a sink has begun to read a topic of its job, or none at all."""
-    spec = declared.sink(state.name)
-    return spec is None or not state.positions or not state.positions.keys().isdisjoint(spec.decoders)
-
-
-def _as_declared(state: SinkState, declared: Declared, store: Store) -> SinkState:
-    """A sink with what its job says of it, and the versions that it has applied."""
-    spec = declared.sink(state.name)
-    if spec is None:
-        return replace(state, letters={}, discarded={}, not_compared=UNDECLARED, is_declared=False)
-    comparisons = declared.comparisons_of(state.name)
-    return replace(
-        state,
-        versions=versions_of(declared, spec, [ComparedRows(store, one, state.name) for one in comparisons]),
-        carries=spec.job.carries,
-        takes_states=spec.strategy.takes == "states",
-        not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
-    )
-
-
-def versions_of(declared: Declared, spec: SinkSpec, compared: Iterable[ComparedRows]) -> dict[str, dict[str, int]]:
+def _versions(declared: Declared, spec: SinkSpec, compared: Iterable[ComparedRows]) -> dict[str, dict[str, int]]:
     """By topic and key the highest version that the sink has applied, as its comparisons of totals say."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for one in compared:

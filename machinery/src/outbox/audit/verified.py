@@ -41,19 +41,22 @@ from outbox.base.settings import Settings
 from outbox.events.values import KEY_MAX_BYTES
 
 IDENTITY_BYTES = 32
-FORMAT = 2  # of a stored point
+FORMAT = 3  # of a stored point
 
 
 class Doubt(Exception):
     """An incremental check does not suffice. The message says why."""
 
 
-class EventsBefore(msgspec.Struct, frozen=True):
-    """How many records of an event are verified."""
+class EventCounts(msgspec.Struct):
+    """Counts of one event, in all its versions. Those of a verified point have nothing in flight, lost or foreign."""
 
-    delivered: int = 0
+    delivered: int = 0  # on the topic, duplicates too
     duplicates: int = 0
-    pruned: int = 0
+    in_flight: int = 0  # in the outbox and not on the topic yet
+    lost: int = 0  # in the outbox, and the topic has skipped it
+    foreign: int = 0  # on the topic, and never in the outbox
+    pruned: int = 0  # on the topic, and `outbox prune` may have deleted it from the outbox
 
 
 class TopicPoint(msgspec.Struct, frozen=True):
@@ -63,7 +66,7 @@ class TopicPoint(msgspec.Struct, frozen=True):
     next_offsets: dict[int, int] = {}
     records: int = 0
     acknowledged: int = 0  # of them, those that break the contract and whose dead letters were discarded
-    events: dict[str, EventsBefore] = {}  # by name
+    events: dict[str, EventCounts] = {}  # by name
     versions: dict[str, tuple[int, int]] = {}  # by key the lowest and the highest; there is each version in between
     partitions: dict[str, int] = {}  # by key, also of events that came later
     since_ms: int = 0  # a row of the outbox from before this moment is verified

@@ -113,7 +113,7 @@ def describe(report: Report) -> str:
     for topic in report.topics:
         lines += _topic(topic)
     if len(report.topics) > 1:
-        lines += _total(report)
+        lines += _counts("all topics", report)
     for sink in report.sinks:
         lines += _sink(sink)
     lines += [("note", note) for note in report.notes]
@@ -122,10 +122,7 @@ def describe(report: Report) -> str:
 
 
 def _topic(topic: TopicReport) -> Iterator[Line]:
-    before = f" ({topic.verified_before} verified before)" if topic.verified_before else ""
-    records = f"{plural(topic.records, 'record')}{before}, {plural(topic.duplicates, 'duplicate')}"
-    yield f"topic {topic.name}", f"{records}; {plural(topic.outbox_events, 'event')} in the outbox"
-    yield "", _missing(len(topic.lost), topic.missing_versions, topic.in_flight)
+    yield from _counts(f"topic {topic.name}", topic)
     if topic.repeated_versions:
         yield "", f"{plural(topic.repeated_versions, 'version')} of a key on different events"
     if topic.spread_keys:
@@ -138,20 +135,12 @@ def _topic(topic: TopicReport) -> Iterator[Line]:
         yield "", f"{plural(topic.pruned, 'event')} pruned from the outbox, {topic.foreign.count} foreign"
 
 
-def _total(report: Report) -> Iterator[Line]:
-    yield (
-        "all topics",
-        f"{plural(report.records, 'record')}, {plural(report.duplicates, 'duplicate')};"
-        f" {plural(report.outbox_events, 'event')} in the outbox",
-    )
-    yield (
-        "",
-        f"{len(report.lost)} lost, {plural(report.missing_versions, 'version')} missing, {report.in_flight} in flight",
-    )
-
-
-def _missing(lost: int, versions: int, in_flight: int) -> str:
-    return f"{lost} lost, {plural(versions, 'version')} missing, {in_flight} in flight"
+def _counts(label: str, of: TopicReport | Report) -> Iterator[Line]:
+    before = f" ({of.verified_before} verified before)" if of.verified_before else ""
+    records = f"{plural(of.records, 'record')}{before}, {plural(of.duplicates, 'duplicate')}"
+    yield label, f"{records}; {plural(of.outbox_events, 'event')} in the outbox"
+    missing = plural(of.missing_versions, "version")
+    yield "", f"{len(of.lost)} lost, {missing} missing, {of.in_flight} in flight"
 
 
 def _sink(sink: SinkReport) -> Iterator[Line]:

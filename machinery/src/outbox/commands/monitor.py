@@ -18,8 +18,8 @@ def monitor_command(every_s: float) -> None:
     """Serve Prometheus metrics of what no other process exports: slot, connector, dead letters, losses, drift.
 
     It reads as the auditor, and runs until it is stopped. It restarts a connector's task that the broker has forgotten,
-    and changes nothing else. The module outbox/audit/monitor.py describes each metric. OUTBOX_MONITOR_HOST and
-    OUTBOX_MONITOR_PORT say where it listens.
+    and changes nothing else. Each metric describes itself (`# HELP`). OUTBOX_MONITOR_HOST and OUTBOX_MONITOR_PORT say
+    where it listens.
     """
     from outbox.audit import monitor
 
