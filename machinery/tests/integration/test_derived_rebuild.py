@@ -206,26 +206,20 @@ def test_values_of_any_type_arrive_as_they_are(databases: Settings, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("query_text", "problem"),
+    ("columns", "code", "problem"),
     [
-        ("SELECT key, unit, total AS stock FROM source_totals", "does not return events, version of table stock"),
-        ("SELECT key, unit, total, version, version AS events FROM source_totals", "no column total"),
-        ("SELECT key FROM source_totals", ""),
+        ("key, unit, total AS stock", "rebuild-unsupported", "does not return events, version of table stock"),
+        ("key, unit, total, version, version AS events", "rebuild-unsupported", "no column total"),
+        ("key", "rebuild-unsupported", "does not return events, stock"),
+        ("nothing", "comparison-unusable", "does not exist"),
     ],
 )
 def test_a_query_that_does_not_make_whole_rows_is_refused(
-    databases: Settings, folder: Path, query_text: str, problem: str
+    databases: Settings, folder: Path, columns: str, code: str, problem: str
 ) -> None:
     file = folder.parent / "comparisons" / "stock.sql"
-    file.write_text(f"-- table: stock (item_id)\n-- [source]\n{query_text}\n")
-    with raises("rebuild-unsupported", "stock.sql", problem):
-        from_source(databases, spec_with(STRATEGIES["dedup"], folder))
-
-
-def test_a_query_that_the_source_refuses_is_named(databases: Settings, folder: Path) -> None:
-    file = folder.parent / "comparisons" / "stock.sql"
-    file.write_text("-- table: stock (item_id)\n-- [source]\nSELECT nothing FROM source_totals\n")
-    with raises("comparison-unusable", "stock.sql", "does not exist"):
+    file.write_text(f"-- table: stock (item_id)\n-- [source]\nSELECT {columns} FROM source_totals\n")
+    with raises(code, "stock.sql", problem):
         from_source(databases, spec_with(STRATEGIES["dedup"], folder))
 
 

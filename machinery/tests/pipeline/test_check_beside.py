@@ -6,8 +6,8 @@ import json
 import random
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 from confluent_kafka import Message, Producer
@@ -18,6 +18,7 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka.clients import client_config
 from outbox_lab.testing.helpers import chosen_seed
+from tests.support import kept_rows
 from tests.support.topic_reader import topic_of
 
 CHECKS = 12
@@ -59,47 +60,33 @@ class Sent:
         self.offset = message.offset() or 0
 
 
-class Life(threading.Thread):
+class Life:
     """Writes events, relays them and applies them, one step after the other and each as far as chance has it."""
 
     def __init__(self, settings: Settings, seed: int) -> None:
-        super().__init__(name="life", daemon=True)
         self._settings = settings
         self._random = random.Random(seed)  # noqa: S311
         self._keys = [str(uuid.UUID(int=number)) for number in range(1, 9)]
         self._topics = {aggregate: topic_of(settings, aggregate) for aggregate in TYPES}
         self._written: list[Sent] = []
         self._relayed: list[Sent] = []
-        self._halt = threading.Event()
-        self.failure: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            with (
-                closing(connect(self._settings, SourceRole.OWNER)) as source,
-                closing(connect(self._settings, SinkRole.OWNER)) as sink,
-            ):
-                producer = Producer({**client_config(self._settings), "transactional.id": f"life-{uuid.uuid4()}"})
-                producer.init_transactions(30)
+    def run(self, halt: threading.Event) -> None:
+        """Live until ``halt``, and then until everything has arrived."""
+        with (
+            closing(connect(self._settings, SourceRole.OWNER)) as source,
+            closing(connect(self._settings, SinkRole.OWNER)) as sink,
+        ):
+            producer = Producer({**client_config(self._settings), "transactional.id": f"life-{uuid.uuid4()}"})
+            producer.init_transactions(30)
+            kept_rows.start(self._settings, SINK)
+            while not halt.is_set() or self._written or self._relayed:
+                if not halt.is_set():
+                    with source, source.cursor() as cursor:
+                        self._written += [self._write(cursor) for _ in range(self._random.randint(1, 4))]
+                self._relay(producer)
                 with sink, sink.cursor() as cursor:
-                    cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [SINK])
-                while not self._halt.is_set() or self._written or self._relayed:
-                    if not self._halt.is_set():
-                        with source, source.cursor() as cursor:
-                            self._written += [self._write(cursor) for _ in range(self._random.randint(1, 4))]
-                    self._relay(producer)
-                    with sink, sink.cursor() as cursor:
-                        self._apply(cursor)
-        except BaseException as failure:
-            self.failure = failure
-            raise
-
-    def halt(self) -> None:
-        """Let everything arrive, and end."""
-        self._halt.set()
-        self.join(60)
-        assert not self.is_alive()
-        assert self.failure is None
+                    self._apply(cursor)
 
     def _write(self, cursor: extensions.cursor) -> Sent:
         aggregate = self._random.choice(list(TYPES))
@@ -145,24 +132,18 @@ class Life(threading.Thread):
         self._relayed = [sent for sent in self._relayed if sent not in mine]
 
 
-@contextmanager
-def life(settings: Settings) -> Iterator[Life]:
-    """A chain at work."""
-    running = Life(settings, chosen_seed())
-    running.start()
-    try:
-        yield running
-    finally:
-        running.halt()
-
-
 def test_a_check_beside_a_running_chain_finds_nothing_wrong(topic: Settings) -> None:
-    in_flight = 0
-    with life(topic) as running:
-        for number in range(CHECKS):
-            report = check.check(topic, incremental=bool(number % 2))
-            assert (report.findings, running.failure) == ([], None)
-            in_flight += not report.settled
+    in_flight, halt = 0, threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(Life(topic, chosen_seed()).run, halt)
+        try:
+            for number in range(CHECKS):
+                report = check.check(topic, incremental=bool(number % 2))
+                assert (report.findings, running.done()) == ([], False)
+                in_flight += not report.settled
+        finally:
+            halt.set()
+            running.result(60)
     report = check.check(topic)
     assert (report.findings, report.settled) == ([], True)
     assert report.sink(SINK).comparison("events").totals

@@ -205,18 +205,14 @@ def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings
         assert problems(topic)["sinks"] == ["topic-recreated"]
 
 
-def test_sink_that_no_job_declares_is_no_problem(topic: Settings) -> None:
+def test_undeclared_sinks_are_no_problem_and_unfinished_rebuilds_are_found(topic: Settings) -> None:
     described = topics.describe(topic, topic_of(topic))
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(topic_of(topic), described.id, {0: 0})
+        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(described.name, described.id, {0: 0})
     assert "sinks" not in problems(topic)
     assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
-
-
-def test_unfinished_rebuild_is_found(topic: Settings) -> None:
-    described = topics.describe(topic, topic_of(topic))
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic_of(topic), described.id, {0: 0})
+        sink_on(connection).begin_at(described.name, described.id, {0: 0})
         with rebuild.reserved(topic, "dedup") as owner:
             first = {described.name: topics.first_offsets(topic, described.name)}
             rebuild.begin(owner, "dedup", [described], first)

@@ -25,7 +25,6 @@ from outbox.audit.declared import EventTopic, load
 from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
-from outbox.base.errors import plural
 from outbox.base.settings import Settings
 from outbox.base.wait import WaitTimeoutError, nothing, timeout_scale, wait_for
 from outbox.kafka import topics
@@ -146,10 +145,6 @@ class Check:
             report.notes += read.notes
         for topic in declared.topics:
             report.notes += _topic_notes(topic)
-        report.notes += [
-            f"{plural(count, 'event')} in the outbox of aggregate type {aggregate}, which is not declared: ignored"
-            for aggregate, count in sorted(read.undeclared.items())
-        ]
         report.notes += [
             f"nothing compares table {table}: it has a column sink, and no [sink] query of a comparison reads it"
             for table in report.uncompared_tables

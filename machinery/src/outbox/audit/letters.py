@@ -40,7 +40,7 @@ SELECT sink, coalesce(resolution, %s), count(*)
   FROM public.dead_letters WHERE status = 'discarded' GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2
 """
 ACKNOWLEDGED = """
-SELECT identity FROM public.dead_letters WHERE sink = ANY(%(sinks)s) GROUP BY 1 HAVING bool_and(status <> 'open')
+SELECT identity FROM public.dead_letters WHERE sink = ANY(%s) GROUP BY 1 HAVING bool_and(status <> 'open')
 """
 
 
@@ -117,18 +117,9 @@ def digest(letters: Mapping[str, Letter], topic: str, before: Mapping[int, int])
     return found.digest()
 
 
-def reasons(cursor: extensions.cursor) -> dict[str, dict[str, int]]:
-    """By sink, why letters were discarded, with their numbers."""
-    cursor.execute(REASONS, [NO_REASON])
-    found: dict[str, dict[str, int]] = defaultdict(dict)
-    for sink, reason, count in cursor:
-        found[sink][reason] = count
-    return found
-
-
 def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset[str]:
     """Identities of which these sinks have letters, all closed: discarded, or the event of that id was applied."""
-    cursor.execute(ACKNOWLEDGED, {"sinks": list(sinks)})
+    cursor.execute(ACKNOWLEDGED, [list(sinks)])
     return frozenset(identity for (identity,) in cursor)
 
 

@@ -79,7 +79,10 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
         elsewhere = ((one, totals_of(name, targets[name])) for name in targets for one in declared.comparisons_of(name))
         load_rows(store, SINK, chain[tuple[Comparison, Iterable[Row]]](in_database, elsewhere))
         set_aside = letters.read(connection, declared, [name for name, one in targets.items() if not one.unread])
-        discarded = letters.reasons(cursor)
+        cursor.execute(letters.REASONS, [letters.NO_REASON])
+        discarded = dict[str, dict[str, int]]()
+        for name, reason, count in cursor:
+            discarded.setdefault(name, {})[reason] = count
         positions = _by_topic(cursor, "SELECT sink, topic, partition, next_offset FROM public.positions")
         bases = _by_topic(cursor, "SELECT sink, topic, key, version FROM public.base_versions")
         cursor.execute("SELECT name, duplicates, filtered FROM public.sinks ORDER BY name")

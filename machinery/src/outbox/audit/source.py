@@ -30,9 +30,8 @@ SELECT id, aggregatetype, type, schema_version, aggregateid, (extract(epoch FROM
  WHERE {since}
 """
 PROPERTY = f", left(payload ->> {{}}, {DIGITS_MAX + 1})"  # longer ones are no numbers
-COUNTS = "SELECT aggregatetype, count(*), count(*) FILTER (WHERE {since}) FROM public.outbox GROUP BY aggregatetype"
+BEFORE = "SELECT aggregatetype, count(*) FROM public.outbox WHERE NOT ({since}) GROUP BY aggregatetype"
 SINCE = "aggregatetype = ANY({aggregates}) AND occurred_at >= to_timestamp({since_ms} / 1000.0) AT TIME ZONE 'UTC'"
-MARKERS = ".markers"  # aggregate types of what `outbox prune` sends through the relay end like this
 VERSIONS = "SELECT key, version FROM {} WHERE version IS NOT NULL"
 NOW = "SELECT (extract(epoch FROM now()) * 1000)::bigint"
 
@@ -57,7 +56,6 @@ class Source:
     events: Iterable[Written] = ()  # read once; those since the moments that were asked for
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, if they are known
     events_before: Mapping[str, int] = field(default_factory=dict)  # by topic, how many more events there are
-    undeclared: Mapping[str, int] = field(default_factory=dict)  # by aggregate type, events of undeclared ones
     notes: Sequence[str] = ()
     read_at_ms: int = 0
 
@@ -76,11 +74,16 @@ def read(
         with connection.cursor() as cursor:
             cursor.execute(NOW)
             [(read_at_ms,)] = cursor.fetchall()
-            before, undeclared = _counts(cursor, declared.topics, since)
+            cursor.execute(sql.SQL(BEFORE).format(since=since))
+            of_aggregate = dict(cursor.fetchall())
+        before = {
+            topic.name: sum(of_aggregate.get(aggregate.name, 0) for aggregate in topic.aggregates)
+            for topic in declared.topics
+        }
         compared = ((one, read_source(connection, one)) for one in declared.all_comparisons)
         load_rows(store, SOURCE, compared)
         versions, notes = _versions(connection, declared.topics)
-        yield Source(_events(connection, declared, since), versions, before, undeclared, notes, read_at_ms)
+        yield Source(_events(connection, declared, since), versions, before, notes, read_at_ms)
 
 
 @contextmanager
@@ -102,22 +105,6 @@ def _since(topics: Iterable[EventTopic], since_ms: Mapping[str, int]) -> sql.Com
         for topic in topics
     ]
     return sql.SQL(" OR ").join(parts)
-
-
-def _counts(
-    cursor: extensions.cursor, topics: Sequence[EventTopic], since: sql.Composable
-) -> tuple[dict[str, int], dict[str, int]]:
-    """By topic how many events there are before the moments; by aggregate type how many of undeclared ones."""
-    topic_of = {aggregate.name: topic.name for topic in topics for aggregate in topic.aggregates}
-    before = dict.fromkeys(topic_of.values(), 0)
-    undeclared: dict[str, int] = {}
-    cursor.execute(sql.SQL(COUNTS).format(since=since))
-    for aggregate, count, count_since in cursor:
-        if aggregate in topic_of:
-            before[topic_of[aggregate]] += count - count_since
-        elif not aggregate.endswith(MARKERS):
-            undeclared[aggregate] = count
-    return before, undeclared
 
 
 def _events(connection: extensions.connection, declared: Declared, since: sql.Composable) -> Iterator[Written]:

@@ -1,19 +1,9 @@
-"""The records of the declared topics: valid events, and records that break the contract.
-
-Decoding is most of the work of a check, so several processes read a large topic.
-"""
+"""The records of the declared topics: valid events, and records that break the contract."""
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -27,9 +17,7 @@ from outbox.sink.comparison_files import NUMBERS
 from outbox.sink.decoding.dead_records import identity
 from outbox.sink.decoding.records import Records
 
-PART_OFFSETS = 250_000  # some seconds of work
-PART_MAX_BYTES = 16 * 2**20  # of rows; more only if one answer of the brokers has more
-PROCESSES_MAX = 4  # some 300 MB each
+DECODED_AT_ONCE = 10_000  # records, or as many as `outbox.kafka.records` has in memory
 DELIVERED = {"kind": pa.uint16(), "event_id": pa.string(), "key": pa.string(), "version": pa.int64()}
 PLACE = {"partition": pa.int32(), "offset": pa.int64()}
 REFUSED = pa.schema(
@@ -43,17 +31,6 @@ ADD_REFUSED = """
 INSERT INTO refused
 SELECT {topic}, identity, masked(TRY_CAST(identity AS UUID)), key, partition, "offset", reason, detail FROM dead
 """
-
-Part = tuple[int, Within]  # the number of a topic, and offsets of it
-
-
-class TopicPart(NamedTuple):
-    """Records of the topic with this number."""
-
-    topic: int
-    records: int
-    delivered: pa.Table
-    refused: pa.Table
 
 
 @dataclass
@@ -93,19 +70,37 @@ class TopicLogs:
         if Kafka is unavailable.
         """
         within = {topic.number: self._new(settings, topic) for topic in self._topics}
-        offsets = self.records + sum(map(_size, within.values()))
-        for part in read_parts(self._topics, settings, within):
-            self._add(part)
-            progress(f"read {self.records:,} records of up to {offsets:,}")
+        offsets = self.records + sum(last - first for one in within.values() for first, last in one.values())
         for topic in self._topics:
+            for messages in records.batches(settings, topic.name, within[topic.number], at_least=DECODED_AT_ONCE):
+                self.add(topic.number, Records.of_messages(messages))
+                progress(f"read {self.records:,} records of up to {offsets:,}")
             end = self.ends[topic.number]
             end.next_offsets = {number: last for number, (_, last) in within[topic.number].items()}
             dropped_until = None if end.is_whole else records.dropped_until(settings, topic.name)
             end.dropped_until_ms = 0 if dropped_until is None else int(dropped_until.timestamp() * 1000)
 
-    def add(self, topic: int, read: Records) -> None:
+    def add(self, number: int, read: Records) -> None:
         """Add records of the topic with this number."""
-        self._add(_decoded(self._topics[topic], read))
+        topic = self._topics[number]
+        decoded = topic.decoder.decode(read)
+        self.ends[number].records += len(read)
+        events = _table(topic, decoded.rows)
+        if events.num_rows:
+            numbers = ", ".join(events.column_names[len(DELIVERED) + len(PLACE) :])
+            self.store.run(ADD_DELIVERED.format(topic=number, numbers=numbers), events=events)
+        refused = [
+            {
+                "identity": identity(one.record, one.event_id),
+                "key": (one.record.key or b"").decode(errors="replace"),
+                "partition": one.partition,
+                "offset": one.offset,
+                **one.rejection._asdict(),
+            }
+            for one in decoded.dead
+        ]
+        if refused:
+            self.store.run(ADD_REFUSED.format(topic=number), dead=pa.Table.from_pylist(refused, REFUSED))
 
     def _new(self, settings: Settings, topic: EventTopic) -> Within:
         """The offsets of a topic that were not read."""
@@ -122,38 +117,12 @@ class TopicLogs:
             for number, (first, last) in watermarks.items()
         }
 
-    def _add(self, part: TopicPart) -> None:
-        self.ends[part.topic].records += part.records
-        if part.delivered.num_rows:
-            numbers = ", ".join(part.delivered.column_names[len(DELIVERED) + len(PLACE) :])
-            self.store.run(ADD_DELIVERED.format(topic=part.topic, numbers=numbers), events=part.delivered)
-        if part.refused.num_rows:
-            self.store.run(ADD_REFUSED.format(topic=part.topic), dead=part.refused)
-
-
-# Decoding ----------------------------------------------------------------------------------------------------------
-
 
 def delivered(topic: EventTopic, read: Records) -> pa.Table:
     """The events among records of a topic: columns of `DELIVERED` and `PLACE`, then ``n0``, ``n1``, … with the numbers
     of the topic's properties, as texts.
     """
     return _table(topic, topic.decoder.decode(read).rows)
-
-
-def _decoded(topic: EventTopic, read: Records) -> TopicPart:
-    decoded = topic.decoder.decode(read)
-    refused = [
-        {
-            "identity": identity(one.record, one.event_id),
-            "key": (one.record.key or b"").decode(errors="replace"),
-            "partition": one.partition,
-            "offset": one.offset,
-            **one.rejection._asdict(),
-        }
-        for one in decoded.dead
-    ]
-    return TopicPart(topic.number, len(read), _table(topic, decoded.rows), pa.Table.from_pylist(refused, REFUSED))
 
 
 def _table(topic: EventTopic, rows: Mapping[str, pa.Table]) -> pa.Table:
@@ -175,110 +144,3 @@ def _of_kind(topic: EventTopic, name: str, rows: pa.Table, schema: pa.Schema) ->
     ]
     cast = [column.cast(type_) for column, type_ in zip(columns, schema.types, strict=True)]
     return pa.table(cast, schema)
-
-
-# Reading -----------------------------------------------------------------------------------------------------------
-
-
-def read_parts(declared: Sequence[EventTopic], settings: Settings, within: Mapping[int, Within]) -> Iterator[TopicPart]:
-    """The committed records within these offsets of the topics with these numbers, in parts that fit into memory.
-
-    Small topics are read by this process. For large ones `multiprocessing` starts a process for each core, up to four.
-    When this process dies, they end after the part that they are reading. Raises Failure if Kafka is unavailable, or if
-    one of them dies.
-    """
-    parts = list(_parts(within))
-    count = min(len(parts), os.cpu_count() or 1, PROCESSES_MAX)
-    if count <= 1 or sum(map(_size, within.values())) <= PART_OFFSETS:
-        yield from _read(declared, settings, parts)
-        return
-    with ExitStack() as processes:
-        waiting = [
-            processes.enter_context(_process(declared, settings, parts[number::count])) for number in range(count)
-        ]
-        while waiting:
-            for connection in wait(waiting):
-                part = _received(connection)  # type: ignore[arg-type]
-                if part is None:
-                    waiting.remove(connection)  # type: ignore[arg-type]
-                else:
-                    yield part
-
-
-def _parts(within: Mapping[int, Within]) -> Iterator[Part]:
-    for topic, of_topic in within.items():
-        if _size(of_topic) > PART_OFFSETS:
-            for partition, (first, last) in of_topic.items():
-                for begin in range(first, last, PART_OFFSETS):
-                    yield topic, {partition: (begin, min(begin + PART_OFFSETS, last))}
-        elif _size(of_topic):
-            yield topic, of_topic
-
-
-def _size(within: Within) -> int:
-    return sum(last - first for first, last in within.values())
-
-
-def _read(declared: Sequence[EventTopic], settings: Settings, parts: Sequence[Part]) -> Iterator[TopicPart]:
-    for number, within in parts:
-        topic = declared[number]
-        some, size = list[TopicPart](), 0
-        for messages in records.batches(settings, topic.name, within):
-            some.append(_decoded(topic, Records.of_messages(messages)))
-            size += some[-1].delivered.nbytes + some[-1].refused.nbytes
-            if size > PART_MAX_BYTES:
-                yield _together(some)
-                some, size = [], 0
-        if some:
-            yield _together(some)
-
-
-def _together(parts: Sequence[TopicPart]) -> TopicPart:
-    return TopicPart(
-        parts[0].topic,
-        sum(part.records for part in parts),
-        pa.concat_tables([part.delivered for part in parts]),
-        pa.concat_tables([part.refused for part in parts]),
-    )
-
-
-@contextmanager
-def _process(declared: Sequence[EventTopic], settings: Settings, parts: Sequence[Part]) -> Iterator[Connection]:
-    context = multiprocessing.get_context("spawn")  # a fork would share the clients of Kafka
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(theirs, declared, settings, parts), daemon=True)
-    with ours:
-        with theirs:
-            process.start()
-        try:
-            yield ours
-        finally:
-            process.kill()
-            process.join()
-
-
-def _send(connection: Connection, declared: Sequence[EventTopic], settings: Settings, parts: Sequence[Part]) -> None:
-    """Send parts to the process that started this one, then None. That process may be gone at any time."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    gc.freeze()  # as in outbox.commands.check
-    with suppress(BrokenPipeError):
-        try:
-            for part in _read(declared, settings, parts):
-                connection.send(part)
-            connection.send(None)
-        except Failure as failure:
-            connection.send(failure)
-
-
-def _received(connection: Connection) -> TopicPart | None:
-    try:
-        received: TopicPart | Failure | None = connection.recv()
-    except (EOFError, OSError):
-        raise Failure(
-            "a process of the check was killed",
-            f"was memory short? {PROCESSES_MAX} of them take some 1.5 GB together; then run the check again",
-            code="process-ended",
-        ) from None
-    if isinstance(received, Failure):
-        raise received
-    return received

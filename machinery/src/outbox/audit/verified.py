@@ -29,7 +29,6 @@ import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -121,33 +120,29 @@ class Verified(msgspec.Struct, frozen=True):
 
 def identity(settings: Settings, declared: Declared) -> str:
     """A digest of what is compared: a point is of use for the same only."""
-    compared: dict[str, Any] = {
-        "format": FORMAT,
-        "kafka": settings.kafka_bootstrap,
-        "source": [settings.source_db_host, settings.source_db_port, settings.source_db_name],
-        "sink": [settings.sink_db_host, settings.sink_db_port, settings.sink_db_name],
-        "topics": [
+    compared = [
+        *(FORMAT, KEY_MAX_BYTES, settings.sink_id_age_max_days, settings.kafka_bootstrap),
+        *(settings.source_db_host, settings.source_db_port, settings.source_db_name),
+        *(settings.sink_db_host, settings.sink_db_port, settings.sink_db_name),
+        [
             [topic.name, topic.decoder.key, topic.decoder.version, sorted(topic.kinds), topic.properties, topic.sources]
             for topic in declared.topics
         ],
         # The contract: under a stricter one, records that were verified as events are rejected.
-        "events": [
+        [
             [kind.schema.name, kind.schema.document, kind.upcaster and [kind.upcaster.source, *kind.upcaster.names]]
             for kind in declared.kinds
         ],
-        "key_max_bytes": KEY_MAX_BYTES,
-        "id_age_max_days": settings.sink_id_age_max_days,
-        "sinks": {
-            name: {topic: sorted(decoder.types) for topic, decoder in spec.decoders.items()}
+        {
+            name: {topic: sorted(one.types) for topic, one in spec.decoders.items()}
             for name, spec in declared.sinks.items()
         },
-        "comparisons": {
+        {
             name: [[one.name, one.source, one.sink, repr(one.adds), list(one.columns)] for one in of_sink]
             for name, of_sink in declared.comparisons.items()
         },
-    }
-    encoded = msgspec.json.encode(compared, order="deterministic")
-    return blake2b(encoded, digest_size=IDENTITY_BYTES).hexdigest()
+    ]
+    return blake2b(msgspec.json.encode(compared, order="deterministic"), digest_size=IDENTITY_BYTES).hexdigest()
 
 
 def load(settings: Settings, declared: Declared) -> Verified:
