@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import NamedTuple
 
-from outbox.audit.quantity import EXACT, Quantity, number_of
+from outbox.audit.quantity import EXACT, number_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
@@ -37,10 +37,10 @@ class Addend(NamedTuple):
     place: int | None = None
     is_known: bool = True
 
-    def of(self, numbers: Sequence[Quantity | None]) -> Quantity | None:
+    def of(self, numbers: Sequence[Decimal | None]) -> Decimal | None:
         """The number that an event with these numbers adds; None if nobody knows."""
         if self.place is None:
-            return self.sign
+            return Decimal(self.sign)
         number = numbers[self.place] if self.is_known else None
         return number if number is None or self.sign > 0 else EXACT.minus(number)
 

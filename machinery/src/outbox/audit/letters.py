@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 from psycopg2 import extensions
 
 from outbox.audit.declared import Declared, EventTopic
-from outbox.audit.quantity import Quantity
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.records import Records
 from outbox.sink.remembering import dead_letters
@@ -66,7 +66,7 @@ class Letter(NamedTuple):
     """Whether the event was valid: strategy or projection have refused it."""
     kind: int | None = None
     version: int | None = None
-    numbers: tuple[Quantity | None, ...] = ()
+    numbers: tuple[Decimal | None, ...] = ()
     origin: TopicOffset = TopicOffset(0, 0)
     """The place of the record that it was written for, valid or not."""
 

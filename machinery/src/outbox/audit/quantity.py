@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from decimal import Context, Decimal, InvalidOperation
 
-Quantity = int | Decimal
-
 # The default context rounds to 28 digits.
 EXACT = Context(prec=1000)
 DIGITS_MAX = 200  # of a number; the contract refuses longer ones
 
 
-def text_of(value: Quantity, sign: str = "") -> str:
+def text_of(value: Decimal, sign: str = "") -> str:
     """A number in plain digits: no exponent, no zeros at the end."""
-    text = f"{value:{sign}f}" if isinstance(value, Decimal) else f"{value:{sign}d}"
+    text = f"{value:{sign}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

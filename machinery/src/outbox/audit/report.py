@@ -242,30 +242,16 @@ class SinkReport:
         """The problems of this sink."""
         found = []
         for one in self.comparisons:
+            where = {"sink": self.name, "comparison": one.name}
             if one.drift:
+                drift, keys = text_of(one.drift_total), plural(len(one.drift), "key")
                 key, difference = max(one.drift.items(), key=lambda entry: abs(entry[1]))
-                found.append(
-                    Finding(
-                        "sink-drift",
-                        f"sink {self.name}: {one.name} drifts by {text_of(one.drift_total)} in"
-                        f" {plural(len(one.drift), 'key')}",
-                        len(one.drift),
-                        worst=f"{key} {text_of(difference, sign='+')}",
-                        sink=self.name,
-                        comparison=one.name,
-                    )
-                )
+                text, worst = f"{one.name} drifts by {drift} in {keys}", f"{key} {text_of(difference, sign='+')}"
+                found.append(Finding("sink-drift", f"sink {self.name}: {text}", len(one.drift), worst=worst, **where))
             if one.differences.count:
-                found.append(
-                    Finding(
-                        "rows-differ",
-                        f"sink {self.name}: {one.name} differs in {plural(one.differences.count, 'key')}",
-                        one.differences.count,
-                        worst=one.differences.worst[0].summary,
-                        sink=self.name,
-                        comparison=one.name,
-                    )
-                )
+                count, worst = one.differences.count, one.differences.worst[0].summary
+                text = f"{one.name} differs in {plural(count, 'key')}"
+                found.append(Finding("rows-differ", f"sink {self.name}: {text}", count, worst=worst, **where))
         if self.parked:
             text = f"sink {self.name} has set {plural(self.parked, 'event')} aside"
             found.append(Finding("sink-parked", text, self.parked, self.first_parked, sink=self.name))

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from outbox.audit.declared import Addend, Declared
 from outbox.audit.letters import Letter, TopicOffset
-from outbox.audit.quantity import EXACT, Quantity
+from outbox.audit.quantity import EXACT
 from outbox.audit.report import ComparisonReport, SinkReport
 from outbox.audit.rows import ComparedRows, difference_of
 from outbox.audit.sinks import Sinks, SinkState
@@ -57,11 +57,11 @@ class RowsOfSink:
         self._excused: set[str] = set()  # keys whose difference has a known reason, and nobody knows how large it is
         self.report = ComparisonReport.of(rows)
 
-    def repeat(self, key: str, kind: int, numbers: Sequence[Quantity | None]) -> None:
+    def repeat(self, key: str, kind: int, numbers: Sequence[Decimal | None]) -> None:
         """Note a duplicate. It says nothing about a row."""
 
     def lack(
-        self, key: str, _kind: int | None, _numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool
+        self, key: str, _kind: int | None, _numbers: Sequence[Decimal | None] | None, *, is_in_flight: bool
     ) -> None:
         """Note an event that the source's side contains, and the sink's does not.
 
@@ -102,7 +102,7 @@ class TotalsOfSink(RowsOfSink):
         self._addends = addends
         self._unapplied: dict[str, Decimal] = defaultdict(Decimal)
 
-    def repeat(self, key: str, kind: int, numbers: Sequence[Quantity | None]) -> None:
+    def repeat(self, key: str, kind: int, numbers: Sequence[Decimal | None]) -> None:
         """Note what a duplicate would add."""
         addend = self._addends[kind]
         added = None if addend is None else addend.of(numbers)
@@ -110,9 +110,7 @@ class TotalsOfSink(RowsOfSink):
             repeated = self.report.repeated
             repeated[key] = EXACT.add(repeated.get(key, Decimal(0)), added)
 
-    def lack(
-        self, key: str, kind: int | None, numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool
-    ) -> None:
+    def lack(self, key: str, kind: int | None, numbers: Sequence[Decimal | None] | None, *, is_in_flight: bool) -> None:
         """Subtract an event that the source's totals contain, and the sink's do not."""
         if not self._rows.comparison.adds:
             super().lack(key, kind, numbers, is_in_flight=is_in_flight)
@@ -256,7 +254,7 @@ class Tally:
         return self.state.takes_states and version is not None and version <= applied
 
     def _lack(
-        self, key: str, kind: int | None, numbers: Sequence[Quantity | None] | None, *, is_in_flight: bool = False
+        self, key: str, kind: int | None, numbers: Sequence[Decimal | None] | None, *, is_in_flight: bool = False
     ) -> None:
         for one in self.compared:
             one.lack(key, kind, numbers, is_in_flight=is_in_flight)
