@@ -403,7 +403,7 @@ class _Comparison:
             malformed = Malformed(count, first or "", Counter(reasons or {}), before + acknowledged)
             self._topics[topic].report.malformed = malformed
         for topic, identity in self._store.rows(
-            "SELECT topic, identity FROM refused SEMI JOIN lettered USING (identity)"
+            "SELECT DISTINCT topic, identity FROM refused SEMI JOIN lettered USING (identity)"
         ):
             for tally in self._tallies:
                 tally.meet(self._topics[topic].declared.name, identity)
@@ -419,7 +419,11 @@ class _Comparison:
             elif not is_refused:
                 topic = self._topics[event.topic]
                 fate = topic.fate(event, occurred_ms, lowest, highest)
-                topic.report.add_unrelayed(event.event_id, self._counts_of(event), fate)
+                counts = self._counts_of(event)
+                counts.in_flight += fate == "in flight"
+                if fate == "lost":
+                    counts.lost += 1
+                    topic.report.lost.append(event.event_id)
             for tally in self._tallies:
                 tally.add(event, fate, is_refused=is_refused)
 

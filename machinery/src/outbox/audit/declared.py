@@ -117,10 +117,6 @@ class Declared:
         """The comparisons of a sink, or of the sink that it is a copy of."""
         return self.comparisons.get(name.removesuffix(rebuild.SUFFIX), ())
 
-    def wanted(self, spec: SinkSpec | None) -> list[bool]:
-        """By kind, whether the sink has asked for it."""
-        return [spec is not None and name_in(spec, kind) is not None for kind in self.kinds]
-
     def addends(self, spec: SinkSpec, comparison: Comparison) -> list[Addend | None]:
         """By kind, what an event adds to the totals of a comparison; None if it adds nothing."""
         found: list[Addend | None] = []

@@ -98,14 +98,6 @@ class TopicReport:
         """The number of events that `outbox prune` may have deleted from the outbox."""
         return sum(counts.pruned for counts in self.events.values())
 
-    def add_unrelayed(self, event_id: str, counts: EventCounts, fate: str) -> None:
-        """Count an event of the outbox that is not on the topic."""
-        if fate == "lost":
-            counts.lost += 1
-            self.lost.append(event_id)
-        elif fate == "in flight":
-            counts.in_flight += 1
-
     @property
     def findings(self) -> list[Finding]:
         """The problems of the topic. A duplicate is no problem: sinks must cope with it."""

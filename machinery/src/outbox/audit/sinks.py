@@ -72,7 +72,8 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
 
     Raises Failure if a database or a target cannot be read, or if a comparison cannot be used.
     """
-    targets = _targets(settings, declared)  # before their dead letters
+    of_targets = ((name, one.target.state(settings, one)) for name, one in declared.sinks.items())
+    targets = {name: state for name, state in of_targets if state is not None}  # read before their dead letters
     queries = _queries(declared, targets)
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         in_database = ((one, read_sinks(connection, one)) for one in queries)
@@ -108,18 +109,15 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
                 states.append(with_target(state, targets[name]) if name in targets else state)
         cursor.execute("SELECT topic, encode(key_hash, 'hex') FROM public.erased_keys")
         erased = frozenset(map(tuple, cursor.fetchall()))
-        read_by_any = set[str]().union(*(tables_read(connection, one) for one in queries))
+        # Nobody compares the tables in which strategies remember events.
+        remembered = {one.strategy.memory.table for one in declared.sinks.values() if one.strategy.memory is not None}
+        accounted = remembered.union(*(tables_read(connection, one) for one in queries))
         return Sinks(
             states,
             letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
-            uncompared_tables(cursor, read_by_any | _remembered(declared)),
+            uncompared_tables(cursor, accounted),
             erased,
         )
-
-
-def _remembered(declared: Declared) -> set[str]:
-    """The tables in which strategies remember events: nobody compares them."""
-    return {one.strategy.memory.table for one in declared.sinks.values() if one.strategy.memory is not None}
 
 
 def _versions(declared: Declared, spec: SinkSpec, compared: Iterable[ComparedRows]) -> dict[str, dict[str, int]]:
@@ -177,11 +175,6 @@ def _queries(declared: Declared, targets: Mapping[str, TargetState]) -> list[Com
                 raise unusable(one.file, "it has no section `-- [sink]`", "write the query of the sinks' totals")
             found[one.id] = one
     return list(found.values())
-
-
-def _targets(settings: Settings, declared: Declared) -> dict[str, TargetState]:
-    found = {name: one.target.state(settings, one) for name, one in declared.sinks.items()}
-    return {name: state for name, state in found.items() if state is not None}
 
 
 def _by_topic(cursor: extensions.cursor, query: str) -> dict[str, dict[str, dict[Any, int]]]:

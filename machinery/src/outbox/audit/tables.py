@@ -12,18 +12,10 @@ from outbox.sink.rows import query_errors
 
 # What the migrations of the machinery make. A project compares its own tables.
 MACHINERY_TABLES = frozenset(
-    (
-        "applied_versions",
-        "base_versions",
-        "checkpoint_generations",
-        "dead_letters",
-        "key_versions",
-        "landed_events",
-        "positions",
-        "processed_changes",
-        "processed_events",
-        "skipped_events",
-    )
+    {
+        *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "key_versions"),
+        *("landed_events", "positions", "processed_changes", "processed_events", "skipped_events"),
+    }
 )
 SINK_TABLES = """
 SELECT pg_class.oid::regclass::text

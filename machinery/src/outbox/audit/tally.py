@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Literal, NamedTuple
 
-from outbox.audit.declared import Addend, Declared
+from outbox.audit.declared import Addend, Declared, name_in
 from outbox.audit.letters import Letter, TopicOffset
 from outbox.audit.quantity import EXACT
 from outbox.audit.report import ComparisonReport, SinkReport
@@ -159,7 +159,7 @@ class Tally:
         ]
         self.report = SinkReport.of(state, [one.report for one in self.compared])
         self._names = [topic.name for topic in declared.topics]
-        self._wanted = declared.wanted(spec)
+        self._wanted = [spec is not None and name_in(spec, kind) is not None for kind in declared.kinds]  # by kind
         self._numbers, self._source = declared.numbers, source
         self._met: set[str] = set()  # letters whose event is on a topic or in the outbox
         self._malformed: set[str] = set()  # letters whose invalid record is on a topic, and is a finding there
