@@ -14,7 +14,7 @@ from textwrap import dedent
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.audit.tables import uncompared_tables
+from outbox.audit.sinks import uncompared_tables
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import PayloadSchema

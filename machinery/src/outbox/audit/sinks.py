@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-from psycopg2 import extensions
+from psycopg2 import extensions, sql
 
 from outbox.audit import letters
 from outbox.audit.declared import Declared
@@ -18,10 +19,9 @@ from outbox.audit.letters import Letter, has_event_id
 from outbox.audit.quantity import EXACT, text_of
 from outbox.audit.rows import SINK, ComparedRows, load_rows, read_sinks
 from outbox.audit.source import snapshot
-from outbox.audit.tables import tables_read, uncompared_tables
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.comparison_files import Comparison, folder_of
-from outbox.sink.rows import Row, unusable
+from outbox.sink.rows import Row, query_errors, unusable
 from outbox.sink.spec import SinkSpec, TargetState
 
 if TYPE_CHECKING:
@@ -29,6 +29,29 @@ if TYPE_CHECKING:
 
 NO_COMPARISON = "no file in {} says what to compare"
 UNDECLARED = "no job declares it; to remove it, delete its rows (docs/runbook.md)"
+# What the migrations of the machinery make. A project compares its own tables.
+MACHINERY_TABLES = frozenset(
+    {
+        *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "key_versions"),
+        *("landed_events", "positions", "processed_changes", "processed_events", "skipped_events"),
+    }
+)
+SINK_TABLES = """
+SELECT pg_class.oid::regclass::text
+  FROM pg_class
+  JOIN pg_namespace ON pg_namespace.oid = relnamespace
+  JOIN pg_attribute ON attrelid = pg_class.oid
+ WHERE relkind IN ('r', 'p') AND NOT relispartition AND attname = 'sink' AND NOT attisdropped
+   AND nspname <> 'information_schema' AND nspname NOT LIKE 'pg\\_%'
+ ORDER BY 1
+"""
+# By the plan of a query, the tables that it scans; of a partition its table.
+TABLES = """
+SELECT DISTINCT coalesce(pg_partition_root(pg_class.oid), pg_class.oid)::regclass::text
+  FROM jsonb_path_query(%s, 'strict $.** ? (exists (@."Relation Name"))') AS scan
+  JOIN pg_namespace ON nspname = scan ->> 'Schema'
+  JOIN pg_class ON relnamespace = pg_namespace.oid AND relname = scan ->> 'Relation Name'
+"""
 
 
 @dataclass(frozen=True)
@@ -183,3 +206,18 @@ def _by_topic(cursor: extensions.cursor, query: str) -> dict[str, dict[str, dict
     for sink, topic, name, value in cursor:
         found.setdefault(sink, {}).setdefault(topic, {})[name] = value
     return found
+
+
+def tables_read(connection: extensions.connection, comparison: Comparison) -> set[str]:
+    """The tables that the query of the sinks' totals or rows reads, through views too."""
+    with query_errors(connection, comparison.file), connection.cursor() as cursor:
+        cursor.execute(sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(sql.SQL(comparison.sink or "")))
+        [(plans,)] = cursor.fetchall()
+        cursor.execute(TABLES, [json.dumps(plans)])
+        return {table for (table,) in cursor}
+
+
+def uncompared_tables(cursor: extensions.cursor, read: Collection[str]) -> list[str]:
+    """The project's tables with a column ``sink`` that are not among those that comparisons read."""
+    cursor.execute(SINK_TABLES)
+    return [table for (table,) in cursor if table not in MACHINERY_TABLES and table not in read]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
-from outbox.audit.tables import MACHINERY_TABLES
+from outbox.audit.sinks import MACHINERY_TABLES
 from outbox.base.database import Row
 from outbox.sink.remembering.strategy import Strategy
 
