@@ -19,7 +19,6 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox.audit import check, sinks
-from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLogs
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
@@ -33,6 +32,7 @@ from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from tests.support import kept_rows
+from tests.support.audit_chain import codes
 from tests.support.made_events import MAIN, PROJECTIONS, uuid7
 from tests.support.topic_reader import topic_of
 
@@ -194,10 +194,6 @@ def history(topic: Settings) -> Iterator[History]:
     made = History(topic)
     yield made
     made.close()
-
-
-def codes(report: Report) -> list[str]:
-    return [finding.code for finding in report.findings]
 
 
 def variables(settings: Settings) -> dict[str, str]:
