@@ -134,11 +134,11 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
         erased = frozenset(map(tuple, cursor.fetchall()))
         # Nobody compares the tables in which strategies remember events.
         remembered = {one.strategy.memory.table for one in declared.sinks.values() if one.strategy.memory is not None}
-        accounted = remembered.union(*(tables_read(connection, one) for one in queries))
+        known_tables = remembered.union(*(tables_read(connection, one) for one in queries))
         return Sinks(
             states,
             letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
-            uncompared_tables(cursor, accounted),
+            uncompared_tables(cursor, known_tables),
             erased,
         )
 
