@@ -48,6 +48,7 @@ def test_source_that_was_restored_from_an_older_backup(
     name = one.settings.source_db_name
     one.working(1, 2)
     backup = postgres_program(postgres, one.settings, "pg_dump", name)
+    backup = backup.replace("SET transaction_timeout = 0;\n", "")  # of a newer pg_dump than the server
     one.working(4, 5)
     lost = set(ids(one.settings)[-2:])
     one.run("connect", "remove")
@@ -64,6 +65,7 @@ def test_source_that_was_restored_from_an_older_backup(
 
 
 STANDBY = "standby"  # the slot by which the replica reads the primary's log
+FAILOVER_SINCE = 17  # the version of Postgres
 
 
 class Primary(Postgres):
@@ -83,8 +85,8 @@ class Replica(Postgres):
     def options(self) -> Mapping[str, str | int | Path]:
         return {**super().options(), "sync_replication_slots": "on", "hot_standby_feedback": "on"}
 
-    def start(self) -> None:
-        Process.start(self)  # not the roles: they come from the primary
+    def wait_ready(self) -> None:
+        Process.wait_ready(self)  # not the roles: they come from the primary
 
     def _init(self) -> None:
         password = self._settings.stack_postgres_password.get_secret_value()
@@ -114,6 +116,8 @@ def failover_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def servers(topic: Settings, homes: Homes) -> Iterator[tuple[Postgres, Replica]]:
     """A primary with a migrated source, and its replica."""
+    if topic.stack_postgres_version < FAILOVER_SINCE:
+        pytest.skip("this server does not copy slots to a replica")
     first, second = ports.choose(0, 0)
     primary = Primary(topic.model_copy(update={"home": homes.new("primary"), "source_db_port": first}))
     replica = Replica(topic.model_copy(update={"home": homes.new("replica"), "source_db_port": second}), primary)

