@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox_lab.soak import ForeignEvent, History, OlderRelease, Refusal, Request, TableCopy, TopicEvent
+from outbox_lab.soak import ForeignEvent, History, Refusal, Request, TableCopy, TopicEvent
 
 from demo.workload import Workload
 
@@ -69,20 +69,6 @@ class Domain(Workload):
             version="version",
         )
     }
-
-    older = OlderRelease(
-        "account.opened",
-        2,
-        removed=("connect/events/account/opened.v2.schema.json", "connect/events/account/upcast.py"),
-        replaced={
-            "service/events.py": {
-                "            label=label,\n": "",
-                "AccountOpenedV2,": "AccountOpenedV1,",
-                "AccountOpenedV2(": "AccountOpenedV1(",
-            },
-            "sinks/accounts/projections/accounts.sql": {"currency, label, version\n": "currency, '', version\n"},
-        },
-    )
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

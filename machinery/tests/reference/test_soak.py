@@ -12,7 +12,6 @@ from outbox_lab.soak import (
     Domain,
     ForeignEvent,
     History,
-    OlderRelease,
     Refusal,
     Request,
     TableCopy,
@@ -60,12 +59,6 @@ class Movements:
             sink="SELECT item_id AS id, stock, version FROM stock WHERE sink = 'changes'",
         )
     }
-    older = OlderRelease(
-        "order.placed",
-        2,
-        removed=("events/order/placed.v2.schema.json", "events/order/upcast.py"),
-        replaced={"stock/orders.py": {"OrderPlacedV2": "OrderPlacedV1"}},
-    )
 
     def foreign_event(self, chance: random.Random) -> ForeignEvent:
         order = str(uuid.UUID(int=chance.getrandbits(128), version=4))

@@ -100,8 +100,7 @@ def test_each_connector_is_applied_and_its_releases_are_counted(
 ) -> None:
     ran: list[Sequence[str]] = []
 
-    def run(_: Settings, words: Sequence[str], release: None) -> Done:
-        del release
+    def run(_: Settings, words: Sequence[str]) -> Done:
         ran.append(words)
         connector = capturing.connectors[len(ran) - 1]
         said = f"{lifecycle.released(connector)}\n" if connector.is_outbox else ""

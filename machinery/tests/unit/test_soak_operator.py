@@ -26,12 +26,6 @@ def test_only_an_expected_failure_has_a_code(tmp_path: Path) -> None:
     assert "nothing" in done.end
 
 
-def test_a_command_of_an_older_release_sees_that_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testbed, "CODED", "import os, sys; print(os.environ['OUTBOX_PROJECT'], os.getcwd(), *sys.path)")
-    seen = testbed.run_command(load(tmp_path, environment=False), ["check"], tmp_path).output.split()
-    assert seen[:3] == [str(tmp_path)] * 3
-
-
 def test_a_terminal_interrupts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testbed, "CODED", "import os; print(os.getpgid(0))")
     assert int(run(tmp_path, "check").output) != os.getpgid(0)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 from outbox.base import project
-from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
@@ -102,17 +100,3 @@ def test_the_sink_of_a_captured_table_is_soaked_and_compared() -> None:
     specs = [known[name] for names in (*domain.sinks, domain.clustered) for name in names]
     assert [one.kind for one in observe.captures_of(settings, specs)] == ["changes"]
     observe.require_copies(settings, domain, specs)
-
-
-def test_older_release_does_not_know_the_newer_version(tmp_path: Path) -> None:
-    older = Domain(1).older
-    root, folder = project.current().root, tmp_path / "older"
-    for name in ("connect", "service", "sinks"):
-        older._replace(removed=(), replaced={}).make(root / name, folder / name)
-    older.take_out(folder)
-    known = catalog.load(folder / "connect" / "events", "ledger").aggregates["account"].events["opened"]
-    assert set(known) == {1}
-    assert set(catalog.load(root / "connect" / "events", "ledger").aggregates["account"].events["opened"]) == {1, 2}
-    with pytest.raises(Failure) as raised:
-        older._replace(removed=()).take_out(folder)
-    assert raised.value.code == "soak-domain-wrong"

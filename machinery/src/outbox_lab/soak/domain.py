@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from outbox.base import project
@@ -14,8 +12,6 @@ from outbox.base.errors import Failure
 from outbox_lab.soak.history import History
 from outbox_lab.soak.seen import TopicEvent, Totals, keys_of_totals
 from outbox_lab.walkthrough.workload import Workload
-
-NOT_COPIED = (".*", "__pycache__", "node_modules")
 
 
 class Refusal(NamedTuple):
@@ -56,40 +52,6 @@ class ForeignEvent(NamedTuple):
 def foreign_keys(events: Iterable[ForeignEvent]) -> set[str]:
     """The keys of all totals that foreign events add to."""
     return {key for event in events for key in keys_of_totals(event.key, event.totals)}
-
-
-class OlderRelease(NamedTuple):
-    """The version of an event that an older release of the project lacks, and that the service writes today.
-
-    Its service writes the version before, and its sinks do not know the newer one.
-    """
-
-    event: str  # order.placed
-    version: int
-    removed: Sequence[str]  # files of the project
-    replaced: Mapping[str, Mapping[str, str]]
-    """By file, a text that it has once, and what is there in the older release."""
-
-    def make(self, root: Path, folder: Path) -> None:
-        """Copy the project and take out what the older release lacks. Raises Failure if a text is not there once."""
-        shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
-        self.take_out(folder)
-
-    def take_out(self, folder: Path) -> None:
-        """Take out of a copy what the older release lacks. Raises Failure if a text is not there once."""
-        for name in self.removed:
-            (folder / name).unlink()
-        for name, changes in self.replaced.items():
-            text = (folder / name).read_text()
-            for present, past in changes.items():
-                if text.count(present) != 1:
-                    raise Failure(
-                        f"{name} has {present!r} {text.count(present)} times: the older release cannot be made",
-                        "correct `older` of the soak's domain",
-                        code="soak-domain-wrong",
-                    )
-                text = text.replace(present, past)
-            (folder / name).write_text(text)
 
 
 class Domain(Workload, Protocol):
@@ -133,8 +95,6 @@ class Options(NamedTuple):
     """By sink of a captured table, how to compare the sink's rows with the table."""
     foreign_event: Callable[[random.Random], ForeignEvent] | None = None
     """Makes a foreign event, each time the first of another key: with version 1 if events have versions."""
-    older: OlderRelease | None = None
-    """The soak rolls out a new version of an event from this release."""
 
 
 NO_OPTIONS = Options()

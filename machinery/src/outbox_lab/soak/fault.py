@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import psycopg2
@@ -116,7 +115,6 @@ def run(
     expected: Collection[str] = (),
     temporary: Collection[str] = (),
     links: Sequence[str] = (),
-    release: Path | None = None,
 ) -> Done:
     """Run a command, and again while what it needs is unavailable or it ends with a ``temporary`` code.
 
@@ -124,7 +122,7 @@ def run(
     """
 
     def ended() -> Done | None:
-        done = testbed.run(*words, links=links, release=release)
+        done = testbed.run(*words, links=links)
         return None if done.code in {*UNAVAILABLE, *temporary} else done
 
     done = wait_or_not_fired(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=AGAIN_S)

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg2
 
-from outbox.base import envfile, project
+from outbox.base import envfile
 from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Role, Settings, SourceRole
@@ -35,12 +35,11 @@ from outbox_lab.soak.domain import NO_OPTIONS, ForeignEvent, Options
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.seen import Checked, RowChange, TopicEvent, checked
 from outbox_lab.stack import interrupt, ports
-from outbox_lab.stack.command import Command, ServiceCommand
+from outbox_lab.stack.command import Command, ServiceCommand, SinkProcess
 from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import Kafka
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack, quiet
-from outbox_lab.walkthrough.processes import SinkProcess
 
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
 PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "cluster", "outbox-ids", *LINKS)
@@ -61,6 +60,7 @@ TRIGGER_INTERVAL_MS = 2000
 MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs as much as one of thousands
 # The many short waits of a worker that is fast cost half a core, which a soak needs for what its faults do.
 WAITS_MS = {"connector_poll_interval_ms": 50, "connect_fetch_max_wait_ms": 200}
+START_TIMEOUT_S = 300.0  # of service and sinks: beside clients, and whatever else starts again after a fault
 IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
 
 
@@ -143,28 +143,6 @@ class LinkedStack(Stack):
         return self.settings.model_copy(update=changed)
 
 
-class _Released(Command):
-    """A command that works for the project, or for the older release in ``release`` when it starts."""
-
-    start_timeout_s = 300.0  # beside clients, and whatever else starts again after a fault
-    release: Path | None = None
-
-    def env(self) -> Mapping[str, str]:
-        given = super().env()
-        if self.release is None:
-            return given
-        paths = [str(self.release), os.environ.get("PYTHONPATH", "")]
-        return {**given, project.VARIABLE: str(self.release), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-class ReleasedService(_Released, ServiceCommand):
-    """The service of a release."""
-
-
-class ReleasedSinks(_Released, SinkProcess):
-    """The sinks of a release."""
-
-
 # Commands of an operator -------------------------------------------------------------------------------------------
 
 COMMAND_TIMEOUT_S = 600
@@ -203,18 +181,15 @@ class Done:
         return lines[-1].strip()[:300] if lines else ""
 
 
-def run_command(settings: Settings, words: Sequence[str], release: Path | None = None) -> Done:
-    """Run an `outbox` command to its end, with exactly these settings, for the project or for an older release of it.
+def run_command(settings: Settings, words: Sequence[str]) -> Done:
+    """Run an `outbox` command to its end, with exactly these settings.
 
     The first Ctrl-C of a terminal, which ends the faults, does not reach it. Raises Failure once a signal has ended the
     run, and then the command is killed.
     """
-    command = _Released(words[0], settings, words)
-    command.release = release
     with subprocess.Popen(
         [sys.executable, "-c", CODED, *words],
-        env={**os.environ, **command.env()},
-        cwd=release,  # the first place where it looks for the project's modules
+        env={**os.environ, **Command(words[0], settings, words).env()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -282,22 +257,26 @@ class Testbed:
         return Connect(through.model_copy(update={"connect_url": self.second_url}), "connect-2")
 
     @cached_property
-    def service(self) -> ReleasedService:
-        return ReleasedService("service", self.stack.through("service-postgres"), ["serve"])
+    def service(self) -> ServiceCommand:
+        made = ServiceCommand("service", self.stack.through("service-postgres"), ["serve"])
+        made.start_timeout_s = START_TIMEOUT_S
+        return made
 
     @cached_property
-    def sinks(self) -> Sequence[ReleasedSinks]:
+    def sinks(self) -> Sequence[SinkProcess]:
         through = self.stack.through("sinks-kafka", "sinks-postgres")
         settings = through.model_copy(update={"sink_trigger_interval_ms": TRIGGER_INTERVAL_MS})
-        made: list[ReleasedSinks] = []
+        made: list[SinkProcess] = []
         for number, names in enumerate(self._groups):
             is_last = number == len(self._groups) - 1
             own = self.stack.on_cluster(settings) if self._has_cluster and is_last else settings
-            made.append(ReleasedSinks(f"sinks-{number}", own, ["sink", *names]))
+            process = SinkProcess(f"sinks-{number}", own, ["sink", *names])
+            process.start_timeout_s = START_TIMEOUT_S
+            made.append(process)
         return made
 
     @property
-    def clustered(self) -> ReleasedSinks | None:
+    def clustered(self) -> SinkProcess | None:
         """The process of sinks whose tasks run on the cluster, if the domain has one."""
         return self.sinks[-1] if self._has_cluster else None
 
@@ -436,9 +415,9 @@ class Testbed:
             cursor.execute(sql, parameters)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
 
-    def run(self, *words: str, links: Sequence[str] = (), release: Path | None = None) -> Done:
+    def run(self, *words: str, links: Sequence[str] = ()) -> Done:
         """Run an `outbox` command to its end, as an operator would beside everything; through links, if any."""
-        done = run_command(self.stack.through(*links), words, release)
+        done = run_command(self.stack.through(*links), words)
         for connector in self.connectors:
             self.released[connector.kind] += lifecycle.released(connector) in done.output
         return done

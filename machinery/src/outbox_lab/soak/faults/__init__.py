@@ -130,13 +130,6 @@ _TABLE = (
     Fault("topic-shortened",
           "A topic drops what all sinks have applied and `outbox prune` has deleted, as its retention does.",
           operations.shorten_topic, needs=("sinks", *READS)),  # no sink may read again what is dropped
-    Fault("rollout-sinks-first", "A new version of an event is rolled out, sinks first: then the service writes it.",
-          operations.roll_out_sinks_first, operations.end_rollout, ("service", "sinks"),
-          (*DATABASE_AND_BROKER, "cluster"), is_possible=operations.can_roll_out),
-    Fault("rollout-service-first",
-          "A new version of an event is rolled out, service first: sinks set it aside at first.",
-          operations.roll_out_service_first, operations.end_rollout, ("service", "sinks"),
-          (*DATABASE_AND_BROKER, "cluster"), is_possible=operations.can_roll_out),
 
     # Hostile records
     Fault("records-foreign", "Records of another program on our topics, without our headers.",

@@ -1,4 +1,4 @@
-"""Operations of people at any time: commands beside everything, rebuilds, dead letters, retention, and rollouts.
+"""Operations of people at any time: commands beside everything, rebuilds, dead letters, and retention.
 
 Commands hold no part, so they also run while other faults break what they need. An expected failure has a code (see
 `outbox_lab.soak.testbed.Done`). Any other end, such as a traceback, means that the fault has not happened.
@@ -12,28 +12,24 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from pathlib import Path
 
 from confluent_kafka import TopicPartition
 
 from outbox.audit import declared
-from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
-from outbox.events import catalog
-from outbox.kafka import records, topics
+from outbox.kafka import topics
 from outbox.kafka.clients import Admin
 from outbox.kafka.records import Within
 from outbox.sink import discovery
-from outbox.sink.decoding.decoder import UNKNOWN_VERSION
 from outbox.sink.remembering import fence
 from outbox.sink.repair import derived
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak import observe
 from outbox_lab.soak.domain import foreign_keys
-from outbox_lab.soak.fault import NoChance, NotFired, Strike, despite_faults, run, wait_or_not_fired
+from outbox_lab.soak.fault import NoChance, NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.faults.sinks import wait_committed
 from outbox_lab.soak.seen import WRONG_RESULT, RowChange, TopicEvent, checked
 from outbox_lab.soak.testbed import SLOT_AHEAD, Done, Testbed
@@ -269,163 +265,7 @@ def _wait_committed(testbed: Testbed, topic: str) -> None:
         wait_committed(testbed, sink.name, since_s)
 
 
-# Rollouts of a new version of an event, under load -----------------------------------------------------------------
-
-STEP_TIMEOUT_S = 300.0
-AWAITING = "SELECT DISTINCT sink FROM public.dead_letters WHERE sink = ANY(%s) AND reason = %s AND status = 'open'"
-
-
-def can_roll_out(testbed: Testbed) -> bool:
-    return testbed.options.older is not None and bool(_Rollout(testbed).sinks)
-
-
-def roll_out_sinks_first(strike: Strike) -> str:
-    """Go back to the older release, service first, and then roll out the project, which is the newer one."""
-    rollout = _Rollout(strike.testbed)
-    rollout.go_back()
-    rollout.deploy_sinks(is_older=False)
-    rollout.wait_applied(is_older=True)
-    if waiting := rollout.waiting():
-        raise NotFired(f"{', '.join(waiting)} set events of {rollout.older.event} aside")
-    rollout.deploy_service(is_older=False)
-    rollout.wait_applied(is_older=False)
-    return rollout.evidence()
-
-
-def roll_out_service_first(strike: Strike) -> str:
-    """The sinks of the older release set the newer version aside, until the newer one replays it."""
-    rollout = _Rollout(strike.testbed)
-    rollout.go_back()
-    rollout.deploy_service(is_older=False)
-    rollout.wait_set_aside()
-    rollout.deploy_sinks(is_older=False)
-    rollout.replay()
-    rollout.wait_applied(is_older=False)
-    return rollout.evidence()
-
-
-def end_rollout(strike: Strike) -> None:
-    """Let all work for the newer release, and replay what sinks of the older one have set aside."""
-    testbed, rollout = strike.testbed, _Rollout(strike.testbed)
-    if testbed.service.release is not None:
-        rollout.deploy_service(is_older=False)
-    if any(process.release is not None for process in testbed.sinks):
-        rollout.deploy_sinks(is_older=False)
-    for process in testbed.sinks:
-        process.wait_ready()
-    rollout.replay()
-
-
-class _Rollout:
-    """One rollout, and what has come of it."""
-
-    def __init__(self, testbed: Testbed) -> None:
-        if testbed.options.older is None:
-            raise NotFired("the domain has no older release")
-        self._testbed, self.older = testbed, testbed.options.older
-        aggregate, _, type_ = self.older.event.partition(".")
-        self._type = type_.encode()
-        self._topic = catalog.of_project(testbed.settings).aggregates[aggregate].topic
-        readers = testbed.readers(self._topic)
-        self.sinks = [one.name for one in readers if self.older.event in one.decoders[self._topic].wanted_names]
-        self._began: Mapping[int, int] = {}
-        self._folder = testbed.settings.home / "older-release"
-
-    def go_back(self) -> None:
-        """Let all work for the older release."""
-        self._began = topics.high_watermarks(self._testbed.settings, self._topic)
-        self.deploy_service(is_older=True)
-        self.wait_applied(is_older=True)
-        self.deploy_sinks(is_older=True)
-        self.wait_applied(is_older=True)
-
-    def deploy_service(self, *, is_older: bool) -> None:
-        """Restart the service for a release. What it writes from then on is of that release."""
-        service = self._testbed.service
-        service.stop()
-        service.release = self._release(is_older=is_older)
-        service.start()
-
-    def deploy_sinks(self, *, is_older: bool) -> None:
-        """Restart all sinks for a release. What they read next shows that they are ready.
-
-        A sink refuses to ask for less than before, unless a person has decided that.
-        """
-        release = self._release(is_older=is_older)
-        for process in self._testbed.sinks:
-            process.stop()
-            process.release = release
-            for sink in self._testbed.names_of(process) if is_older else ():
-                if sink in self.sinks:
-                    words = ("rewind", sink, "--to-positions", "--yes")
-                    run(self._testbed, *words, temporary={"sink-has-driver"}, release=release)
-            process.spawn()
-
-    def wait_applied(self, *, is_older: bool) -> None:
-        """Wait until an event of a release is written from now on, and the sinks have read it and all before it."""
-        since = topics.high_watermarks(self._testbed.settings, self._topic)
-        version = "the version before" if is_older else f"version {self.older.version}"
-
-        def applied() -> bool:
-            found = self._found(since)
-            return bool(found[is_older]) and self._have_read([*found[True], *found[False]])
-
-        self._wait(f"{', '.join(self.sinks)} to read {self.older.event} in {version}", applied)
-
-    def wait_set_aside(self) -> None:
-        """Wait until each sink has set an event of the newer version aside."""
-        what = f"{', '.join(self.sinks)} to set {self.older.event} aside"
-        self._wait(what, lambda: self.waiting() == set(self.sinks))
-
-    def waiting(self) -> set[str]:
-        """The sinks with an open letter of a version that they did not know."""
-        rows = self._testbed.query(AWAITING, [self.sinks, UNKNOWN_VERSION], SinkRole.AUDITOR)
-        return {sink for (sink,) in rows}
-
-    def replay(self) -> None:
-        """Replay these letters until none is left."""
-
-        def replayed() -> bool:
-            if self.waiting():
-                _replay(self._testbed, "--reason", UNKNOWN_VERSION)
-            return not self.waiting() and self._have_read(self._found(self._began)[False] if self._began else [])
-
-        self._wait("events in the newer version to be replayed", replayed)
-
-    def evidence(self) -> str:
-        """How many events there are of each version since it began."""
-        found = self._found(self._began)
-        return (
-            f"{self.older.event}: {len(found[True])} in the version before and {len(found[False])} in version "
-            f"{self.older.version}, read by {', '.join(self.sinks)}"
-        )
-
-    def _release(self, *, is_older: bool) -> Path | None:
-        if not is_older:
-            return None
-        if not self._folder.is_dir():
-            self.older.make(project.current().root, self._folder)
-        return self._folder
-
-    def _found(self, since: Mapping[int, int]) -> Mapping[bool, list[Place]]:
-        """The places of the event since these offsets: of the older release, and of the newer one."""
-        ends = topics.last_stable_offsets(self._testbed.settings, self._topic)
-        within = {partition: (first, ends[partition]) for partition, first in since.items()}
-        found: dict[bool, list[Place]] = {True: [], False: []}
-        for message in records.read(self._testbed.settings, self._topic, within):
-            headers = dict(message.headers() or [])
-            if headers.get("eventType") == self._type:
-                is_older = headers.get("schemaVersion") != str(self.older.version).encode()
-                found[is_older].append((message.partition() or 0, message.offset() or 0))
-        return found
-
-    def _have_read(self, places: Collection[Place]) -> bool:
-        return has_passed(self._testbed, self.sinks, self._topic, places)
-
-    @staticmethod
-    def _wait(what: str, is_so: Callable[[], bool]) -> None:
-        wait_or_not_fired(what, despite_faults(is_so), timeout_s=STEP_TIMEOUT_S, poll_s=1)
-
+# Positions of sinks -----------------------------------------------------------------------------------------------
 
 POSITIONS = "SELECT sink, partition, next_offset FROM public.positions WHERE topic = %s AND sink = ANY(%s)"
 

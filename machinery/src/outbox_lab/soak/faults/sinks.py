@@ -17,9 +17,8 @@ from outbox.base.wait import wait_for
 from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
 from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.testbed import Testbed
-from outbox_lab.stack.command import Command
+from outbox_lab.stack.command import Command, SinkProcess
 from outbox_lab.walkthrough.crash import Window
-from outbox_lab.walkthrough.processes import SinkProcess
 
 GENERATION = "SELECT generation FROM public.sinks WHERE name = %s"
 BURST_EVENTS = 20
