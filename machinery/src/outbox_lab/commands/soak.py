@@ -7,7 +7,6 @@ import random
 import re
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ import click
 from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale
-from outbox_lab.soak import disk
 from outbox_lab.soak.fault import Fault
 from outbox_lab.soak.faults import FAULTS
 from outbox_lab.soak.record import Folder, Plan
@@ -80,7 +78,6 @@ def soak(
     chosen = _chosen(faults)
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
     loaded = domain.load(seed)
-    _enter_namespace(chosen)
     path = project.current().home / "soak" / f"{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path.mkdir(parents=True)
     folder = Folder(path)
@@ -97,16 +94,6 @@ def soak(
     click.echo(f"seed {seed}; files in {path}")
     interrupt.once()
     _tell(run.soak(given, loaded, plan, chosen, folder, click.echo), folder)
-
-
-def _enter_namespace(chosen: Mapping[str, Fault]) -> None:
-    """Go on in a mount namespace, if a fault needs it."""
-    if disk.is_entered() or not any(fault.needs_disk for fault in chosen.values()):
-        return
-    why = disk.why_impossible()
-    if not why:
-        disk.restart_in_namespace()
-    click.echo(f"no disk can be full here: {why}")
 
 
 def _chosen(patterns: str) -> dict[str, Fault]:

@@ -46,7 +46,6 @@ class Fault:
     lasts_s: tuple[float, float] = (0.0, 0.0)  # from, to: how long it lasts before it is healed
     long_s: tuple[float, float] | None = None  # how long some injections last instead
     is_possible: Callable[[Testbed], object] = lambda _: True  # on this chain; else it is never drawn
-    needs_disk: bool = False  # its part needs a disk of its own, from the start of the run
 
     def draw_duration_s(self, chance: random.Random) -> float:
         """How long one injection lasts, drawn before it begins."""

@@ -13,7 +13,7 @@ from outbox.audit.report import Report
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.relay import connectors
-from outbox_lab.soak import disk, observe, verdict
+from outbox_lab.soak import observe, verdict
 from outbox_lab.soak.clients import Clients
 from outbox_lab.soak.domain import Domain, options_of
 from outbox_lab.soak.fault import Fault
@@ -75,9 +75,6 @@ class _Run:
     def go(self, faults: Mapping[str, Fault]) -> None:
         """Start everything, break it, wait, and write what was left into the folder."""
         testbed = self._testbed
-        for fault in faults.values():
-            if fault.needs_disk and disk.is_entered():
-                testbed.mount_disk(*fault.parts)
         testbed.start(self.say)
         clients = Clients(
             testbed.stack.through("client-service"), self._domain, self._recorder, self._plan.rate, self._plan.seed

@@ -30,7 +30,6 @@ from outbox.relay.rest import Rest, State
 from outbox.sink import discovery
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak import observe
-from outbox_lab.soak.disk import Disk
 from outbox_lab.soak.domain import NO_OPTIONS, ForeignEvent, Options
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.seen import Checked, RowChange, TopicEvent, checked
@@ -226,7 +225,6 @@ class Testbed:
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.offsets`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.checks: list[Checked] = []  # what `check` has found
-        self.disks: dict[str, Disk] = {}  # by part, that of its data, if it has one of its own
         self._has_cluster = bool(options.clustered)
         self._groups = [*sinks, options.clustered] if self._has_cluster else sinks
         self._locks = {part: threading.Lock() for part in PARTS}
@@ -389,11 +387,6 @@ class Testbed:
         self.stack.down(report)
         for proxy in self.links.values():
             proxy.close()
-
-    def mount_disk(self, part: str) -> None:
-        """Give a part that does not run yet a disk of its own for its data."""
-        self.disks[part] = Disk(self.stack.part(part).folder)
-        self.disks[part].mount()
 
     def query(self, sql: str, parameters: object = None, role: Role = SourceRole.OWNER) -> list[tuple[Any, ...]]:
         """The rows of one statement, committed, as a role; by default as the owner of the source."""

@@ -34,10 +34,6 @@ _TABLE = (
             "Writes behind the first kilobytes of a file fail for a while, as on a failing disk.",
             servers.fail_writes, servers.allow_writes, (part,), lasts_s=A_WHILE, is_possible=servers.can_limit_files)
       for part in ("postgres", "kafka")),
-    *(Fault(f"{part}-disk-full", "The disk of its data is full for a while: a write that needs more room is refused.",
-            servers.fill_disk, servers.free_disk, (part,), lasts_s=A_WHILE, is_possible=servers.has_disk(part),
-            needs_disk=True)
-      for part in ("postgres", "kafka")),
 
     # The relay
     Fault("replication-terminated",

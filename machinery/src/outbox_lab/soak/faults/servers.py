@@ -14,7 +14,6 @@ import psycopg2
 from outbox.base.database import connect
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
-from outbox_lab.soak.disk import KIB
 from outbox_lab.soak.fault import NotFired, Strike, despite_faults, wait_or_not_fired
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.testbed import Testbed
@@ -58,39 +57,12 @@ def thaw(strike: Strike) -> None:
 
 # Disks -------------------------------------------------------------------------------------------------------------
 
-ROOM_BYTES = 32 * KIB  # in the part's own log, for the error
+ROOM_BYTES = 32 * 1024  # in the part's own log, for the error
 NOTICED_TIMEOUT_S = 120.0
 UNLIMITED = "unlimited:unlimited"
-# As the C library calls the errors, in the log of either.
+# As the C library calls the error, in the log of either.
 FAILING = re.compile(r".*File too large.*")
-FULL = re.compile(r".*No space left on device.*")
 WRITE = "SELECT pg_logical_emit_message(true, 'soak', 'one more byte')"
-# Its write-ahead log has reserved room; a table has not.
-GROW = "CREATE TEMPORARY TABLE filler AS SELECT generate_series(1, 100000)"
-
-
-def has_disk(part: str) -> Callable[[Testbed], bool]:
-    return lambda testbed: part in testbed.disks
-
-
-def fill_disk(strike: Strike) -> str:
-    disk, server = strike.testbed.disks[strike.part], strike.server
-    size = server.log_size()
-
-    def noticed() -> str:
-        disk.fill()
-        _refusal(strike, GROW)
-        logged = FULL.search(server.log_since(size))
-        return logged[0].strip() if logged else ""
-
-    what = f"{strike.part} to log that its disk is full"
-    line = wait_or_not_fired(what, noticed, timeout_s=NOTICED_TIMEOUT_S, poll_s=0.2)
-    return f"with {disk.used_bytes // KIB} KiB it was full: {line[:300]}"
-
-
-def free_disk(strike: Strike) -> None:
-    strike.testbed.disks[strike.part].free()
-    _recover(strike)
 
 
 def can_limit_files(_: Testbed) -> bool:
@@ -107,7 +79,7 @@ def fail_writes(strike: Strike) -> str:
     count = limit_files(server, f"{size + ROOM_BYTES}:unlimited")
 
     def noticed() -> str:
-        refusal = _refusal(strike, WRITE)
+        refusal = _refusal(strike)
         logged = FAILING.search(server.log_since(size))
         how = refusal or ("" if server.is_running() else "it has ended")
         return f"{logged[0].strip()} ({how})" if logged and how else ""
@@ -119,23 +91,19 @@ def fail_writes(strike: Strike) -> str:
 
 def allow_writes(strike: Strike) -> None:
     limit_files(strike.server, UNLIMITED)
-    _recover(strike)
-
-
-def _refusal(strike: Strike, statement: str) -> str:
-    """How Postgres refuses to write; empty if it does not. A broker writes all the time, and ends by itself."""
-    if strike.part == "postgres":
-        try:
-            strike.testbed.superuser(statement)
-        except psycopg2.Error as error:
-            return str(error).splitlines()[0]
-    return ""
-
-
-def _recover(strike: Strike) -> None:
     if not strike.server.is_ready():  # it may be about to end
         strike.server.kill()
     restart(strike)
+
+
+def _refusal(strike: Strike) -> str:
+    """How Postgres refuses to write; empty if it does not. A broker writes all the time, and ends by itself."""
+    if strike.part == "postgres":
+        try:
+            strike.testbed.superuser(WRITE)
+        except psycopg2.Error as error:
+            return str(error).splitlines()[0]
+    return ""
 
 
 def limit_files(process: Process, limit: str) -> int:
