@@ -18,7 +18,7 @@ from outbox.relay.connectors import Connector
 from outbox.sink.decoding import records
 from outbox_lab.soak import fault, observe, testbed
 from outbox_lab.soak.domain import ForeignEvent, TableCopy
-from outbox_lab.soak.fault import NoChance, NotFired, Strike
+from outbox_lab.soak.fault import NotFired, Strike
 from outbox_lab.soak.faults import FAULTS, hostile, operations
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.testbed import LINKS, PREFIX, Done
@@ -121,30 +121,6 @@ def test_a_prune_that_is_refused_for_a_while_is_run_until_it_succeeds(
     monkeypatch.setattr(unstarted, "run", lambda *_, **__: next(ends))
     monkeypatch.setattr(fault, "AGAIN_S", 0.0)
     assert injected("prune", unstarted)[1] == "outbox prune: deleted 3 events"
-
-
-@pytest.mark.parametrize("refused", [{"dedup"}, {"upsert"}, {"dedup", "upsert"}, set()], ids=len)
-def test_a_rebuild_that_is_refused_tries_the_next_sink(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str]
-) -> None:
-    tried: list[str] = []
-
-    def run(command: str, sink: str, *_: str, **__: object) -> Done:
-        tried.append(sink)
-        return failed("topic-incomplete") if sink in refused else Done(0, f"{command} of {sink}\n", "")
-
-    with linked(tmp_path, ["dedup"], ["upsert"]) as bed:
-        monkeypatch.setattr(bed, "check", lambda _: None)
-        monkeypatch.setattr(bed, "run", run)
-        if len(refused) == 2:
-            with pytest.raises(NoChance, match="topic-incomplete"):
-                injected("rebuild-from-topic", bed)
-            assert set(tried) == refused
-        else:
-            strike, evidence = injected("rebuild-from-topic", bed)
-            assert evidence == f"rebuild of {tried[-1]}"
-            assert tried[-1] not in refused
-            assert strike.victims == (bed.process_of(tried[-1]).name,)
 
 
 @pytest.mark.parametrize("name", [name for name, one in FAULTS.items() if "cluster" in one.parts])

@@ -25,17 +25,13 @@ class NotFired(Exception):
     """A fault has not happened. The message says why."""
 
 
-class NoChance(Exception):
-    """A fault cannot happen as things are now, and has broken nothing. It is left out, as if it had not been drawn."""
-
-
 @dataclass(frozen=True)
 class Fault:
     """One way to break the chain: a row of the table in `outbox_lab.soak.faults`."""
 
     name: str
     summary: str
-    # Break it, and return the evidence. Raises NotFired without any, or NoChance.
+    # Break it, and return the evidence. Raises NotFired without any.
     inject: Callable[[Strike], str]
     # Undo it, and return once the part works again. Also called if ``inject`` has failed. Some pass by themselves.
     heal: Callable[[Strike], None] = lambda _: None

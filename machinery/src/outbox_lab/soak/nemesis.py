@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from outbox.base.terminal import Progress
 from outbox.base.wait import nothing
-from outbox_lab.soak.fault import Fault, NoChance, Strike
+from outbox_lab.soak.fault import Fault, Strike
 from outbox_lab.soak.seen import Injection, Planned
 from outbox_lab.soak.testbed import Testbed
 
@@ -135,8 +135,6 @@ class Nemesis:
             try:
                 fired_s = time.monotonic() - began_s
                 evidence, problem = self._fire(strike)
-                if not (evidence or problem):
-                    return  # it had no chance
                 if evidence:
                     self._wait_until(time.monotonic() + planned.lasts_s)
                 is_broken_off = self._stopped.is_set()
@@ -160,13 +158,10 @@ class Nemesis:
                 self._lasting.remove(fault.name)
 
     def _fire(self, strike: Strike) -> tuple[str, str]:
-        """Break it. Returns the evidence, or the reason why it did not fire; neither of a fault that is left out."""
+        """Break it. Returns the evidence, or the reason why it did not fire."""
         name = strike.fault.name
         try:
             evidence = strike.fault.inject(strike)
-        except NoChance as error:
-            self._report(f"{name} is left out: {error}")
-            return "", ""
         except Exception as error:  # whatever it is, the run has not done what it promised
             problem = f"{type(error).__name__}: {error}"
             self._report(f"{name} did not happen: {problem}")

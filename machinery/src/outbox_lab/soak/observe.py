@@ -19,13 +19,11 @@ from outbox.base.database import Row, connect, query
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
-from outbox.kafka.records import Within
 from outbox.relay import connectors
 from outbox.relay.connectors import Connector
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.comparison_files import Comparison, folder_of
-from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.records import Records
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.domain import Domain, options_of
@@ -62,21 +60,16 @@ def read(
     domain: Domain,
     names: Sequence[str],
     foreign_records: Sequence[ForeignRecord] = (),
-    dropped: Sequence[TopicEvent | RowChange] = (),
 ) -> Seen:
     """Everything that the judge compares, with the sinks of these names. Rows of comparisons are not among it: `outbox
     check` compares them at the end. Raises Failure if a part cannot be read.
-
-    ``dropped``: what a fault has let topics drop. A broker that is killed soon may have it again.
     """
     from outbox.audit.store import Store
 
     known = described(settings, declared.load(settings))
     specs = [known.sinks[name] for name in names]
-    captured = Captured(settings, specs, [one for one in dropped if isinstance(one, RowChange)])
-    by_position = {one.position: one for one in dropped if isinstance(one, TopicEvent)}
-    for topic in known.topics:
-        by_position |= {event.position: event for event in events_of(settings, known, topic)}
+    captured = Captured(settings, specs)
+    by_position = {event.position: event for topic in known.topics for event in _events(settings, known, topic)}
     sent = {(one.topic, one.partition, one.offset): one for one in foreign_records}
     foreign = [Foreign(event, sent[at].totals) for at, event in sorted(by_position.items()) if at in sent]
     events = [event for at, event in sorted(by_position.items()) if at not in sent]
@@ -94,11 +87,9 @@ def read(
     )
 
 
-def events_of(
-    settings: Settings, known: Declared, topic: EventTopic, within: Within | None = None
-) -> Iterator[TopicEvent]:
-    """The valid events of a topic, or those within these offsets."""
-    for messages in records.batches(settings, topic.name, within or topics.watermarks(settings, topic.name)):
+def _events(settings: Settings, known: Declared, topic: EventTopic) -> Iterator[TopicEvent]:
+    """The valid events of a topic."""
+    for messages in records.batches(settings, topic.name, topics.watermarks(settings, topic.name)):
         values = {(one.partition(), one.offset()): one.value() for one in messages}
         for name, rows in topic.decoder.decode(Records.of_messages(messages)).rows.items():
             kind = known.kinds[topic.kinds[name]]
@@ -228,9 +219,9 @@ class _Sinks:
         )
 
     def _forgotten(self, spec: SinkSpec, types: frozenset[str]) -> frozenset[str]:
-        """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember.
+        """See `forgotten`; of captured tables, the identities of their changes.
 
-        Of captured tables it is the identities of the changes that a topic still has, and could bring again.
+        A transform may leave events out, so nobody knows which its sink has to remember.
         """
         memory = spec.strategy.memory
         if memory is None or not (memory.is_of_ids or memory.is_of_changes):
@@ -238,7 +229,7 @@ class _Sinks:
         statement = REMEMBERED.format(table=memory.table, by=", ".join(memory.by))
         remembered = {identity for (identity,) in self._rows(statement, spec.name)}
         if memory.is_of_changes:
-            return frozenset(one.identity for one in self._captured.left(spec)) - remembered
+            return frozenset(one.identity for one in self._captured.changes if one.topic in spec.decoders) - remembered
         if spec.job.transform is not None or spec.name not in self._states:
             return frozenset()
         return forgotten(self._events, types, remembered, self._horizon, self._states[spec.name].bases)
@@ -272,24 +263,42 @@ def require_copies(settings: Settings, domain: Domain, specs: Iterable[SinkSpec]
 class Captured:
     """The captured tables after a run, and their changes on the topics."""
 
-    def __init__(self, settings: Settings, specs: Sequence[SinkSpec], dropped: Sequence[RowChange]) -> None:
-        """``dropped``: what a fault has let topics drop."""
+    def __init__(self, settings: Settings, specs: Sequence[SinkSpec]) -> None:
         self._settings, self._specs = settings, specs
         self._topics = [one.topic for one in captures_of(settings, specs)]
-        self._dropped = {one.position for one in dropped}
-        by_position = {one.position: one for one in dropped}
-        for topic in self._topics:
-            decoder = self._readers(topic)[0].decoders[topic]
-            by_position |= {one.position: one for one in row_changes_of(settings, topic, decoder)}
-        self.changes = [change for _, change in sorted(by_position.items())]
-
-    def left(self, spec: SinkSpec) -> list[RowChange]:
-        """The changes that a sink reads, and that its topic has not dropped."""
-        return [one for one in self.changes if one.topic in spec.decoders and one.position not in self._dropped]
+        changes = (one for topic in self._topics for one in self._changes(topic))
+        self.changes = sorted(changes, key=lambda one: one.position)
 
     def copies(self, domain: Domain) -> list[Copy]:
         """The rows of source and sinks. Raises Failure if a query of the domain cannot be used."""
         return [self._copy(domain, one, topic) for topic in self._topics for one in self._readers(topic)]
+
+    def _changes(self, topic: str) -> Iterator[RowChange]:
+        """The changes on the topic of a captured table that a sink takes.
+
+        Their content is what Debezium has written, and not what the sink's decoder makes of it.
+        """
+        decoder = self._readers(topic)[0].decoders[topic]
+        for messages in records.batches(self._settings, topic, topics.watermarks(self._settings, topic)):
+            taken = {
+                place
+                for rows in decoder.decode(Records.of_messages(messages)).rows.values()
+                for place in zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+            }
+            for message in messages:
+                partition, offset = message.partition() or 0, message.offset() or 0
+                if (partition, offset) in taken:
+                    key, value = _json(message.key()), _json(message.value())
+                    yield RowChange(
+                        topic=topic,
+                        partition=partition,
+                        offset=offset,
+                        table=value["source"]["table"],
+                        key=str(next(iter(key.values()))) if len(key) == 1 else json.dumps(key),
+                        lsn=value["source"]["lsn"],
+                        op=value["op"],
+                        row=value["after"] or {},
+                    )
 
     def _readers(self, topic: str) -> list[SinkSpec]:
         return [one for one in self._specs if topic in one.decoders]
@@ -308,35 +317,6 @@ class Captured:
 
     def _rows(self, role: Role, sql: str) -> list[Row]:
         return [_json(row) for (row,) in query(self._settings, role, ROWS.format(sql.strip().rstrip(";")))]
-
-
-def row_changes_of(
-    settings: Settings, topic: str, decoder: RecordDecoder, within: Within | None = None
-) -> Iterator[RowChange]:
-    """The changes on the topic of a captured table that a sink takes, or those within these offsets.
-
-    Their content is what Debezium has written, and not what the sink's decoder makes of it.
-    """
-    for messages in records.batches(settings, topic, within or topics.watermarks(settings, topic)):
-        taken = {
-            place
-            for rows in decoder.decode(Records.of_messages(messages)).rows.values()
-            for place in zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-        }
-        for message in messages:
-            partition, offset = message.partition() or 0, message.offset() or 0
-            if (partition, offset) in taken:
-                key, value = _json(message.key()), _json(message.value())
-                yield RowChange(
-                    topic=topic,
-                    partition=partition,
-                    offset=offset,
-                    table=value["source"]["table"],
-                    key=str(next(iter(key.values()))) if len(key) == 1 else json.dumps(key),
-                    lsn=value["source"]["lsn"],
-                    op=value["op"],
-                    row=value["after"] or {},
-                )
 
 
 def _json(text: str | bytes | None) -> Any:

@@ -85,7 +85,7 @@ class _Run:
             last = _settled(testbed.settings, self.say)
         self._write_looks([*testbed.checks, last])
         foreign = [record for one in self._injections for record in one.foreign]
-        seen = observe.read(testbed.settings, self._domain, testbed.sink_names, foreign, testbed.dropped)
+        seen = observe.read(testbed.settings, self._domain, testbed.sink_names, foreign)
         released = {one.topic: testbed.released[one.kind] for one in testbed.captures}
         self._folder.write_seen(replace(seen, released=testbed.released[connectors.OUTBOX], released_changes=released))
 

@@ -32,7 +32,7 @@ from outbox.sink.spec import SinkSpec
 from outbox_lab.soak import observe
 from outbox_lab.soak.domain import NO_OPTIONS, ForeignEvent, Options
 from outbox_lab.soak.proxy import Proxy
-from outbox_lab.soak.seen import Checked, RowChange, TopicEvent, checked
+from outbox_lab.soak.seen import Checked, checked
 from outbox_lab.stack import interrupt, ports
 from outbox_lab.stack.command import Command, ServiceCommand, SinkProcess
 from outbox_lab.stack.connect import Connect
@@ -221,7 +221,6 @@ class Testbed:
         self.stack = LinkedStack(settings)
         self.options = options
         self.foreign: list[ForeignEvent] = []  # those that a fault has sent, or is about to send
-        self.dropped: list[TopicEvent | RowChange] = []  # by topics that a fault has shortened, foreign events too
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.offsets`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.checks: list[Checked] = []  # what `check` has found

@@ -123,9 +123,6 @@ _TABLE = (
           operations.refuse_events, operations.accept_events, (), ("sinks", "postgres"), A_MOMENT,
           is_possible=operations.refusing),
     Fault("replay-letters", "`outbox dead-letters replay --all`, beside everything.", operations.replay_letters),
-    Fault("topic-shortened",
-          "A topic drops what all sinks have applied and `outbox prune` has deleted, as its retention does.",
-          operations.shorten_topic, needs=("sinks", *READS)),  # no sink may read again what is dropped
 
     # Hostile records
     Fault("records-foreign", "Records of another program on our topics, without our headers.",

@@ -1,4 +1,4 @@
-"""Operations of people at any time: commands beside everything, rebuilds, dead letters, and retention.
+"""Operations of people at any time: commands beside everything, rebuilds, and dead letters.
 
 Commands hold no part, so they also run while other faults break what they need. An expected failure has a code (see
 `outbox_lab.soak.testbed.Done`). Any other end, such as a traceback, means that the fault has not happened.
@@ -7,31 +7,20 @@ Commands hold no part, so they also run while other faults break what they need.
 from __future__ import annotations
 
 import json
-import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
-from functools import partial
 
-from confluent_kafka import TopicPartition
-
-from outbox.audit import declared
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
-from outbox.kafka import topics
-from outbox.kafka.clients import Admin
-from outbox.kafka.records import Within
 from outbox.sink import discovery
 from outbox.sink.remembering import fence
 from outbox.sink.repair import derived
 from outbox.sink.spec import SinkSpec
-from outbox_lab.soak import observe
 from outbox_lab.soak.domain import foreign_keys
-from outbox_lab.soak.fault import NoChance, NotFired, Strike, run, wait_or_not_fired
-from outbox_lab.soak.faults.sinks import wait_committed
-from outbox_lab.soak.seen import WRONG_RESULT, RowChange, TopicEvent, checked
+from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
+from outbox_lab.soak.seen import WRONG_RESULT, checked
 from outbox_lab.soak.testbed import SLOT_AHEAD, Done, Testbed
 
 Place = tuple[int, int]  # partition and offset
@@ -43,13 +32,9 @@ FROM_REPEATS = WRONG_RESULT  # and of sinks that do not recognise every repeat
 
 
 def prune(strike: Strike) -> str:
-    return f"outbox prune: {_prune(strike.testbed).end}"
-
-
-def _prune(testbed: Testbed) -> Done:
     # The relay may be down, or behind.
     refusals = {"events-not-on-topic", "prune-running", "sinks-busy"}
-    return run(testbed, "prune", "--keep-hours", "0", temporary=refusals)
+    return f"outbox prune: {run(strike.testbed, 'prune', '--keep-hours', '0', temporary=refusals).end}"
 
 
 def check(strike: Strike) -> str:
@@ -85,17 +70,11 @@ def apply_connectors(strike: Strike) -> str:
 
 def rebuild(strike: Strike, source: str) -> str:
     """The rebuild of a sink, from the topic or from the source."""
-    testbed, refused = strike.testbed, list[str]()
+    testbed = strike.testbed
+    sink = strike.chance.choice(rebuildable(testbed, source))
+    strike.victims = (testbed.process_of(sink).name,)  # it ends when it sees the rebuild
     testbed.check(f"before {strike.fault.name}")
-    sinks = rebuildable(testbed, source)
-    for sink in strike.chance.sample(sinks, len(sinks)):
-        strike.victims = (testbed.process_of(sink).name,)  # it ends when it sees the rebuild
-        # A topic that retention has shortened is incomplete.
-        done = run(testbed, "rebuild", sink, "--from", source, "--yes", expected={"topic-incomplete"})
-        if not done.code:
-            return done.end
-        refused.append(sink)
-    raise NoChance(f"refused for each of {', '.join(refused)}: {done.code}")
+    return run(testbed, "rebuild", sink, "--from", source, "--yes").end
 
 
 def rebuildable(testbed: Testbed, source: str) -> list[str]:
@@ -179,90 +158,6 @@ def _change_rules(strike: Strike, statement: str) -> None:
 def _count_open(strike: Strike) -> int:
     parameters = [strike.sink, strike.testbed.options.refusals[strike.sink].reason]
     return int(strike.testbed.query(OPEN, parameters, SinkRole.AUDITOR)[0][0])
-
-
-# Retention ---------------------------------------------------------------------------------------------------------
-
-APPLIED = """
-SELECT partition, min(next_offset) FROM public.positions WHERE topic = %s AND sink = ANY(%s) GROUP BY partition
-"""
-OUTBOX = "SELECT id::text FROM public.outbox"
-ROOM_TIMEOUT_S = 300.0
-
-
-Read = Callable[[Within], Iterator[TopicEvent | RowChange]]  # the valid records of a topic within offsets
-
-
-def shorten_topic(strike: Strike) -> str:
-    """The topic of a captured table drops what all sinks have applied: nothing in the source could bring it again."""
-    testbed, chance = strike.testbed, strike.chance
-    readers = _readers(testbed)
-
-    def with_room() -> tuple[str, dict[int, int]] | None:
-        _prune(testbed)
-        for topic in chance.sample(sorted(readers), len(readers)):
-            if room := _room(testbed, topic, readers[topic]):
-                return topic, {partition: chance.choice(ends) for partition, ends in room.items()}
-        return None
-
-    topic, ends = wait_or_not_fired("records that nobody needs", with_room, timeout_s=ROOM_TIMEOUT_S, poll_s=5)
-    dropped = _drop(testbed, topic, readers[topic], ends)
-    _wait_committed(testbed, topic)
-    return f"{topic} has dropped {dropped} valid records, and its sinks have committed again"
-
-
-def _readers(testbed: Testbed) -> Mapping[str, Read]:
-    """By topic that sinks read, how to read it."""
-    known = declared.load(testbed.settings)
-    found: dict[str, Read] = {}
-    for one in known.topics:
-        found[one.name] = partial(observe.events_of, testbed.settings, known, one)
-    for topic in (connector.topic for connector in testbed.captures):
-        decoder = testbed.readers(topic)[0].decoders[topic]
-        found[topic] = partial(observe.row_changes_of, testbed.settings, topic, decoder)
-    return found
-
-
-def _room(testbed: Testbed, topic: str, read: Read) -> Mapping[int, list[int]]:
-    """By partition, the offsets behind the records that can be dropped."""
-    sinks = [one.name for one in testbed.readers(topic)]
-    applied = dict(testbed.query(APPLIED, [topic, sinks], SinkRole.AUDITOR))
-    for _ in range(2):  # so that no sink reads again what is before, even if its checkpoint loses the last commit
-        _wait_committed(testbed, topic)
-    kept = {event_id for (event_id,) in testbed.query(OUTBOX)}
-    firsts = topics.first_offsets(testbed.settings, topic)
-    within = {partition: (first, applied.get(partition, first)) for partition, first in firsts.items()}
-    room: dict[int, list[int]] = defaultdict(list)
-    is_needed: set[int] = set()  # partitions of which the outbox has an event
-    for record in sorted(read(within), key=lambda one: one.offset):
-        if record.identity in kept:
-            is_needed.add(record.partition)
-        if record.partition not in is_needed:
-            room[record.partition].append(record.offset + 1)
-    return room
-
-
-def _drop(testbed: Testbed, topic: str, read: Read, ends: Mapping[int, int]) -> int:
-    """Drop the records before these offsets, and keep the valid ones for the checkers. Returns their number."""
-    settings = testbed.settings
-    firsts = topics.first_offsets(settings, topic)
-    valid = list(read({partition: (firsts[partition], end) for partition, end in ends.items()}))
-    testbed.dropped += valid
-    admin = Admin(settings)
-    places = [TopicPartition(topic, partition, end) for partition, end in ends.items()]
-    for request in admin.client.delete_records(places).values():
-        admin.result(request)
-    left = topics.first_offsets(settings, topic)
-    if any(left[partition] != end for partition, end in ends.items()) or not valid:
-        raise NotFired(f"{topic} begins at {left} and not at {ends}, and has dropped {len(valid)} valid records")
-    return len(valid)
-
-
-def _wait_committed(testbed: Testbed, topic: str) -> None:
-    """Wait until each sink of a topic has committed a batch from now on."""
-    since_s = time.time()
-    for sink in testbed.readers(topic):
-        wait_committed(testbed, sink.name, since_s)
 
 
 # Positions of sinks -----------------------------------------------------------------------------------------------
