@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import random
-import uuid
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox_lab.soak import ForeignEvent, History, Refusal, Request, TableCopy, TopicEvent
+from outbox_lab.soak import History, Refusal, Request, TableCopy, TopicEvent
 
 from demo.workload import Workload
 
@@ -90,21 +89,6 @@ class Domain(Workload):
         if "transfer_id" in event.data:
             return f"transfer {event.data['transfer_id']}"
         return f"account {event.key} {STATUSES[event.type.split('.')[1]]}"
-
-    def foreign_event(self, chance: random.Random) -> ForeignEvent:
-        """A credit in a currency that no account has, so that it changes no total of the service."""
-        account, transfer = (str(uuid.UUID(int=chance.getrandbits(128), version=4)) for _ in range(2))
-        amount = chance.randint(1, 5_000)
-        payload = {
-            "transfer_id": transfer,
-            "account_id": account,
-            "amount": amount,
-            "currency": "USD",
-            "balance_after": amount,
-            "version": 1,
-            "occurred_at": "2026-11-21T10:00:00.123456Z",
-        }
-        return ForeignEvent("balance.credited", account, payload, totals={"turnover": ("USD", amount)})
 
     def contradictions(self, history: History, events: Mapping[str, TopicEvent]) -> Iterable[str]:
         """A balance that was read is the one after the event of its version. A read is not older than a change of its

@@ -72,11 +72,17 @@ class TestDedup:
             assert sink.apply(batch(some, start=6)) == Counts(4, 0, 4)
         assert database.totals() == sums(some)
 
-    def test_two_records_of_one_id_count_as_one_event(self, databases: Settings, database: Database) -> None:
+    @pytest.mark.parametrize("quantity", [6, -6], ids=["of its type", "of another type"])
+    @pytest.mark.parametrize("at_once", [True, False])
+    def test_two_records_of_one_id_count_as_one_event(
+        self, databases: Settings, database: Database, quantity: int, at_once: bool
+    ) -> None:
         first = events(1)[0]
-        other = Event(first.event_id, first.key, first.quantity + 5, 9)
+        other = Event(first.event_id, first.key, quantity, 9)
+        assert (other.type == first.type) == (quantity > 0)
         with open_sink(databases) as sink:
-            sink.apply(batch([first, other]))
+            for start, some in enumerate([[first, other]] if at_once else [[first], [other]]):
+                sink.apply(batch(some, start=start))
         assert database.totals() == {first.key: first.quantity}
 
     def test_keeps_ids_in_a_partition_per_day_or_per_old_month(self, databases: Settings, database: Database) -> None:

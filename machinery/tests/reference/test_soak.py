@@ -10,15 +10,12 @@ from typing import Any
 from outbox_lab.soak import (
     Attempt,
     Domain,
-    ForeignEvent,
     History,
     Refusal,
     Request,
     TableCopy,
     TopicEvent,
 )
-
-MOMENT = "2026-11-21T10:00:00.123456Z"
 
 
 class Movements:
@@ -60,10 +57,6 @@ class Movements:
         )
     }
 
-    def foreign_event(self, chance: random.Random) -> ForeignEvent:
-        order = str(uuid.UUID(int=chance.getrandbits(128), version=4))
-        return ForeignEvent("order.cancelled", order, {"order_id": order, "version": 1, "occurred_at": MOMENT})
-
     def contradictions(self, history: History, events: Mapping[str, TopicEvent]) -> Iterable[str]:
         made = {event.data["movement_id"] for event in events.values()}
         for operation in history.operations.values():
@@ -87,4 +80,3 @@ def test_what_it_judges() -> None:
     assert domain.change_of_answer(sent.answer) == domain.change_of_event(event)
     assert [*domain.contradictions(History((sent,)), {"e": event})] == []
     assert len([*domain.contradictions(History((sent,)), {})]) == 1
-    assert domain.foreign_event(random.Random(1)).event == "order.cancelled"  # noqa: S311

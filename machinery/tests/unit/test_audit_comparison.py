@@ -279,6 +279,14 @@ def test_event_younger_than_the_outbox_behind_it_is_foreign(chain: Chain) -> Non
     assert of_topic.foreign.first == f"{foreign.event_id} at partition 0, offset 1, key stranger"
 
 
+def test_foreign_content_in_front_of_an_event_with_its_id_is_a_difference(chain: Chain) -> None:
+    [event] = chain.written("a", "5")
+    chain.publish(event, change=9)
+    chain.publish(event)
+    chain.applied({"a": "9"})
+    chain.expect("sink-drift", drift={"a": 4}, duplicates=1)
+
+
 def test_erased_events_are_neither_foreign_nor_drift(chain: Chain) -> None:
     older, events = chain.written("b", "1", at_ms=NOW_MS - MINUTE_MS), chain.written("a", "5", "6")
     chain.publish(*older, *events)

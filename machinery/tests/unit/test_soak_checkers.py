@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox_lab.soak import checkers
 from outbox_lab.soak.history import SET_UP, Attempt, History
 from outbox_lab.soak.observe import forgotten
@@ -19,8 +18,6 @@ from outbox_lab.soak.seen import (
     Checked,
     ComparedTotals,
     Death,
-    Foreign,
-    ForeignRecord,
     Injection,
     Problem,
     Seen,
@@ -263,14 +260,11 @@ def reported(problem: Problem, duplicates: int = 0, repeats: Any = "all") -> Run
     return record(Seen(sinks=[Sink("totals", repeats)]), History(), injections=SENT, checks=checks)
 
 
-def problem(code: str, count: int = 0, *keys: str) -> Problem:
-    return Problem(code, "something is wrong", "totals", count, keys)
+def problem(code: str) -> Problem:
+    return Problem(code, "something is wrong", "totals")
 
 
-SENT = [
-    replace(KILLED, invalid=2, foreign=[ForeignRecord("orders", 0, offset, key) for offset, key in enumerate("xy")]),
-    replace(KILLED, foreign=[ForeignRecord("orders", 0, 7, "x", {"by region": ("Mars", 4)})]),
-]
+SENT = [replace(KILLED, invalid=2), replace(KILLED, invalid=3)]
 READ, EXPECTS = attempt(1, method="GET"), {"key": None, "expected": (OK,)}
 READS = [READ] * checkers.LAST
 MISUSE = replace(attempt(1), body={"pieces": 9})
@@ -316,8 +310,8 @@ RUNS: dict[str, list[RunRecord]] = {
         reported(problem("versions-missing"), duplicates=3),
         reported(problem("sink-drift"), duplicates=3),
         reported(problem("sink-drift"), repeats="re-reads"),
-        reported(problem("foreign-events", 4)),  # and three were sent
-        reported(problem("sink-drift", 2, "a", "x")),  # and no foreign event has key a
+        reported(problem("foreign-events")),
+        reported(problem("rows-differ")),
     ],
     SENT_INVALID: [record(injections=SENT, checks=[Checked("at the end", malformed=6)])],
     "the sinks catch up": [record(checks=[Checked("at the end", in_flight="sink totals is 3 events behind")])],
@@ -348,8 +342,6 @@ SOUND_RUNS = {
     "parked": reported(problem("sink-parked")),
     "drift by repeats": reported(problem("sink-drift"), duplicates=3, repeats="re-reads"),
     "drift of a naive sink": reported(problem("sink-drift"), repeats="none"),
-    "foreign events that were sent": reported(problem("foreign-events", 3)),
-    "and their drift": reported(problem("sink-drift", 2, "x", "Mars")),
     "invalid records that were sent": record(injections=SENT, checks=[Checked("at the end", malformed=5)]),
 }
 
@@ -460,104 +452,14 @@ def test_a_fault_that_did_not_happen_or_was_not_healed_is_found(promise: str, on
 
 
 def test_a_check_is_read_from_its_report() -> None:
-    drift = {"code": "sink-drift", "message": "it drifts", "sink": "totals", "comparison": "pieces", "count": 2}
+    drift = {"code": "sink-drift", "message": "it drifts", "sink": "totals", "comparison": "pieces"}
     report = {
         "total": {"duplicates": 2},
         "topics": [{"malformed": {"count": 1, "acknowledged": 2}}, {"malformed": {"count": 1, "acknowledged": 0}}],
         "findings": [drift],
-        "sinks": [
-            {"name": "totals", "comparisons": [{"name": "pieces", "drift": {"b": 1, "a": 2}}]},
-            {"name": "others", "comparisons": [{"name": "pieces", "drift": {"c": 2}}]},
-        ],
     }
-    expected = Problem("sink-drift", "it drifts", "totals", 2, ["a", "b"])
+    expected = Problem("sink-drift", "it drifts", "totals")
     assert checked("now", report) == Checked("now", 2, [expected], malformed=4)
-
-
-# Foreign events ----------------------------------------------------------------------------------------------------
-
-TYPE = "order.placed.v1"
-
-
-def stranger(key: str, event_id: str, offset: int, pieces: int) -> Foreign:
-    """A foreign event."""
-    numbers = {"pieces": Decimal(pieces)}
-    event = TopicEvent(event_id, "orders", 0, offset, key, TYPE, 1, {"order": 99, "pieces": pieces}, numbers)
-    return Foreign(event, {"by region": ("Mars", pieces)})
-
-
-def region(total: int) -> ComparedTotals:
-    """A comparison that does not say what an event adds."""
-    return ComparedTotals("by region", {"Mars": Decimal(total)}, {}, None)
-
-
-# One with an id of its own, and one with the id of event 2.
-FOREIGN = [stranger("x", "event-8", 8, 4), stranger("y", "event-2", 9, 6)]
-
-
-def foreign_of(x: int, y: int, *more: ComparedTotals, total: int = 13, **changed: Any) -> Seen:
-    """The state that a run left, with two foreign events and these totals of their keys."""
-    totals = {"a": Decimal(total), "x": Decimal(x), "y": Decimal(y)}
-    given = {"types": frozenset({TYPE}), **changed}
-    return replace(sink(comparisons=[comparison(totals), *more], **given), foreign=FOREIGN)
-
-
-WITH_FOREIGN = foreign_of(4, 0, region(4))
-ASIDE = {"orders-0@8": OLDER_THAN_HORIZON}
-TWICE = {**applied(1, 2, 1), "event-8": 1}
-NAIVE: dict[str, Any] = {"repeats": "none", "knows_ids": False}
-OTHERS = ComparedTotals("others", {"x": Decimal(1)}, {}, {})
-FOREIGN_CASES = {
-    "by ids": (WITH_FOREIGN, 0),
-    "one was ignored": (foreign_of(0, 0), 1),
-    "one was applied twice": (foreign_of(8, 0), 1),
-    "a used id was applied": (foreign_of(4, 6), 1),
-    "another total says twice": (foreign_of(4, 0, region(8)), 1),
-    "another total lacks it": (foreign_of(4, 0, region(0)), 1),
-    "by versions": (foreign_of(4, 6, region(10), knows_ids=False), 0),
-    "by versions, and one was ignored": (foreign_of(4, 0, knows_ids=False), 1),
-    "of other types": (foreign_of(0, 0, types=frozenset()), 0),
-    "of other types, and one was applied": (foreign_of(4, 0, types=frozenset()), 1),
-    "of other types, and one was applied to another total": (foreign_of(0, 0, region(4), types=frozenset()), 1),
-    "a total that it adds nothing to": (foreign_of(4, 0, OTHERS), 1),
-    "a total of which nobody knows what it adds": (foreign_of(4, 0, replace(OTHERS, adds=None)), 0),
-    "rebuilt from the source": (foreign_of(0, 0, is_based=True), 0),
-    "rebuilt from the source, and twice since": (foreign_of(8, 0, is_based=True), 1),
-    "too old": (foreign_of(0, 0, foreign_set_aside=ASIDE), 0),
-    "too old, and applied": (foreign_of(4, 0, foreign_set_aside=ASIDE), 1),
-    "too old by versions": (foreign_of(0, 6, foreign_set_aside=ASIDE, knows_ids=False), 1),
-    "set aside": (foreign_of(0, 0, foreign_set_aside={"orders-0@8": "sold out"}), 1),
-    "by offsets": (foreign_of(4, 6, repeats="re-reads", knows_ids=False), 0),
-    "by nothing": (foreign_of(8, 6, **NAIVE), 0),
-    "by nothing, and one was ignored": (foreign_of(0, 6, **NAIVE), 1),
-    "counted": (foreign_of(4, 6, **NAIVE, applied=TWICE), 0),
-    "counted otherwise": (foreign_of(8, 6, **NAIVE, applied=TWICE), 1),
-    "unreadable": (replace(WITH_FOREIGN, unreadable=["orders-0@7"]), 1),
-}
-
-
-@pytest.mark.parametrize(("seen", "found"), FOREIGN_CASES.values(), ids=FOREIGN_CASES)
-def test_a_foreign_event_is_applied_as_the_strategy_promises(seen: Seen, found: int) -> None:
-    assert sum(count for promise, count in broken(record(seen)).items() if "foreign" in promise) == found
-
-
-def test_foreign_event_with_the_id_of_another_type_is_no_repeat() -> None:
-    seen = foreign_of(4, 6)
-    of_another = replace(seen, events=[replace(one, type="order.cancelled.v1") for one in EVENTS])
-    assert not [promise for promise in broken(record(of_another)) if "foreign" in promise]
-
-
-def test_a_sink_that_read_nothing_again_applies_a_foreign_event_once() -> None:
-    assert broken(record(foreign_of(8, 6, **NAIVE), injections=[]))
-
-
-def test_foreign_events_change_no_judgement_on_others() -> None:
-    counted = foreign_of(4, 6, **NAIVE, applied=TWICE)
-    assert broken(record(WITH_FOREIGN)) == broken(record(counted)) == {}
-    assert not broken(record(counted, injections=[])), "the second application was that of the foreign event"
-    assert TOTALS in broken(record(foreign_of(4, 0, total=12)))
-    drifting = foreign_of(4, 6, total=20, **NAIVE, applied=TWICE)
-    assert TOTALS in broken(record(drifting)), "and so nothing of it drifts"
 
 
 # The verdict, and the files ----------------------------------------------------------------------------------------
@@ -625,9 +527,9 @@ def test_a_checker_that_fails_is_named_and_hides_no_other() -> None:
 
 def test_the_record_of_a_run_is_the_same_after_it_was_kept_in_files(tmp_path: Path) -> None:
     folder, death = Folder(tmp_path), Death("sinks-0", 12.0, "killed")
-    end = Checked("at the end", 1, [Problem("sink-drift", "drifts", "totals", 1, ["a"])], "nothing")
+    end = Checked("at the end", 1, [Problem("sink-drift", "drifts", "totals")], "nothing")
     folder.write("run.json", Plan(1, 60.0, 30.0, 5.0, exactly_once=False, faults=["kafka-killed"]))
-    folder.write_seen(replace(WITH_FOREIGN, released=2))
+    folder.write_seen(replace(SEEN, released=2))
     folder.write("injections.json", SENT)
     folder.write("deaths.json", [death])
     folder.write("checks.json", [end])
@@ -635,7 +537,6 @@ def test_the_record_of_a_run_is_the_same_after_it_was_kept_in_files(tmp_path: Pa
     found = folder.record(Domain())  # type: ignore[arg-type]
     assert (found.injections, found.deaths, found.checks) == (SENT, [death], [end])
     assert (found.selected, found.may_repeat) == (["kafka-killed"], True)
-    assert (found.seen.foreign, found.seen.foreign_keys) == (FOREIGN, {"x", "y", "Mars"})
     assert (found.seen.source, list(found.seen.events), found.seen.released) == (SOURCE, [*EVENTS], 2)
-    assert found.seen.sinks == WITH_FOREIGN.sinks
+    assert found.seen.sinks == SEEN.sinks
     assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == len(EVENTS)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
-from outbox.base import project
 from outbox.base.settings import load
-from outbox.events import catalog
 from outbox.sink import discovery
 from outbox_lab.soak import Attempt, History, TopicEvent, observe
 
@@ -81,17 +78,6 @@ def test_a_transfer_without_an_answer_may_be_seen_or_not() -> None:
 def test_a_read_is_not_older_than_one_before(sent_s: float, wrong: int) -> None:
     history = History((opening(A), transfer(1, (2.0, 3.0), status=503), read(1, -10, 4.0), read(0, 0, sent_s)))
     assert len(list(Domain(1).contradictions(history, EVENTS))) == wrong
-
-
-def test_a_foreign_event_is_valid_and_has_a_key_of_its_own() -> None:
-    chance = random.Random(1)  # noqa: S311
-    made = [Domain(1).foreign_event(chance) for _ in range(2)]
-    schema = catalog.load(project.current().events, "ledger").schema("balance", "credited", 1)
-    for one in made:
-        assert one.event == schema.event
-        assert one.payload["account_id"] == one.key
-        assert schema.violation(one.payload) is None
-    assert len({one.key for one in made}) == 2
 
 
 def test_the_sink_of_a_captured_table_is_soaked_and_compared() -> None:

@@ -60,13 +60,10 @@ def _explains(fault: Injection, death: Death, grace_s: float) -> bool:
 
 
 def losses(run: RunRecord) -> Iterator[str]:
-    """Losses that `outbox check` has found. A hostile record is no loss.
-
-    Foreign events are losses, and their totals are drift: right for those that a fault has sent, and for no others.
-    """
+    """Losses that `outbox check` has found. An invalid record is no loss."""
     for one in run.checks:
         for problem in one.problems:
-            if _is_loss(problem, one, run) and not problem.is_of_foreign(len(run.foreign), run.foreign_keys):
+            if _is_loss(problem, one, run):
                 yield f"{one.when}: {problem.message}"
 
 
@@ -86,7 +83,7 @@ def _is_loss(problem: Problem, of: Checked, run: RunRecord) -> bool:
 
 
 def unsent_invalid_records(run: RunRecord) -> Iterator[str]:
-    sent = len(run.foreign) + sum(one.invalid for one in run.injections)
+    sent = sum(one.invalid for one in run.injections)
     for one in run.checks:
         if one.malformed > sent:
             yield f"{one.when}: {one.malformed} records break the contract, and faults have sent {sent}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox_lab.soak.history import History
-from outbox_lab.soak.seen import TopicEvent, Totals, keys_of_totals
+from outbox_lab.soak.seen import TopicEvent
 from outbox_lab.walkthrough.workload import Workload
 
 
@@ -34,24 +33,6 @@ class TableCopy(NamedTuple):
     key: str = "id"  # the column of the primary key
     version: str | None = None
     """The column that each change of the other columns raises by one, if there is such a column."""
-
-
-class ForeignEvent(NamedTuple):
-    """A valid event that was never in the outbox. A hostile producer sends it, and sinks apply it as any other.
-
-    Neither the service nor another foreign event has its key. No event of the service may add to one of its totals.
-    """
-
-    event: str  # as the catalog names it, in its newest version: order.placed
-    key: str
-    payload: Mapping[str, Any]
-    totals: Totals = {}  # noqa: RUF012 - a NamedTuple
-    """By comparison that does not say what an event adds: the key of a total, and what the event adds to it."""
-
-
-def foreign_keys(events: Iterable[ForeignEvent]) -> set[str]:
-    """The keys of all totals that foreign events add to."""
-    return {key for event in events for key in keys_of_totals(event.key, event.totals)}
 
 
 class Domain(Workload, Protocol):
@@ -93,8 +74,6 @@ class Options(NamedTuple):
     """By sink, how to make it refuse valid events for a while. Only for sinks that recognise every repeat."""
     copies: Mapping[str, TableCopy] = {}
     """By sink of a captured table, how to compare the sink's rows with the table."""
-    foreign_event: Callable[[random.Random], ForeignEvent] | None = None
-    """Makes a foreign event, each time the first of another key: with version 1 if events have versions."""
 
 
 NO_OPTIONS = Options()

@@ -12,7 +12,6 @@ import psycopg2
 
 from outbox.base.errors import Failure
 from outbox.base.wait import wait_for
-from outbox_lab.soak.seen import ForeignRecord
 from outbox_lab.soak.testbed import Done, Testbed
 from outbox_lab.stack import interrupt
 from outbox_lab.stack.process import Process
@@ -57,8 +56,7 @@ class Strike:
     testbed: Testbed
     chance: random.Random
     victims: tuple[str, ...] = ()  # the processes of the fault's parts that it may end; without any, all of them
-    foreign: Sequence[ForeignRecord] = ()  # the foreign events that it has sent
-    invalid: int = 0  # how many records that are no valid events it has sent, or may have sent
+    invalid: int = 0  # how many invalid records it has sent, or may have sent
     sink: str = ""  # that it has chosen
     letters: set[str] = field(default_factory=set)  # the identities of dead letters that its records have become
 

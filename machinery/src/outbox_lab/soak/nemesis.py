@@ -150,7 +150,6 @@ class Nemesis:
                     parts=fault.parts,
                     victims=strike.victims,
                     held=fault.needs,
-                    foreign=strike.foreign,
                     invalid=strike.invalid,
                 )
                 self._done.append(done)

@@ -31,8 +31,6 @@ from outbox_lab.soak.seen import (
     Adds,
     ComparedTotals,
     Copy,
-    Foreign,
-    ForeignRecord,
     RowChange,
     Seen,
     Sink,
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 
 ANSWERS = "SELECT key, status, body FROM public.idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
-OPEN_LETTERS = "SELECT sink, reason, topic, partition, \"offset\" FROM public.dead_letters WHERE status <> 'replayed'"
+OPEN_LETTERS = "SELECT sink, topic, partition, \"offset\" FROM public.dead_letters WHERE status <> 'replayed'"
 APPLIED = "SELECT event_id::text, times FROM public.applied_events WHERE sink = %s"
 REMEMBERED = "SELECT concat_ws(' ', {by}) FROM public.{table} WHERE sink = %s"
 HORIZON = "SELECT horizon::text FROM public.dedup_horizon"
@@ -55,12 +53,7 @@ OUTBOX = "SELECT id::text FROM public.outbox WHERE aggregatetype NOT LIKE '%.mar
 ROWS = "SELECT to_jsonb(found.*)::text FROM ({}) AS found"
 
 
-def read(
-    settings: Settings,
-    domain: Domain,
-    names: Sequence[str],
-    foreign_records: Sequence[ForeignRecord] = (),
-) -> Seen:
+def read(settings: Settings, domain: Domain, names: Sequence[str]) -> Seen:
     """Everything that the judge compares, with the sinks of these names. Rows of comparisons are not among it: `outbox
     check` compares them at the end. Raises Failure if a part cannot be read.
     """
@@ -69,19 +62,15 @@ def read(
     known = described(settings, declared.load(settings))
     specs = [known.sinks[name] for name in names]
     captured = Captured(settings, specs)
-    by_position = {event.position: event for topic in known.topics for event in _events(settings, known, topic)}
-    sent = {(one.topic, one.partition, one.offset): one for one in foreign_records}
-    foreign = [Foreign(event, sent[at].totals) for at, event in sorted(by_position.items()) if at in sent]
-    events = [event for at, event in sorted(by_position.items()) if at not in sent]
+    events = [event for topic in known.topics for event in _events(settings, known, topic)]
+    events.sort(key=lambda one: one.position)
     with closing(Store()) as store:
-        seen_sinks = _Sinks(settings, known, events, [one.event for one in foreign], captured, store=store)
+        seen_sinks = _Sinks(settings, known, events, captured, store)
         of_sinks = [seen_sinks.sink(one) for one in specs]
     return Seen(
         events=events,
         source=_source(settings, domain),
         sinks=of_sinks,
-        foreign=foreign,
-        unreadable=[f"{topic}-{number}@{offset}" for topic, number, offset in sent.keys() - by_position.keys()],
         row_changes=captured.changes,
         copies=captured.copies(domain),
     )
@@ -154,31 +143,19 @@ class _Sinks:
     """Reads the sinks."""
 
     def __init__(
-        self,
-        settings: Settings,
-        known: Declared,
-        events: Sequence[TopicEvent],
-        foreign: Sequence[TopicEvent],
-        captured: Captured,
-        *,
-        store: Store,
+        self, settings: Settings, known: Declared, events: Sequence[TopicEvent], captured: Captured, store: Store
     ) -> None:
-        self._known, self._events, self._settings = known, [*events, *foreign], settings
+        self._known, self._events, self._settings = known, events, settings
         self._captured, self._store = captured, store
         self._states = {state.name: state for state in sinks.read(settings, known, store).states}
         with closing(connect(settings, SourceRole.AUDITOR)) as connection:
             load_rows(store, SOURCE, ((one, read_source(connection, one)) for one in known.all_comparisons))
         [(self._horizon,)] = self._rows(HORIZON)
         own = {one.position: one.id for one in events} | {one.position: one.identity for one in captured.changes}
-        others = {event.position: event.place for event in foreign}
         self._set_aside: dict[str, set[str]] = defaultdict(set)
-        self._foreign_set_aside: dict[str, dict[str, str]] = defaultdict(dict)
-        for sink, reason, *found in self._rows(OPEN_LETTERS):
-            position = tuple(found)
-            if position in own:
-                self._set_aside[sink].add(own[position])
-            elif position in others:
-                self._foreign_set_aside[sink][others[position]] = reason
+        for sink, *position in self._rows(OPEN_LETTERS):
+            if tuple(position) in own:  # else the record is invalid
+                self._set_aside[sink].add(own[tuple(position)])
 
     def sink(self, spec: SinkSpec) -> Sink:
         """The state of a sink. Raises Failure if nothing says what it must have."""
@@ -191,7 +168,6 @@ class _Sinks:
             )
         kinds = [kind for kind in self._known.kinds if declared.name_in(spec, kind) is not None]
         types = frozenset(kind.schema.name for kind in kinds)
-        memory = spec.strategy.memory
         return Sink(
             name=spec.name,
             repeats=spec.strategy.repeats,
@@ -200,10 +176,6 @@ class _Sinks:
             applied=dict(self._rows(APPLIED, spec.name)) if "applied_events" in spec.strategy.select else None,
             forgotten=self._forgotten(spec, types),
             rows=table.rows(self._settings, spec.name) if isinstance(spec.target, LakehouseTarget) else None,
-            types=types,
-            knows_ids=spec.strategy.repeats == "all" and not (memory is not None and memory.is_of_keys),
-            is_based=spec.name in self._states and any(self._states[spec.name].bases.values()),
-            foreign_set_aside=dict(self._foreign_set_aside[spec.name]),
         )
 
     def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Comparison) -> ComparedTotals:

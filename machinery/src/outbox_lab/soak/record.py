@@ -25,7 +25,7 @@ from outbox.base.errors import Failure
 from outbox_lab.soak import history
 from outbox_lab.soak.domain import Domain
 from outbox_lab.soak.history import History
-from outbox_lab.soak.seen import Checked, Death, ForeignRecord, Injection, RowChange, Seen, TopicEvent, keys_of_totals
+from outbox_lab.soak.seen import Checked, Death, Injection, RowChange, Seen, TopicEvent
 
 T = TypeVar("T")
 # A fault of one of these may let sinks read records again: they repeat a batch if they do not know its outcome.
@@ -48,16 +48,6 @@ class RunRecord:
     """Whether the relay may bring an event twice: Connect's exactly-once was off."""
     timeout_scale: float = 1.0
     """The factor that multiplied every deadline."""
-
-    @property
-    def foreign(self) -> list[ForeignRecord]:
-        """The foreign events that faults have sent."""
-        return [record for one in self.injections for record in one.foreign]
-
-    @property
-    def foreign_keys(self) -> set[str]:
-        """The keys of all totals that these foreign events add to."""
-        return {key for one in self.foreign for key in keys_of_totals(one.key, one.totals)}
 
     @property
     def may_reread(self) -> bool:

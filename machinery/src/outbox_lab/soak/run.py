@@ -84,8 +84,7 @@ class _Run:
             self._break(clients, Nemesis(testbed, faults, self._plan.seed, self.say))
             last = _settled(testbed.settings, self.say)
         self._write_looks([*testbed.checks, last])
-        foreign = [record for one in self._injections for record in one.foreign]
-        seen = observe.read(testbed.settings, self._domain, testbed.sink_names, foreign)
+        seen = observe.read(testbed.settings, self._domain, testbed.sink_names)
         released = {one.topic: testbed.released[one.kind] for one in testbed.captures}
         self._folder.write_seen(replace(seen, released=testbed.released[connectors.OUTBOX], released_changes=released))
 

@@ -10,27 +10,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from outbox.base.database import Row
 
-Totals = Mapping[str, tuple[str, int]]  # by comparison, the key of a total, and what an event adds to it
 Position = tuple[str, int, int]  # topic, partition, offset
 
 
-def keys_of_totals(key: str, totals: Totals) -> set[str]:
-    """The keys of all totals that an event with this key adds to."""
-    return {key, *(one for one, _ in totals.values())}
-
-
 # While it ran ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ForeignRecord:
-    """The position of a foreign event, and its totals as the domain gives them."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: str
-    totals: Totals = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,8 +39,7 @@ class Injection:
     parts: tuple[str, ...] = ()  # that it broke
     victims: tuple[str, ...] = ()  # the processes of these parts that it may have ended; none means all
     held: tuple[str, ...] = ()  # that it needed, and only kept from other faults
-    foreign: Sequence[ForeignRecord] = ()  # the foreign events that it has sent
-    invalid: int = 0  # how many records that are no valid events it has sent
+    invalid: int = 0  # how many invalid records it has sent
 
     def __str__(self) -> str:
         return f"{self.planned.fault} at {self.planned.at_s:.0f} s: {self.problem or self.evidence}"
@@ -90,14 +72,6 @@ class Problem:
     code: str
     message: str
     sink: str | None = None
-    count: int = 0
-    keys: Sequence[str] = ()  # of the totals that drift, or of the rows that differ
-
-    def is_of_foreign(self, foreign: int, foreign_keys: set[str]) -> bool:
-        """Whether so many foreign events, with totals of these keys, explain the problem."""
-        if self.code in WRONG_RESULT:
-            return 0 < self.count <= len(self.keys) and foreign_keys.issuperset(self.keys)
-        return self.code == "foreign-events" and self.count <= foreign
 
 
 @dataclass(frozen=True)
@@ -116,18 +90,7 @@ class Checked:
 
 def checked(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checked:
     """The result in a report, as JSON has it."""
-    of_comparisons = {
-        (sink["name"], one["name"]): sorted([*one["drift"], *(row["key"] for row in one.get("differences", ()))])
-        for sink in report["sinks"]
-        for one in sink["comparisons"]
-    }
-
-    def keys(finding: Mapping[str, Any]) -> Sequence[str]:
-        is_wrong = finding["code"] in WRONG_RESULT
-        return of_comparisons.get((finding["sink"], finding["comparison"]), ()) if is_wrong else ()
-
-    found = report["findings"]
-    problems = [Problem(one["code"], one["message"], one["sink"], one["count"], keys(one)) for one in found]
+    problems = [Problem(one["code"], one["message"], one["sink"]) for one in report["findings"]]
     malformed = sum(one["malformed"]["count"] + one["malformed"]["acknowledged"] for one in report["topics"])
     return Checked(when, report["total"]["duplicates"], problems, in_flight, malformed)
 
@@ -194,14 +157,6 @@ class RowChange(_OnTopic):
 
 
 R = TypeVar("R", TopicEvent, RowChange)
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """A foreign event on a topic, with what it adds to comparisons that do not say what an event adds."""
-
-    event: TopicEvent
-    totals: Totals = field(default_factory=dict)
 
 
 # In the databases --------------------------------------------------------------------------------------------------
@@ -276,31 +231,17 @@ class Sink:
     applied: Mapping[str, int] | None = None  # by event id, how often; None if it does not count that
     forgotten: frozenset[str] = frozenset()  # the ids that its strategy has to remember, and does not
     rows: Mapping[str, int] | None = None  # by event id, how many its table of events has; None without such a table
-    types: frozenset[str] = frozenset()  # of the events that it has asked for, as `TopicEvent.type`
-    knows_ids: bool = True  # its strategy recognises a repeat by the id of the event, and not by key and version
-    is_based: bool = False  # it was rebuilt from the source, which does not have the foreign events of before
-    # The foreign events that are open or discarded dead letters: the reason of each, by its place.
-    foreign_set_aside: Mapping[str, str] = field(default_factory=dict)
-
-    def times(self, event: TopicEvent) -> Decimal | None:
-        """How often an event that is the only one of its key was applied; None if no total says it."""
-        for one in self.comparisons:
-            if number := one.added_by(event):
-                return one.totals.get(event.key, Decimal(0)) / number
-        return None
 
 
 @dataclass(frozen=True)
 class Seen:
     """The state that a run leaves once everything has settled: read once, kept in files, judged by the checkers."""
 
-    events: Sequence[TopicEvent] = ()  # the valid ones of the service, in the order of offsets within a partition
+    events: Sequence[TopicEvent] = ()  # the valid ones, in the order of offsets within a partition
     source: Source = field(default_factory=Source)
     sinks: Sequence[Sink] = ()
     # How many hanging transactions `outbox connect apply` has ended; the events of each are on their topics twice.
     released: int = 0
-    foreign: Sequence[Foreign] = ()  # on the topics
-    unreadable: Sequence[str] = ()  # the places of foreign events that are no valid events
     row_changes: Sequence[RowChange] = ()  # the valid ones on the topics, in the same order
     # By topic of a captured table, how many hanging transactions of its connector were ended.
     released_changes: Mapping[str, int] = field(default_factory=dict)
@@ -315,11 +256,6 @@ class Seen:
     def first_changes(self) -> Mapping[str, RowChange]:
         """By identity, the first record of each change of a row."""
         return _firsts(self.row_changes)
-
-    @cached_property
-    def foreign_keys(self) -> set[str]:
-        """The keys of all totals that foreign events add to."""
-        return {key for one in self.foreign for key in keys_of_totals(one.event.key, one.totals)}
 
 
 def _firsts(records: Sequence[R]) -> dict[str, R]:

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from math import inf
 
 from outbox.base.database import Row
-from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
 from outbox_lab.soak.record import RunRecord
-from outbox_lab.soak.seen import ComparedTotals, Copy, Foreign, Seen, Sink, TopicEvent
+from outbox_lab.soak.seen import ComparedTotals, Copy, Seen, Sink, TopicEvent
 
 ZERO = Decimal(0)
 Totals = Mapping[str, Decimal]
 
 
-# The events of the service -----------------------------------------------------------------------------------------
+# Events ------------------------------------------------------------------------------------------------------------
 
 
 def events_set_aside(_: RunRecord, sink: Sink) -> Iterable[str]:
@@ -36,7 +34,7 @@ def miscounted_events(run: RunRecord, sink: Sink) -> Iterator[str]:
 
     More often is right if it may re-read.
     """
-    seen, applied = run.seen, _applied(run.seen, sink)
+    seen, applied = run.seen, sink.applied
     if applied is None:
         return
     records = Counter(event.id for event in seen.events)
@@ -45,7 +43,7 @@ def miscounted_events(run: RunRecord, sink: Sink) -> Iterator[str]:
         times, due = applied.get(event_id, 0), records[event_id] if is_due else 0
         if times < due or (is_due and times > due and not run.may_reread):
             yield f"{event_id} at {event.place}: applied {times} times, and {due} times on the topic"
-    for event_id in applied.keys() - seen.firsts.keys() - {one.event.id for one in seen.foreign}:
+    for event_id in applied.keys() - seen.firsts.keys():
         yield f"{event_id}: applied {applied[event_id]} times, and on no topic"
 
 
@@ -58,25 +56,13 @@ def events_not_once(run: RunRecord, sink: Sink) -> Iterator[str]:
         times = sink.rows.get(event_id, 0)
         if times != 1:
             yield f"{event_id} at {event.place}: {times} rows"
-    foreign = {one.event.id for one in run.seen.foreign}
-    for event_id in sink.rows.keys() - due.keys() - sink.set_aside - foreign:
+    for event_id in sink.rows.keys() - due.keys() - sink.set_aside:
         yield f"{event_id}: {sink.rows[event_id]} rows, and no topic has it"
 
 
 def _is_due(sink: Sink, event: TopicEvent) -> bool:
     """Whether the sink has to have an event: a comparison is about it, and the sink has not set it aside."""
     return event.id not in sink.set_aside and any(one.added_by(event) is not None for one in sink.comparisons)
-
-
-def _applied(seen: Seen, sink: Sink) -> Mapping[str, int] | None:
-    """How often the sink has applied each event of the service: its counts, without foreign events of the same ids."""
-    if sink.applied is None:
-        return None
-    applied = dict(sink.applied)
-    for one in seen.foreign:
-        if one.event.id in seen.firsts and one.event.id in applied:
-            applied[one.event.id] -= round(sink.times(one.event) or 0)
-    return applied
 
 
 def wrong_totals(run: RunRecord, sink: Sink, one: ComparedTotals) -> Iterator[str]:
@@ -93,7 +79,7 @@ def wrong_totals(run: RunRecord, sink: Sink, one: ComparedTotals) -> Iterator[st
     if promised is None:
         return
     found = _difference(one.totals, due)
-    for key in (found.keys() | promised.keys()) - seen.foreign_keys:
+    for key in found.keys() | promised.keys():
         if found.get(key, ZERO) != promised.get(key, ZERO):
             yield f"{key}: off by {found.get(key, ZERO)}, and {promised.get(key, ZERO)} was repeated"
 
@@ -148,7 +134,7 @@ def _repeated(run: RunRecord, sink: Sink, one: ComparedTotals) -> Totals | None:
     """By key, what the repeats have added that the strategy does not recognise; None if nobody knows."""
     if sink.repeats == "all" or one.adds is None:
         return {}
-    applied = _applied(run.seen, sink) if sink.repeats == "none" else None
+    applied = sink.applied if sink.repeats == "none" else None
     if applied is None and sink.repeats == "none" and run.may_reread:
         return None
     # A sink that does not count has read each record once.
@@ -157,70 +143,6 @@ def _repeated(run: RunRecord, sink: Sink, one: ComparedTotals) -> Totals | None:
     for event, number in _counted(run.seen, sink, one):
         repeated[event.key] += (max(times.get(event.id, 1), 1) - 1) * number
     return repeated
-
-
-# Foreign events ----------------------------------------------------------------------------------------------------
-
-# Foreign events are valid, so a sink that recognises every repeat applies each of them once. One with the id of an
-# event of the service is a repeat for a strategy that knows ids. It is another event for one that knows keys and
-# versions, and for one that knows less. The ids of some are older than the deduplication horizon: a strategy that
-# forgets ids sets them aside. Each foreign event has a key of its own, so the totals of its key say how often it was
-# applied.
-
-
-def unreadable_foreign_events(run: RunRecord) -> Iterable[str]:
-    return run.seen.unreadable
-
-
-def foreign_events_set_aside(_: RunRecord, sink: Sink) -> Iterator[str]:
-    for place, reason in sink.foreign_set_aside.items():
-        if reason != OLDER_THAN_HORIZON or not sink.knows_ids:
-            yield f"{place}: {reason}"
-
-
-def miscounted_foreign_events(run: RunRecord, sink: Sink) -> Iterator[str]:
-    """Events whose count in the sink differs from what their totals say, if the sink counts."""
-    for one in run.seen.foreign if sink.applied is not None else ():
-        counted, applied = (sink.applied or {}).get(one.event.id, 0), sink.times(one.event)
-        if one.event.id not in run.seen.firsts and applied is not None and applied != counted:
-            yield f"{one.event.place}: counted {counted} times, and its total says {applied}"
-
-
-def wrong_foreign_totals(run: RunRecord, sink: Sink, comparison: ComparedTotals) -> Iterator[str]:
-    keys = run.seen.foreign_keys
-    least, most = dict.fromkeys(keys, ZERO), dict.fromkeys(keys, ZERO)
-    unknown: set[str] = set()
-    for one in run.seen.foreign:
-        key, number = _added(sink, one, comparison)
-        if number is None:
-            unknown.add(key)
-        else:
-            bounds = sorted(number and number * Decimal(times) for times in _times(run, sink, one))
-            least[key] += bounds[0]
-            most[key] += bounds[1]
-    for key in keys - unknown:
-        total = comparison.totals.get(key, ZERO)
-        if not least[key] <= total <= most[key]:
-            yield f"{key}: {total}, and {least[key]} to {most[key]} is right"
-
-
-def _times(run: RunRecord, sink: Sink, one: Foreign) -> tuple[int, float]:
-    """How often a sink has to apply a foreign event: at least, at most."""
-    first = run.seen.firsts.get(one.event.id)
-    is_repeat = first is not None and first.type in sink.types and sink.knows_ids
-    if is_repeat or one.event.place in sink.foreign_set_aside:
-        return 0, 0
-    return 0 if sink.is_based else 1, inf if sink.repeats == "none" and run.may_reread else 1
-
-
-def _added(sink: Sink, one: Foreign, comparison: ComparedTotals) -> tuple[str, Decimal | None]:
-    """The key of the total that an event adds to, and what it adds; None if nobody says it."""
-    if one.event.type not in sink.types:
-        return one.event.key, ZERO
-    if comparison.adds is not None:
-        return one.event.key, comparison.added_by(one.event) or ZERO
-    key, number = one.totals.get(comparison.name, (one.event.key, None))
-    return key, None if number is None else Decimal(number)
 
 
 # Captured tables ---------------------------------------------------------------------------------------------------

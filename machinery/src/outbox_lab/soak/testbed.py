@@ -30,7 +30,7 @@ from outbox.relay.rest import Rest, State
 from outbox.sink import discovery
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak import observe
-from outbox_lab.soak.domain import NO_OPTIONS, ForeignEvent, Options
+from outbox_lab.soak.domain import NO_OPTIONS, Options
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.seen import Checked, checked
 from outbox_lab.stack import interrupt, ports
@@ -220,7 +220,6 @@ class Testbed:
         """``sinks``: the sinks of each process, beside those of the cluster. ``options``: of the domain."""
         self.stack = LinkedStack(settings)
         self.options = options
-        self.foreign: list[ForeignEvent] = []  # those that a fault has sent, or is about to send
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.offsets`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.checks: list[Checked] = []  # what `check` has found

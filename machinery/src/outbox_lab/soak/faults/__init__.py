@@ -132,13 +132,11 @@ _TABLE = (
     Fault("records-huge", "Records of almost a megabyte.",
           partial(hostile.send, make=hostile.huge_records), hostile.discard_letters, needs=("kafka",)),
     Fault("records-of-decades",
-          "Valid events with ids of ten years, and invalid ones with older ids and those of the future.",
-          partial(hostile.send, make=hostile.records_of_decades, choose=hostile.topic_of_events),
-          hostile.discard_letters, needs=("kafka",)),
+          "Events with ids that are older than sinks take, and with ids of the future.",
+          partial(hostile.send, make=hostile.records_of_decades), hostile.discard_letters, needs=("kafka",)),
     # Their letters stay open: to discard one would give up the event whose id it has.
-    Fault("records-with-used-ids", "Records with the id of a real event and other content, valid and invalid.",
-          partial(hostile.send, make=hostile.records_with_used_ids, choose=hostile.topic_of_events),
-          needs=DATABASE_AND_BROKER),
+    Fault("records-with-used-ids", "Records with the id of a real event and a value that breaks the contract.",
+          partial(hostile.send, make=hostile.records_with_used_ids), needs=DATABASE_AND_BROKER),
 )
 # fmt: on
 FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _TABLE}
