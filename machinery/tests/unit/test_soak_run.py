@@ -86,7 +86,7 @@ def test_a_run_that_is_interrupted_is_stopped_and_says_so(made: Callable[..., An
     ("fault", "groups"),
     [
         ("sinks-kafka-cut", ([("orders",), ("lakehouse",)], ())),
-        ("sinks-executor-killed", ([("orders",)], ("lakehouse",))),
+        ("sinks-executor-killed-in-merge", ([("orders",)], ("lakehouse",))),
     ],
 )
 def test_a_cluster_is_started_if_a_fault_breaks_it(

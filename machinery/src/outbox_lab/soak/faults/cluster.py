@@ -1,4 +1,4 @@
-"""Sinks on a Spark cluster: an executor, a worker or the driver is killed with a task in hand, of a MERGE too.
+"""Sinks on a Spark cluster: an executor, a worker or the driver is killed in the middle of a MERGE, or behind it.
 
 A task is caught while its executor is frozen, so it runs until the kill. Spark itself says later that it was lost. A
 Delta table says how far each of its commits goes: that and what Postgres says is the evidence of the others.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +71,12 @@ def kill_worker(executor: Executor) -> str:
     return f"{executor.worker.name}, with {executor}"
 
 
-def lose_task(strike: Strike, kill: Callable[[Executor], str], work: str = "") -> str:
-    """Kill what runs a task, and it is lost. ``work`` is within the description of the task's job."""
+def lose_task(strike: Strike, kill: Callable[[Executor], str]) -> str:
+    """Kill what runs a task of a MERGE, and it is lost."""
     process, sink = _running(strike.testbed)
     driver, tasks = process.pid(), SparkTasks(strike.testbed.stack.driver_properties)
     for _ in range(LOSE_ATTEMPTS):
-        task, executor = _catch(strike.testbed, tasks, work)
+        task, executor = _catch(strike.testbed, tasks)
         killed, killed_s = kill(executor), time.time()
         end = wait_or_not_fired(f"the end of {task}", lambda: tasks.end(task), timeout_s=END_TIMEOUT_S)  # noqa: B023
         if LOST in end:
@@ -97,7 +97,7 @@ def kill_in_merge(strike: Strike) -> str:
     testbed = strike.testbed
     process, sink = _running(testbed)
     strike.victims = (process.name,)
-    task, executor = _catch(testbed, SparkTasks(testbed.stack.driver_properties), MERGE)
+    task, executor = _catch(testbed, SparkTasks(testbed.stack.driver_properties))
     try:
         before = table.positions(testbed.settings, sink)
         process.kill()
@@ -170,10 +170,9 @@ class Task(NamedTuple):
     number: int  # Spark's task id
     stage: str  # and its attempt: 4/0
     executor: str  # its number
-    work: str  # the description of its job
 
     def __str__(self) -> str:
-        return f"task {self.number} of stage {self.stage}" + (f" ({self.work})" if self.work else "")
+        return f"task {self.number} of stage {self.stage}"
 
 
 class SparkTasks:
@@ -184,11 +183,16 @@ class SparkTasks:
         self._url = f"http://{LOOPBACK}:{property_value('spark.ui.port', properties)}/api/v1/applications"
         self._header = ui_header(properties)
 
-    def running(self) -> list[Task]:
-        """The tasks that run, as far as the driver knows; none if the driver does not answer."""
+    def merging(self) -> list[Task]:
+        """The tasks of a MERGE that run; none if the driver does not answer."""
+        found: list[Task] = []
         with suppress(requests.RequestException, ValueError):
-            return list(self._running())
-        return []
+            for active in self._get("/stages?status=active"):
+                if MERGE in active.get("description", ""):
+                    stage = f"{active['stageId']}/{active['attemptId']}"
+                    running = (one for one in self._of(stage) if one["status"] == "RUNNING")
+                    found += [Task(one["taskId"], stage, one["executorId"]) for one in running]
+        return found
 
     def end(self, task: Task) -> str:
         """How a task has ended: its status, and its error if it has failed. Empty while it runs."""
@@ -197,13 +201,6 @@ class SparkTasks:
                 if one["taskId"] == task.number and one["status"] != "RUNNING":
                     return f"{one['status']} {one.get('errorMessage', '')}".strip()
         return ""
-
-    def _running(self) -> Iterator[Task]:
-        for active in self._get("/stages?status=active"):
-            stage = f"{active['stageId']}/{active['attemptId']}"
-            for one in self._of(stage):
-                if one["status"] == "RUNNING":
-                    yield Task(one["taskId"], stage, one["executorId"], active.get("description", ""))
 
     def _of(self, stage: str) -> Any:
         return self._get(f"/stages/{stage}/taskList?length=1000")
@@ -254,13 +251,13 @@ def _executors(cluster: Sequence[Process]) -> dict[str, Executor]:
     return found
 
 
-def _catch(testbed: Testbed, tasks: SparkTasks, work: str) -> tuple[Task, Executor]:
-    """A task that runs, on an executor that is frozen now. ``work`` is within the description of its job."""
+def _catch(testbed: Testbed, tasks: SparkTasks) -> tuple[Task, Executor]:
+    """A task of a MERGE that runs, on an executor that is frozen now."""
     known: dict[str, Executor] = {}
 
     def one() -> tuple[Task, Executor] | None:
         nonlocal known
-        running = [task for task in tasks.running() if work in task.work]
+        running = tasks.merging()
         if any(task.executor not in known for task in running):
             known = _executors(testbed.cluster)
         for task in running:
@@ -271,4 +268,4 @@ def _catch(testbed: Testbed, tasks: SparkTasks, work: str) -> tuple[Task, Execut
                 executor.resume()
         return None
 
-    return wait_or_not_fired(f"a task {work} to be caught", one, timeout_s=CATCH_TIMEOUT_S, poll_s=0.01)
+    return wait_or_not_fired("a task of a MERGE to be caught", one, timeout_s=CATCH_TIMEOUT_S, poll_s=0.01)

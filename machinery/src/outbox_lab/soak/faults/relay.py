@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -66,19 +65,27 @@ def wait_running(strike: Strike) -> None:
 # Connectors --------------------------------------------------------------------------------------------------------
 
 
-def restart_connector(strike: Strike) -> str:
-    return _restart_task(
-        strike, lambda name: _ask(strike.testbed, "POST", f"{name}/restart?includeTasks=true&onlyFailed=false")
-    )
-
-
 def reconfigure_connector(strike: Strike) -> str:
-    def ask(name: str) -> requests.Response:
-        config = _ask(strike.testbed, "GET", f"{name}/config").json()
-        config["max.batch.size"] = str(strike.chance.choice([64, 256, 1024]))
-        return _ask(strike.testbed, "PUT", f"{name}/config", config)
+    """Connect restarts the task at once. It has happened once another task reads the slot."""
+    testbed = strike.testbed
+    slot = strike.chance.choice(testbed.connectors).name
 
-    return _restart_task(strike, ask)
+    def reader() -> int | None:
+        return next((int(pid) for (pid,) in testbed.superuser(READER, [slot])), None)
+
+    before = wait_or_not_fired("a task to read the slot", reader, timeout_s=60)
+    config = _ask(testbed, "GET", f"{slot}/config").json()
+    config["max.batch.size"] = str(strike.chance.choice([64, 256, 1024]))
+    answer = _ask(testbed, "PUT", f"{slot}/config", config)
+    if not answer.ok:
+        raise NotFired(f"Connect answered {answer.status_code}: {answer.text[:300]}")
+
+    def other() -> int | None:
+        pid = reader()
+        return None if pid == before else pid
+
+    after = wait_or_not_fired("another task to read the slot", other, timeout_s=TASK_TIMEOUT_S)
+    return f"backend {after} reads slot {slot}, and {before} no longer does"
 
 
 def apply_configuration(strike: Strike) -> None:
@@ -89,27 +96,6 @@ def apply_configuration(strike: Strike) -> None:
         effective = _ask(testbed, "GET", f"{connector.name}/config").json().get("max.batch.size")
         if effective != connector.config.get("max.batch.size"):
             raise RuntimeError(f"`connect apply` left max.batch.size of {connector.name} at {effective}")
-
-
-def _restart_task(strike: Strike, ask: Callable[[str], requests.Response]) -> str:
-    """Ask Connect for something that it does at once. It has happened once another task reads the slot."""
-    testbed = strike.testbed
-    slot = strike.chance.choice(testbed.connectors).name
-
-    def reader() -> int | None:
-        return next((int(pid) for (pid,) in testbed.superuser(READER, [slot])), None)
-
-    before = wait_or_not_fired("a task to read the slot", reader, timeout_s=60)
-    answer = ask(slot)
-    if not answer.ok:
-        raise NotFired(f"Connect answered {answer.status_code}: {answer.text[:300]}")
-
-    def other() -> int | None:
-        pid = reader()
-        return None if pid == before else pid
-
-    after = wait_or_not_fired("another task to read the slot", other, timeout_s=TASK_TIMEOUT_S)
-    return f"backend {after} reads slot {slot}, and {before} no longer does"
 
 
 def _ask(testbed: Testbed, method: str, path: str, body: Any = None) -> requests.Response:

@@ -1,4 +1,4 @@
-"""The sinks: killed at any moment and in the worst one; their checkpoints damaged; rewound; driven twice."""
+"""The sinks: killed at any moment and in the worst one; their checkpoints damaged; rewound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outbox.base.wait import wait_for
 from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
 from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.testbed import Testbed
-from outbox_lab.stack.command import Command, SinkProcess
+from outbox_lab.stack.command import SinkProcess
 from outbox_lab.walkthrough.crash import Window
 
 GENERATION = "SELECT generation FROM public.sinks WHERE name = %s"
@@ -95,23 +95,6 @@ def rewind(strike: Strike) -> str:
     return f"{strike.sink} reads everything again"
 
 
-def start_second_driver(strike: Strike) -> str:
-    """The first driver must not notice."""
-    _choose(strike)
-    second = Command("second-driver", strike.testbed.settings, ["sink", strike.sink])
-    size = second.log_size()  # of earlier ones
-    second.spawn()
-    try:
-        wait_for("the second driver to be refused", lambda: not second.is_running(), timeout_s=90)
-    except TimeoutError as error:
-        second.kill()
-        raise NotFired(str(error)) from error
-    refusal = f"sink {strike.sink} already has a driver"
-    if refusal not in second.log_since(size):
-        raise NotFired(f"the second driver ended otherwise: {second.tail(3)}")
-    return refusal
-
-
 # Checkpoints -------------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +103,7 @@ def damage_checkpoint(strike: Strike, damage: Callable[[Path, Random], str]) -> 
     testbed, process = strike.testbed, _choose(strike)
     wait_committed(testbed, strike.sink)
     process.kill()
-    done = damage(_checkpoint(testbed, strike.sink), strike.chance)
+    done = damage(_folder(testbed, strike.sink), strike.chance)
     damaged_s = time.time()
     process.spawn()
     return f"{strike.sink}: {done}; then {wait_committed(testbed, strike.sink, damaged_s)} was committed"
@@ -139,27 +122,6 @@ def truncate(folder: Path, chance: Random) -> str:
     kept = chance.randrange(len(content))
     entry.write_bytes(content[:kept])
     return f"{log}/{entry.name} was cut to {kept} of {len(content)} bytes"
-
-
-def delete_commit(strike: Strike) -> str:
-    testbed, process, sink = strike.testbed, _choose(strike), strike.sink
-    wait_committed(testbed, sink)
-    process.stop()
-    folder = _checkpoint(testbed, sink)
-    entry, planned = _last_entry(folder / "commits"), _last_entry(folder / "offsets")
-    if planned.name != entry.name:  # not committed yet: Spark would repeat only this batch
-        planned.unlink()
-    entry.unlink()
-    process.spawn()
-    wait_or_not_fired(f"{sink} to commit batch {entry.name} again", entry.exists, timeout_s=COMMIT_TIMEOUT_S)
-    return f"{sink}: batch {entry.name} was committed, and again after its entry was deleted"
-
-
-def _checkpoint(testbed: Testbed, sink: str) -> Path:
-    folder = _folder(testbed, sink)
-    if not folder.is_dir():
-        raise NotFired(f"sink {sink} has no checkpoint")
-    return folder
 
 
 def _last_entry(log: Path) -> Path:
