@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from outbox_lab.soak.history import Attempt, History
-from outbox_lab.soak.record import RunRecord
-from outbox_lab.soak.seen import Adds, ComparedTotals, Injection, Planned, Seen, Sink, Source, StoredAnswer, TopicEvent
+from outbox_lab.soak.record import Plan, RunRecord
+from outbox_lab.soak.seen import Adds, ComparedTotals, Injection, Seen, Sink, Source, StoredAnswer, TopicEvent
 from outbox_lab.soak.verdict import judge
 
 OK, REFUSED, BROKEN = 201, 409, 503
@@ -60,8 +60,9 @@ SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[ComparedTotals("totals"
 SOLD_OUT = {"title": "sold out"}
 READ = attempt(1, method="GET")
 HISTORY = History((attempt(1), READ, attempt(2), attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))
+PLAN = Plan(1, 60.0, 30.0, 5.0, exactly_once=True, faults=())
 KILLED = Injection(
-    Planned(10.0, 10.0, "kafka-killed"),
+    "kafka-killed",
     "process 7 was killed",
     is_healed=True,
     fired_s=10.0,
@@ -70,9 +71,9 @@ KILLED = Injection(
 )
 
 
-def record(seen: Seen = SEEN, history: History = HISTORY, **more: Any) -> RunRecord:
+def record(seen: Seen = SEEN, history: History = HISTORY, plan: Plan = PLAN, **more: Any) -> RunRecord:
     """The record of a sound run with a fault, perhaps with something else in it."""
-    return RunRecord(Domain(), history, seen, **{"injections": [KILLED], **more})  # type: ignore[arg-type]
+    return RunRecord(Domain(), plan, history, seen, **{"injections": [KILLED], **more})  # type: ignore[arg-type]
 
 
 def broken(run: RunRecord) -> dict[str, int]:

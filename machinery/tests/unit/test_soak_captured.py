@@ -14,7 +14,7 @@ from outbox_lab.soak.record import Folder
 from outbox_lab.soak.seen import Copy, RowChange, Seen
 from outbox_lab.soak.sink_checkers import wrong_rows
 from outbox_lab.soak.verdict import judge
-from tests.support.soak_run import SEEN, broken, record
+from tests.support.soak_run import PLAN, SEEN, broken, record
 
 
 def row(key: str, pieces: int, version: int) -> dict[str, Any]:
@@ -58,9 +58,9 @@ LAST, REPEATED_ROW, ONCE, SPREAD, BORN, ORDER, GAPS = (
 )
 
 
-def promises(seen: Seen, *, may_repeat: bool = False) -> dict[str, int]:
+def promises(seen: Seen, *, exactly_once: bool = True) -> dict[str, int]:
     """The promises that do not hold, with the number of cases."""
-    return broken(record(seen, History(), may_repeat=may_repeat))
+    return broken(record(seen, History(), replace(PLAN, exactly_once=exactly_once)))
 
 
 def with_changes(*changes: RowChange, **changed: Any) -> Seen:
@@ -74,7 +74,7 @@ def with_rows(*rows: Mapping[str, Any]) -> Seen:
 
 @pytest.mark.parametrize("seen", [Seen(), CAPTURED, Seen(copies=[Copy("copy", "items", "id")])])
 def test_captured_tables_that_are_empty_or_sound(seen: Seen) -> None:
-    assert promises(seen) == promises(seen, may_repeat=True) == {}
+    assert promises(seen) == promises(seen, exactly_once=False) == {}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_row_that_differs_from_the_source_is_found(rows: Any, cases: list[str]
                 *MOVES,
                 *(replace(one, offset=one.offset + 40) for one in MOVES[5:]),
                 replace(MOVES[-1], offset=80),
-                released_changes={"items": 1},
+                released={"items": 1},
             ),
         ),
         "only a deletion came": ({BORN: 1}, with_changes(*MOVES, deleted("z", 40))),
@@ -148,15 +148,15 @@ def test_a_row_that_differs_from_the_source_is_found(rows: Any, cases: list[str]
         "a change twice": ({ONCE: 1}, with_changes(*MOVES, replace(MOVES[-1], offset=40))),
         "a change twice, by another connector's transaction": (
             {ONCE: 1},
-            with_changes(*MOVES, replace(MOVES[-1], offset=40), released=1, released_changes={"others": 1}),
+            with_changes(*MOVES, replace(MOVES[-1], offset=40), released={"orders": 1, "others": 1}),
         ),
         "a repeat with other values": (
             {REPEATED_ROW: 1},
-            with_changes(*MOVES, replace(MOVES[-1], offset=40, row=row("b", 8, 2)), released_changes={"items": 1}),
+            with_changes(*MOVES, replace(MOVES[-1], offset=40, row=row("b", 8, 2)), released={"items": 1}),
         ),
         "a repeat in another partition": (
             {REPEATED_ROW: 1},
-            with_changes(*MOVES, replace(MOVES[-1], offset=40, partition=1), released_changes={"items": 1}),
+            with_changes(*MOVES, replace(MOVES[-1], offset=40, partition=1), released={"items": 1}),
         ),
     }.values(),
     ids=lambda value: "" if isinstance(value, dict) else None,
@@ -168,8 +168,8 @@ def test_a_captured_table_whose_changes_are_wrong(found: dict[str, int], seen: S
 def test_repeated_row_change_needs_at_least_once_or_a_release() -> None:
     block = [replace(one, offset=one.offset + 40) for one in MOVES[3:]]
     assert judge(record(with_changes(*MOVES, *block))).repeats == len(block)
-    assert not promises(with_changes(*MOVES, *block), may_repeat=True)
-    assert not promises(with_changes(*MOVES, *block, released_changes={"items": 1}))
+    assert not promises(with_changes(*MOVES, *block), exactly_once=False)
+    assert not promises(with_changes(*MOVES, *block, released={"items": 1}))
     assert promises(with_changes(*MOVES, *block)) == {ONCE: 1}
 
 
@@ -199,9 +199,9 @@ def test_captured_tables_are_judged_with_everything_else() -> None:
 
 def test_captured_tables_survive_a_round_trip_through_files(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    folder.write_seen(replace(CAPTURED, released_changes={"items": 2}))
+    folder.write_seen(replace(CAPTURED, released={"items": 2}))
     kept = folder.seen
-    assert (tuple(kept.row_changes), kept.released_changes) == (MOVES, {"items": 2})
+    assert (tuple(kept.row_changes), kept.released) == (MOVES, {"items": 2})
     assert promises(kept) == {}
     [copy] = kept.copies
     assert (list(copy.source), copy.version) == ([*TABLE], "version")

@@ -13,7 +13,7 @@ import pytest
 from outbox_lab.soak import checkers
 from outbox_lab.soak.history import SET_UP, Attempt, History
 from outbox_lab.soak.observe import forgotten
-from outbox_lab.soak.record import Folder, Plan, RunRecord
+from outbox_lab.soak.record import Folder, RunRecord
 from outbox_lab.soak.seen import (
     Checked,
     ComparedTotals,
@@ -35,6 +35,7 @@ from tests.support.soak_run import (
     HISTORY,
     KILLED,
     OK,
+    PLAN,
     REFUSED,
     ROWS,
     SEEN,
@@ -99,7 +100,7 @@ def events(*changed: TopicEvent, **more: Any) -> Seen:
 
 def repeated(**changed: Any) -> Seen:
     """The state that a run left, with event 2 twice, once changed. A transaction was released, so it may be twice."""
-    return events(*EVENTS, replace(EVENTS[1], offset=7, **changed), released=1)
+    return events(*EVENTS, replace(EVENTS[1], offset=7, **changed), released={"orders": 1})
 
 
 def applied(*times: int) -> dict[str, int]:
@@ -205,7 +206,7 @@ SOUND = {
         events=(*EVENTS, event(4, 4, 9, order_number=4, pieces=1)),
         source=replace(SOURCE, answers=[*SOURCE.answers, stored(4)], changes={**SOURCE.changes, "order 4": 1}),
     ),
-    "a repeat in a table": replace(sink(rows=ROWS), events=REPEATED, released=1),
+    "a repeat in a table": replace(sink(rows=ROWS), events=REPEATED, released={"orders": 1}),
     "an event of no comparison is not applied": replace(
         sink(comparisons=[UNCOUNTED], repeats="none", applied=applied(1, 1)), events=OTHER
     ),
@@ -248,9 +249,8 @@ def answered(*attempts: Attempt, **changed: Any) -> RunRecord:
 
 def died(process: str, at_s: float, *parts: str, **more: Any) -> RunRecord:
     """A process has ended; from 10 to 20 s there was a fault of these parts."""
-    of_fault = {name: more.pop(name) for name in ("victims", "held") if name in more}
     alive_s = more.pop("alive_s", None)
-    fault = replace(KILLED, parts=parts, **of_fault)
+    fault = replace(KILLED, parts=parts, victims=more.pop("victims", ()))
     return record(deaths=[Death(process, at_s, alive_s=alive_s)], injections=[fault], **more)
 
 
@@ -295,7 +295,6 @@ RUNS: dict[str, list[RunRecord]] = {
         died("sinks-1", LATE + 1, "sinks"),
         died("sinks-1", 15.0, "service", "connect"),
         died("sinks-0", 12.0, "sinks", victims=("sinks-1",)),
-        died("sinks-1", 15.0, held=("sinks",)),
         died("sinks-1", 15.0),
         died("service", 15.0, "postgres"),
         died("kafka", 15.0, "connect-kafka"),
@@ -337,7 +336,7 @@ SOUND_RUNS = {
     "a connector without its link": died("connector", 15.0, "debezium-postgres"),
     "a connector": died("connector", 15.0, "connector"),
     "last seen alive in time": died("connector", 200.0, "connector", alive_s=LATE - 1),
-    "a slow machine": died("sinks-1", LATE + checkers.GRACE_S, "kafka", timeout_scale=2.0),
+    "a slow machine": died("sinks-1", LATE + checkers.GRACE_S, "kafka", plan=replace(PLAN, timeout_scale=2.0)),
     "hostile records": reported(problem("malformed-records")),
     "parked": reported(problem("sink-parked")),
     "drift by repeats": reported(problem("sink-drift"), duplicates=3, repeats="re-reads"),
@@ -370,7 +369,7 @@ def test_misuse_of_a_key_is_no_operation() -> None:
 
 
 def test_a_repeat_is_allowed_where_the_relay_may_repeat() -> None:
-    run = record(events(*REPEATED), may_repeat=True)
+    run = record(events(*REPEATED), plan=replace(PLAN, exactly_once=False))
     assert broken(run) == {}
     assert judge(run).repeats == 1
 
@@ -381,9 +380,9 @@ def test_release_explains_one_block_of_repeats_per_partition() -> None:
     again = [replace(one, offset=5) for one in elsewhere]
     once = events(*EVENTS, *block, *elsewhere, *again)
     twice = events(*EVENTS, *block, event(4, 4, 20), replace(EVENTS[0], offset=30))
-    assert ONCE_ON_TOPIC not in broken(record(replace(once, released=1)))
-    assert broken(record(replace(twice, released=1)))[ONCE_ON_TOPIC] == 2
-    assert ONCE_ON_TOPIC not in broken(record(replace(twice, released=2)))
+    assert ONCE_ON_TOPIC not in broken(record(replace(once, released={"orders": 1})))
+    assert broken(record(replace(twice, released={"orders": 1})))[ONCE_ON_TOPIC] == 2
+    assert ONCE_ON_TOPIC not in broken(record(replace(twice, released={"orders": 2})))
 
 
 @pytest.mark.parametrize(
@@ -397,7 +396,7 @@ def test_release_explains_one_block_of_repeats_per_partition() -> None:
 )
 def test_release_explains_only_its_records_in_order(again: tuple[TopicEvent, ...]) -> None:
     repeats = [replace(one, offset=10 + number) for number, one in enumerate(again)]
-    assert ONCE_ON_TOPIC in broken(record(events(*EVENTS, *repeats, released=1)))
+    assert ONCE_ON_TOPIC in broken(record(events(*EVENTS, *repeats, released={"orders": 1})))
 
 
 @pytest.mark.parametrize(
@@ -406,7 +405,7 @@ def test_release_explains_only_its_records_in_order(again: tuple[TopicEvent, ...
 )
 def test_the_drift_is_what_the_strategy_does_not_recognise(repeats: str, counted: Any, total: int) -> None:
     for difference, found in ((0, {}), (1, {TOTALS: 1}), (-1, {TOTALS: 1})):
-        seen = replace(having(total + difference, repeats, applied=counted), events=REPEATED, released=1)
+        seen = replace(having(total + difference, repeats, applied=counted), events=REPEATED, released={"orders": 1})
         assert broken(record(seen)) == found
 
 
@@ -414,11 +413,11 @@ def test_the_drift_is_what_the_strategy_does_not_recognise(repeats: str, counted
     ("seen", "found"),
     [
         (having(20, "none", applied=applied(1, 2, 1)), {APPLIES: 1}),
-        (replace(having(20, "none", applied=applied(1, 2, 1)), events=REPEATED, released=1), {}),
+        (replace(having(20, "none", applied=applied(1, 2, 1)), events=REPEATED, released={"orders": 1}), {}),
         (having(13, "none"), {}),
         (having(14, "none"), {TOTALS: 1}),
-        (replace(having(20, "none"), events=REPEATED, released=1), {}),
-        (replace(having(21, "none"), events=REPEATED, released=1), {TOTALS: 1}),
+        (replace(having(20, "none"), events=REPEATED, released={"orders": 1}), {}),
+        (replace(having(21, "none"), events=REPEATED, released={"orders": 1}), {TOTALS: 1}),
     ],
 )
 def test_naive_sink_without_rereads_has_each_record_once(seen: Seen, found: dict[str, int]) -> None:
@@ -441,7 +440,7 @@ def test_what_a_strategy_forgot(kept: dict[str, Any], lacking: set[str]) -> None
     assert not forgotten(EVENTS, {"order.placed.v1"}, {one.id for one in EVENTS}, **kept)
 
 
-MISSED = Injection(KILLED.planned, problem="it did not run", is_healed=True)
+MISSED = Injection("kafka-killed", problem="it did not run", is_healed=True)
 LEFT = replace(KILLED, is_healed=False)
 
 
@@ -465,7 +464,7 @@ def test_a_check_is_read_from_its_report() -> None:
 # The verdict, and the files ----------------------------------------------------------------------------------------
 
 ANSWERED_NOTHING = then(attempt(1, OK, "nothing", method="GET"))
-TWO = ["kafka-killed", "prune"]
+TWO = replace(PLAN, faults=["kafka-killed", "prune"])
 LOST = Checked("before sink-rewound", problems=[Problem("events-lost", "1 event lost")])
 DRIFT = Checked("before sink-rewound", problems=[Problem("sink-drift", "perhaps of a naive sink", "totals")])
 
@@ -490,8 +489,8 @@ DRIFT = Checked("before sink-rewound", problems=[Problem("sink-drift", "perhaps 
             record(history=History(tuple(one for one in HISTORY.attempts if one.method != "GET"))),
             "unknown",
         ),
-        "no fault happened": (record(injections=[], selected=TWO), "unknown"),
-        "one of two faults happened": (record(selected=TWO), "valid"),
+        "no fault happened": (record(injections=[], plan=TWO), "unknown"),
+        "one of two faults happened": (record(plan=TWO), "valid"),
     }.values(),
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -500,7 +499,7 @@ def test_the_verdict(run: RunRecord, result: str) -> None:
 
 
 def test_the_verdict_names_the_faults_that_did_not_happen() -> None:
-    verdict = judge(record(selected=TWO))
+    verdict = judge(record(plan=TWO))
     assert (verdict.selected, verdict.not_happened) == (2, ["prune"])
 
 
@@ -528,15 +527,16 @@ def test_a_checker_that_fails_is_named_and_hides_no_other() -> None:
 def test_the_record_of_a_run_is_the_same_after_it_was_kept_in_files(tmp_path: Path) -> None:
     folder, death = Folder(tmp_path), Death("sinks-0", 12.0, "killed")
     end = Checked("at the end", 1, [Problem("sink-drift", "drifts", "totals")], "nothing")
-    folder.write("run.json", Plan(1, 60.0, 30.0, 5.0, exactly_once=False, faults=["kafka-killed"]))
-    folder.write_seen(replace(SEEN, released=2))
+    plan = replace(PLAN, exactly_once=False, faults=["kafka-killed"], timeout_scale=2.0)
+    folder.write("run.json", plan)
+    folder.write_seen(replace(SEEN, released={"orders": 2}))
     folder.write("injections.json", SENT)
     folder.write("deaths.json", [death])
     folder.write("checks.json", [end])
     folder.history_file.write_text("")
     found = folder.record(Domain())  # type: ignore[arg-type]
     assert (found.injections, found.deaths, found.checks) == (SENT, [death], [end])
-    assert (found.selected, found.may_repeat) == (["kafka-killed"], True)
-    assert (found.seen.source, list(found.seen.events), found.seen.released) == (SOURCE, [*EVENTS], 2)
+    assert found.plan == plan
+    assert (found.seen.source, list(found.seen.events), found.seen.released) == (SOURCE, [*EVENTS], {"orders": 2})
     assert found.seen.sinks == SEEN.sinks
     assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == len(EVENTS)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from itertools import pairwise
@@ -45,7 +45,7 @@ def unhealed_faults(run: RunRecord) -> Iterator[str]:
 def unexplained_deaths(run: RunRecord) -> Iterator[str]:
     """Without this checker, a part that restarts processes, such as the keeper, would hide a crash."""
     for one in run.deaths:
-        if not any(_explains(fault, one, GRACE_S * run.timeout_scale) for fault in run.injections):
+        if not any(_explains(fault, one, GRACE_S * run.plan.timeout_scale) for fault in run.injections):
             yield f"{one.process} at {one.at_s:.0f} s: {one.last_line}"
 
 
@@ -208,7 +208,7 @@ def unexplained_repeats(run: RunRecord) -> Iterator[str]:
     The task sends the events of that transaction again, all of them and before any other. So each transaction has at
     most one block of repeats in a partition.
     """
-    return iter(()) if run.may_repeat else _unexplained(run.seen.events, run.seen.firsts, lambda _: run.seen.released)
+    return _unexplained(run, run.seen.events, run.seen.firsts)
 
 
 def spread_keys(run: RunRecord) -> Iterator[str]:
@@ -245,10 +245,10 @@ def _differing(records: Sequence[R], first: Mapping[str, R]) -> Iterator[str]:
             yield f"{record.identity}: {before.place} and {record.place} differ"
 
 
-def _unexplained(records: Sequence[R], first: Mapping[str, R], released: Callable[[str], int]) -> Iterator[str]:
+def _unexplained(run: RunRecord, records: Sequence[R], first: Mapping[str, R]) -> Iterator[str]:
     """The beginnings of the blocks of repeats, of each partition with more blocks than released transactions."""
-    for (topic, _), begun in _blocks(records, first).items():
-        if len(begun) > released(topic):
+    for (topic, _), begun in _blocks(records, first).items() if run.plan.exactly_once else ():
+        if len(begun) > run.seen.released.get(topic, 0):
             yield from (f"{record.identity} at {record.place}" for record in begun)
 
 
@@ -310,9 +310,7 @@ def differing_row_repeats(run: RunRecord) -> Iterator[str]:
 
 
 def unexplained_row_repeats(run: RunRecord) -> Iterator[str]:
-    released = run.seen.released_changes
-    changes, firsts = run.seen.row_changes, run.seen.first_changes
-    return iter(()) if run.may_repeat else _unexplained(changes, firsts, lambda topic: released.get(topic, 0))
+    return _unexplained(run, run.seen.row_changes, run.seen.first_changes)
 
 
 def spread_rows(run: RunRecord) -> Iterator[str]:

@@ -96,14 +96,10 @@ def load(seed: int) -> Domain:
             "write that class, as docs/soak.md shows, or name another one: `soak` in [tool.outbox] of pyproject.toml",
             code="soak-domain-missing",
         ) from error
-    if any(isinstance(names, str) for names in domain.sinks):
+    if any(isinstance(names, str) for names in (*domain.sinks, options_of(domain).clustered)):
         raise Failure(
-            f"{named}: `sinks` names processes, and each is a sequence of sinks",
-            'write one process of two sinks as sinks = (("orders", "totals"),)',
+            f"{named}: each process of `sinks`, and `clustered`, is a sequence of sinks",
+            'write one process of two sinks as sinks = (("orders", "totals"),), and clustered = ("orders",)',
             code="soak-domain-wrong",
-        )
-    if isinstance(options_of(domain).clustered, str):
-        raise Failure(
-            f"{named}: `clustered` is a sequence of sinks", 'write clustered = ("orders",)', code="soak-domain-wrong"
         )
     return domain

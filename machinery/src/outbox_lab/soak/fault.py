@@ -17,7 +17,6 @@ from outbox_lab.stack import interrupt
 from outbox_lab.stack.process import Process
 
 T = TypeVar("T")
-LONG_SHARE = 0.3  # of the faults that may last for longer, those that do
 
 
 class NotFired(Exception):
@@ -39,13 +38,7 @@ class Fault:
     # What else no other fault may break meanwhile, because this one needs it.
     needs: tuple[str, ...] = ()
     lasts_s: tuple[float, float] = (0.0, 0.0)  # from, to: how long it lasts before it is healed
-    long_s: tuple[float, float] | None = None  # how long some injections last instead
     is_possible: Callable[[Testbed], object] = lambda _: True  # on this chain; else it is never drawn
-
-    def draw_duration_s(self, chance: random.Random) -> float:
-        """How long one injection lasts, drawn before it begins."""
-        is_long = self.long_s is not None and chance.random() < LONG_SHARE
-        return chance.uniform(*(self.long_s if is_long and self.long_s else self.lasts_s))
 
 
 @dataclass

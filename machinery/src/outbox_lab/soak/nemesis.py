@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from outbox.base.terminal import Progress
 from outbox.base.wait import nothing
 from outbox_lab.soak.fault import Fault, Strike
-from outbox_lab.soak.seen import Injection, Planned
+from outbox_lab.soak.seen import Injection
 from outbox_lab.soak.testbed import Testbed
 
 AT_ONCE = 3
@@ -40,8 +40,8 @@ def draws(seed: int, faults: Mapping[str, Fault], pause_s: float) -> Iterator[Dr
         for name in chance.sample(sorted(faults), len(faults)):
             is_beside = chance.random() < BESIDE_SHARE
             mean_s = pause_s * BESIDE_PAUSE if is_beside else pause_s
-            lasts_s = faults[name].draw_duration_s(chance)
-            yield Draw(name, round(lasts_s, 1), round(chance.uniform(0.5, 1.5) * mean_s, 1), is_beside)
+            lasts_s = chance.uniform(*faults[name].lasts_s)
+            yield Draw(name, lasts_s, chance.uniform(0.5, 1.5) * mean_s, is_beside)
 
 
 class Nemesis:
@@ -88,8 +88,7 @@ class Nemesis:
                     if self._is_over(until_s):
                         break
                     watch()  # there may have been neither a wait nor a pause
-                    planned = Planned(round(time.monotonic() - began_s, 1), draw.lasts_s, draw.fault)
-                    running.add(pool.submit(self._inject, number, planned, began_s, until_s))
+                    running.add(pool.submit(self._inject, number, draw, began_s, until_s))
                 if self._is_ended:
                     self._report(f"no fault begins any more; healing those that last: {self._now}")
                 self._wait_for_room(running, 0, watch)
@@ -125,8 +124,8 @@ class Nemesis:
             watch()
             self._stopped.wait(min(POLL_S, max(0.0, until_s - time.monotonic())))
 
-    def _inject(self, number: int, planned: Planned, began_s: float, until_s: float) -> None:
-        fault = self._faults[planned.fault]
+    def _inject(self, number: int, draw: Draw, began_s: float, until_s: float) -> None:
+        fault = self._faults[draw.fault]
         strike = Strike(fault, self._testbed, random.Random(f"{self._seed} {number}"))  # noqa: S311
         with self._testbed.holding({*fault.parts, *fault.needs}):
             if self._stopped.is_set() or self._is_over(until_s):
@@ -136,11 +135,11 @@ class Nemesis:
                 fired_s = time.monotonic() - began_s
                 evidence, problem = self._fire(strike)
                 if evidence:
-                    self._wait_until(time.monotonic() + planned.lasts_s)
+                    self._wait_until(time.monotonic() + draw.lasts_s)
                 is_broken_off = self._stopped.is_set()
                 is_healed = not is_broken_off and self._heal(strike)
                 done = Injection(
-                    planned,
+                    fault.name,
                     evidence,
                     problem,
                     is_healed=is_healed,
@@ -149,7 +148,6 @@ class Nemesis:
                     healed_s=time.monotonic() - began_s,
                     parts=fault.parts,
                     victims=strike.victims,
-                    held=fault.needs,
                     invalid=strike.invalid,
                 )
                 self._done.append(done)

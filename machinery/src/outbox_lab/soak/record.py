@@ -6,7 +6,7 @@ injections.json   the faults
 deaths.json       the processes that have ended
 checks.json       what `outbox check` said during the run and at its end
 events.jsonl      the events on the topics, a line each
-row_changes.jsonl the changes of captured tables on their topics, a line each, if a sink reads any
+row_changes.jsonl the changes of captured tables on their topics, a line each
 seen.json         the rest of what was left: source and sinks
 verdict.json      the verdict
 stack/logs/       the logs of all parts
@@ -33,37 +33,6 @@ REREADING = {"sinks", "postgres", "kafka", "sinks-postgres", "sinks-kafka"}
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """Everything that is judged, and the domain that knows what it means."""
-
-    domain: Domain
-    history: History = field(default_factory=History)
-    seen: Seen = field(default_factory=Seen)
-    injections: Sequence[Injection] = ()
-    deaths: Sequence[Death] = ()
-    checks: Sequence[Checked] = ()
-    selected: Sequence[str] = ()
-    """The faults that were asked for."""
-    may_repeat: bool = False
-    """Whether the relay may bring an event twice: Connect's exactly-once was off."""
-    timeout_scale: float = 1.0
-    """The factor that multiplied every deadline."""
-
-    @property
-    def may_reread(self) -> bool:
-        """Whether something may have let sinks read records again."""
-        return any(not REREADING.isdisjoint(one.parts) for one in self.injections) or any(
-            one.part in REREADING for one in self.deaths
-        )
-
-    @property
-    def not_happened(self) -> list[str]:
-        """The faults that were selected, and that the run had no time for."""
-        happened = {one.planned.fault for one in self.injections if one.evidence}
-        return [name for name in self.selected if name not in happened]
-
-
-@dataclass(frozen=True)
 class Plan:
     """The plan of the run."""
 
@@ -76,6 +45,32 @@ class Plan:
     """The faults that were selected."""
     timeout_scale: float = 1.0
     """The factor that multiplies every deadline."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything that is judged, and the domain that knows what it means."""
+
+    domain: Domain
+    plan: Plan
+    history: History = field(default_factory=History)
+    seen: Seen = field(default_factory=Seen)
+    injections: Sequence[Injection] = ()
+    deaths: Sequence[Death] = ()
+    checks: Sequence[Checked] = ()
+
+    @property
+    def may_reread(self) -> bool:
+        """Whether something may have let sinks read records again."""
+        return any(not REREADING.isdisjoint(one.parts) for one in self.injections) or any(
+            one.part in REREADING for one in self.deaths
+        )
+
+    @property
+    def not_happened(self) -> list[str]:
+        """The faults that were selected, and that the run had no time for."""
+        happened = {one.fault for one in self.injections if one.evidence}
+        return [name for name in self.plan.faults if name not in happened]
 
 
 class Folder:
@@ -93,8 +88,7 @@ class Folder:
         """Write what was left. After hours that is much, so each event is a line, and nothing is indented."""
         encode = msgspec.json.Encoder().encode
         self._write("events.jsonl", (encode(event) + b"\n" for event in seen.events))
-        if seen.row_changes:
-            self._write("row_changes.jsonl", (encode(change) + b"\n" for change in seen.row_changes))
+        self._write("row_changes.jsonl", (encode(change) + b"\n" for change in seen.row_changes))
         self._write("seen.json", [encode(replace(seen, events=(), row_changes=()))])
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:
@@ -116,8 +110,7 @@ class Folder:
     def seen(self) -> Seen:
         """The state that the run has left."""
         events = self._lines("events.jsonl", TopicEvent)
-        has_changes = (self.path / "row_changes.jsonl").is_file()
-        row_changes = self._lines("row_changes.jsonl", RowChange) if has_changes else []
+        row_changes = self._lines("row_changes.jsonl", RowChange)
         return replace(self._read("seen.json", Seen), events=events, row_changes=row_changes)
 
     def record(self, domain: Domain) -> RunRecord:
@@ -126,14 +119,12 @@ class Folder:
             attempts = history.read(lines)
         return RunRecord(
             domain,
+            self.plan,
             attempts,
             self.seen,
             injections=self._read("injections.json", list[Injection]),
             deaths=self._read("deaths.json", list[Death]),
             checks=self.checks,
-            selected=self.plan.faults,
-            may_repeat=not self.plan.exactly_once,
-            timeout_scale=self.plan.timeout_scale,
         )
 
     def _lines(self, name: str, kind: type[T]) -> list[T]:

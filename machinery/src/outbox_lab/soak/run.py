@@ -12,7 +12,6 @@ from outbox.audit import check
 from outbox.audit.report import Report
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.relay import connectors
 from outbox_lab.soak import observe, verdict
 from outbox_lab.soak.clients import Clients
 from outbox_lab.soak.domain import Domain, options_of
@@ -85,19 +84,18 @@ class _Run:
             last = _settled(testbed.settings, self.say)
         self._write_looks([*testbed.checks, last])
         seen = observe.read(testbed.settings, self._domain, testbed.sink_names)
-        released = {one.topic: testbed.released[one.kind] for one in testbed.captures}
-        self._folder.write_seen(replace(seen, released=testbed.released[connectors.OUTBOX], released_changes=released))
+        released = {topic: testbed.released[one.kind] for one in testbed.connectors for topic in one.topics}
+        self._folder.write_seen(replace(seen, released=released))
 
     def broken_off(self, why: str) -> Verdict:
         """Judge what there is of a run that does not go on, and write the verdict."""
         self._write_looks(self._testbed.checks)
         record = RunRecord(
             self._domain,
+            self._plan,
             injections=self._injections,
             deaths=self._deaths,
             checks=self._testbed.checks,
-            selected=self._plan.faults,
-            timeout_scale=self._plan.timeout_scale,
         )
         found = verdict.judge(record, why)
         self._folder.write("verdict.json", found)

@@ -17,19 +17,10 @@ Position = tuple[str, int, int]  # topic, partition, offset
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A fault that was drawn. Times are seconds; ``at_s`` is when it was due, since the faults began."""
-
-    at_s: float
-    lasts_s: float
-    fault: str
-
-
-@dataclass(frozen=True)
 class Injection:
-    """The outcome of a planned fault."""
+    """A fault that was injected. Times are seconds since the faults began."""
 
-    planned: Planned
+    fault: str
     evidence: str = ""  # empty if it has not happened
     problem: str = ""
     is_healed: bool = False
@@ -38,11 +29,10 @@ class Injection:
     healed_s: float = 0.0
     parts: tuple[str, ...] = ()  # that it broke
     victims: tuple[str, ...] = ()  # the processes of these parts that it may have ended; none means all
-    held: tuple[str, ...] = ()  # that it needed, and only kept from other faults
     invalid: int = 0  # how many invalid records it has sent
 
     def __str__(self) -> str:
-        return f"{self.planned.fault} at {self.planned.at_s:.0f} s: {self.problem or self.evidence}"
+        return f"{self.fault} at {self.fired_s:.0f} s: {self.problem or self.evidence}"
 
 
 @dataclass(frozen=True)
@@ -240,11 +230,9 @@ class Seen:
     events: Sequence[TopicEvent] = ()  # the valid ones, in the order of offsets within a partition
     source: Source = field(default_factory=Source)
     sinks: Sequence[Sink] = ()
-    # How many hanging transactions `outbox connect apply` has ended; the events of each are on their topics twice.
-    released: int = 0
+    # By topic, how many hanging transactions of its connector were ended; the records of each are there twice.
+    released: Mapping[str, int] = field(default_factory=dict)
     row_changes: Sequence[RowChange] = ()  # the valid ones on the topics, in the same order
-    # By topic of a captured table, how many hanging transactions of its connector were ended.
-    released_changes: Mapping[str, int] = field(default_factory=dict)
     copies: Sequence[Copy] = ()
 
     @cached_property

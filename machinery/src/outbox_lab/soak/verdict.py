@@ -124,7 +124,7 @@ def judge(run: RunRecord, broken_off: str = "") -> Verdict:
         row_changes=len(seen.first_changes),
         repeats=len(seen.events) - len(seen.firsts) + len(seen.row_changes) - len(seen.first_changes),
         faults=len(run.injections),
-        selected=len(run.selected),
+        selected=len(run.plan.faults),
         not_happened=run.not_happened,
         why_unknown=why_unknown,
     )
@@ -156,6 +156,6 @@ def _lacking(run: RunRecord) -> str:
         return "no operation succeeded"
     if options_of(run.domain).contradictions and not any(read.outcome == "ok" for read in run.history.reads):
         return "no read succeeded"
-    if run.selected and len(run.not_happened) == len(run.selected):
+    if run.plan.faults and len(run.not_happened) == len(run.plan.faults):
         return "no fault happened"
     return ""

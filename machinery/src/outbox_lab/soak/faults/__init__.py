@@ -15,7 +15,7 @@ from outbox_lab.soak.testbed import LINKS
 
 A_WHILE, A_MOMENT = (2.0, 10.0), (2.0, 5.0)  # seconds
 SESSION = (12.0, 20.0)  # longer than Connect's session timeout
-LONG = (35.0, 70.0)  # clients of Kafka and of the databases wait for 30 s, a WAL sender for 60 s
+LONG = (2.0, 70.0)  # maybe longer than clients of Kafka and of the databases wait (30 s), and a WAL sender (60 s)
 DATABASE_AND_BROKER = ("postgres", "kafka")
 READS = (*DATABASE_AND_BROKER, "sinks-kafka", "sinks-postgres")  # what sinks need to commit a batch
 BATCHES = (*READS, "connect")  # and to get something to read
@@ -95,7 +95,7 @@ _TABLE = (
             servers.slow_down, servers.heal_link, (link,), lasts_s=A_WHILE) for link in LINKS),
     *(Fault(f"{link}-half-open",
             "Connections stay and begin, and no byte passes, sometimes for longer than clients wait.",
-            servers.half_open, servers.heal_link, (link,), lasts_s=A_WHILE, long_s=LONG) for link in LINKS),
+            servers.half_open, servers.heal_link, (link,), lasts_s=LONG) for link in LINKS),
 
     # Operations of people
     Fault("prune", "`outbox prune --keep-hours 0`, beside everything.", operations.prune),
