@@ -7,9 +7,10 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
+from outbox.sink.comparison_files import AddsLine
 from outbox_lab.soak.history import Attempt, History
 from outbox_lab.soak.record import Plan, RunRecord
-from outbox_lab.soak.seen import Adds, ComparedTotals, Injection, Seen, Sink, Source, StoredAnswer, TopicEvent
+from outbox_lab.soak.seen import ComparedTotals, Injection, Seen, Sink, Source, StoredAnswer, TopicEvent
 from outbox_lab.soak.verdict import judge
 
 OK, REFUSED, BROKEN = 201, 409, 503
@@ -51,7 +52,7 @@ def event(
 
 
 EVENTS = (event(1, 1, 0, pieces=5), event(2, 2, 1, pieces=7), event(3, 3, 3, order_number=2, pieces=1))
-ADDS = {"order.placed.v1": Adds(1, "pieces")}
+ADDS = {"order.placed.v1": AddsLine(1, "pieces")}
 DUE = {"a": Decimal(13)}
 VERSIONS = {"a": 3}
 ROWS = {"event-1": 1, "event-2": 1, "event-3": 1}

@@ -28,7 +28,6 @@ from outbox.sink.decoding.records import Records
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.domain import Domain, options_of
 from outbox_lab.soak.seen import (
-    Adds,
     ComparedTotals,
     Copy,
     RowChange,
@@ -181,7 +180,7 @@ class _Sinks:
     def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Comparison) -> ComparedTotals:
         rows = ComparedRows(self._store, declaration, sink)
         of_kinds = {kind.schema.name: declaration.adds_of(kind.schema) for kind in kinds}
-        adds = {name: Adds(one.sign, one.property) for name, one in of_kinds.items() if one}
+        adds = {name: one for name, one in of_kinds.items() if one}
         return ComparedTotals(
             name=declaration.name,
             totals=rows.totals(SINK),

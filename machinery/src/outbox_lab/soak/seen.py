@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from outbox.base.database import Row
+from outbox.sink.comparison_files import AddsLine
 
 Position = tuple[str, int, int]  # topic, partition, offset
 
@@ -184,13 +185,6 @@ class Copy:
     rows: Sequence[Row] = ()  # of the sink
 
 
-class Adds(NamedTuple):
-    """The number that an event adds to the total of its key: the number of a property, or 1; or that much less."""
-
-    sign: int = 1
-    property: str | None = None
-
-
 @dataclass(frozen=True)
 class ComparedTotals:
     """The totals that one sink has for a comparison (`outbox.sink.comparison_files`), and those it should have."""
@@ -199,7 +193,7 @@ class ComparedTotals:
     totals: Mapping[str, Decimal] = field(default_factory=dict)  # by key, of the sink
     source: Mapping[str, Decimal] = field(default_factory=dict)  # by key
     # By type, of the events that the sink asks for; None if its file does not say, or if the sink carries states.
-    adds: Mapping[str, Adds] | None = field(default_factory=dict)
+    adds: Mapping[str, AddsLine] | None = field(default_factory=dict)
     versions: Mapping[str, int] | None = None  # by key, the highest that the sink has applied, where it says so
 
     def added_by(self, event: TopicEvent) -> Decimal | None:
