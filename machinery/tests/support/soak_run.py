@@ -61,7 +61,7 @@ SEEN = Seen(EVENTS, SOURCE, [Sink("totals", comparisons=[ComparedTotals("totals"
 SOLD_OUT = {"title": "sold out"}
 READ = attempt(1, method="GET")
 HISTORY = History((attempt(1), READ, attempt(2), attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))
-PLAN = Plan(1, 60.0, 30.0, 5.0, exactly_once=True, faults=())
+PLAN = Plan(1, 60.0, 30.0, 5.0, exactly_once=True, faults=[])
 KILLED = Injection(
     "kafka-killed",
     "process 7 was killed",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox_lab.soak.history import History
-from outbox_lab.soak.record import Folder
 from outbox_lab.soak.seen import Copy, RowChange, Seen
 from outbox_lab.soak.sink_checkers import wrong_rows
 from outbox_lab.soak.verdict import judge
@@ -72,7 +70,24 @@ def with_rows(*rows: Mapping[str, Any]) -> Seen:
     return replace(CAPTURED, copies=[replace(COPY, rows=rows)])
 
 
-@pytest.mark.parametrize("seen", [Seen(), CAPTURED, Seen(copies=[Copy("copy", "items", "id")])])
+def beginning_again(table: Sequence[Mapping[str, Any]], *again: RowChange) -> Seen:
+    """The captured state, and then changes that lead to this table."""
+    return with_changes(*MOVES, *again, copies=[replace(COPY, source=table, rows=table)])
+
+
+SOUND = {
+    "nothing": Seen(),
+    "everything": CAPTURED,
+    "an empty table": Seen(copies=[Copy("copy", "items", "id")]),
+    "a snapshot passes over changes": beginning_again(
+        (row("a", 91, 10), TABLE[1]), moved("a", 50, 90, 9, "r"), moved("a", 51, 91, 10)
+    ),
+    "a row is created again": beginning_again(WITH_C, moved("c", 50, 0, 0, "c"), moved("c", 51, 3, 1)),
+    "no column counts changes": with_changes(*MOVES[:4], MOVES[5], MOVES[7], copies=[replace(COPY, version=None)]),
+}
+
+
+@pytest.mark.parametrize("seen", SOUND.values(), ids=SOUND)
 def test_captured_tables_that_are_empty_or_sound(seen: Seen) -> None:
     assert promises(seen) == promises(seen, exactly_once=False) == {}
 
@@ -173,36 +188,6 @@ def test_repeated_row_change_needs_at_least_once_or_a_release() -> None:
     assert promises(with_changes(*MOVES, *block)) == {ONCE: 1}
 
 
-@pytest.mark.parametrize(
-    ("again", "table"),
-    {
-        "a snapshot passes over changes": (
-            (moved("a", 50, 90, 9, "r"), moved("a", 51, 91, 10)),
-            (row("a", 91, 10), TABLE[1]),
-        ),
-        "a row is created again": ((moved("c", 50, 0, 0, "c"), moved("c", 51, 3, 1)), WITH_C),
-    }.values(),
-    ids=["snapshot", "created again"],
-)
-def test_what_begins_again_has_no_gap(again: tuple[RowChange, ...], table: Any) -> None:
-    assert not promises(with_changes(*MOVES, *again, copies=[replace(COPY, source=table, rows=table)]))
-
-
-def test_without_a_version_no_gap_is_looked_for() -> None:
-    assert not promises(with_changes(*MOVES[:4], MOVES[5], MOVES[7], copies=[replace(COPY, version=None)]))
-
-
 def test_captured_tables_are_judged_with_everything_else() -> None:
     verdict = judge(record(replace(SEEN, row_changes=MOVES, copies=[COPY])))
     assert (verdict.result, verdict.row_changes, verdict.repeats) == ("valid", len(MOVES), 0)
-
-
-def test_captured_tables_survive_a_round_trip_through_files(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    folder.write_seen(replace(CAPTURED, released={"items": 2}))
-    kept = folder.seen
-    assert (tuple(kept.row_changes), kept.released) == (MOVES, {"items": 2})
-    assert promises(kept) == {}
-    [copy] = kept.copies
-    assert (list(copy.source), copy.version) == ([*TABLE], "version")
-    assert [name.name for name in tmp_path.iterdir() if "row_changes" in name.name] == ["row_changes.jsonl"]
