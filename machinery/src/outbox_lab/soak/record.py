@@ -101,30 +101,19 @@ class Folder:
     def plan(self) -> Plan:
         return self._read("run.json", Plan)
 
-    @property
-    def checks(self) -> list[Checked]:
-        """The results of `outbox check`."""
-        return self._read("checks.json", list[Checked])
-
-    @property
-    def seen(self) -> Seen:
-        """The state that the run has left."""
-        events = self._lines("events.jsonl", TopicEvent)
-        row_changes = self._lines("row_changes.jsonl", RowChange)
-        return replace(self._read("seen.json", Seen), events=events, row_changes=row_changes)
-
     def record(self, domain: Domain) -> RunRecord:
         """All that is judged. Raises Failure if the run did not get so far."""
         with self._opened("history.jsonl").open(encoding="utf-8") as lines:
             attempts = history.read(lines)
+        events, row_changes = self._lines("events.jsonl", TopicEvent), self._lines("row_changes.jsonl", RowChange)
         return RunRecord(
             domain,
             self.plan,
             attempts,
-            self.seen,
+            replace(self._read("seen.json", Seen), events=events, row_changes=row_changes),
             injections=self._read("injections.json", list[Injection]),
             deaths=self._read("deaths.json", list[Death]),
-            checks=self.checks,
+            checks=self._read("checks.json", list[Checked]),
         )
 
     def _lines(self, name: str, kind: type[T]) -> list[T]:

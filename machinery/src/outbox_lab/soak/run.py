@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from outbox.audit import check
 from outbox.audit.report import Report
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.base.terminal import Progress
 from outbox_lab.soak import observe, verdict
 from outbox_lab.soak.clients import Clients
 from outbox_lab.soak.domain import Domain, options_of
@@ -27,11 +28,10 @@ from outbox_lab.stack import interrupt
 
 REPORTED_EVERY_S = 60.0  # for those who follow a run for hours
 STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is
-ReportLine = Callable[[str], None]
 
 
 def soak(  # noqa: PLR0917 - each is one thing of a run
-    settings: Settings, domain: Domain, plan: Plan, faults: Mapping[str, Fault], folder: Folder, report: ReportLine
+    settings: Settings, domain: Domain, plan: Plan, faults: Mapping[str, Fault], folder: Folder, report: Progress
 ) -> Verdict:
     """Run the plan on a new stack in the home folder of the settings, and judge it.
 
@@ -59,7 +59,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
 class _Run:
     """One run, and what it has recorded so far."""
 
-    def __init__(self, testbed: Testbed, domain: Domain, plan: Plan, folder: Folder, report: ReportLine) -> None:
+    def __init__(self, testbed: Testbed, domain: Domain, plan: Plan, folder: Folder, report: Progress) -> None:
         self._testbed, self._domain, self._plan, self._folder = testbed, domain, plan, folder
         self._report = report
         self._began_s = time.monotonic()
@@ -138,7 +138,7 @@ def progress(recorder: Recorder, nemesis: Nemesis) -> str:
     )
 
 
-def sparse(report: ReportLine) -> ReportLine:
+def sparse(report: Progress) -> Progress:
     """Report at most one line a minute, and drop the others."""
     next_s = time.monotonic() + REPORTED_EVERY_S
 
@@ -158,7 +158,7 @@ def judge(domain: Domain, folder: Folder) -> Verdict:
     return found
 
 
-def _settled(settings: Settings, report: ReportLine) -> Checked:
+def _settled(settings: Settings, report: Progress) -> Checked:
     """Wait until nothing is in flight, for as long as it becomes less, and return the last check.
 
     It says what is in flight if the sinks stand still. Raises Failure if a part is unavailable.
