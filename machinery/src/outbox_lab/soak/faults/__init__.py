@@ -78,7 +78,7 @@ _TABLE = (
           partial(cluster.lose_task, kill=cluster.kill_executor), cluster.restart,
           ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
     Fault("sinks-worker-killed-in-merge",
-          "SIGKILL to a worker of the cluster and its executors, one of them with a task of a MERGE.",
+          "SIGKILL to a worker and its executors, one of them with a task of a MERGE.",
           partial(cluster.lose_task, kill=cluster.kill_worker), cluster.restart,
           ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
     Fault("sinks-killed-in-merge", "SIGKILL to the driver while a task of its MERGE stands still.",
