@@ -1,9 +1,11 @@
-"""Faults of the soak that look at what a command has printed, and what the testbed notes of the connector."""
+"""Faults of the soak, without the parts that they break, and what the testbed notes of the connector."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
+from outbox.base.wait import wait_for
 from outbox.events.schema import Rejection
 from outbox.relay import lifecycle
 from outbox.relay.connectors import Connector
@@ -21,9 +24,11 @@ from outbox_lab.soak import fault, observe, testbed
 from outbox_lab.soak.domain import TableCopy
 from outbox_lab.soak.fault import NotFired, Strike
 from outbox_lab.soak.faults import FAULTS, hostile, operations
+from outbox_lab.soak.faults.servers import UNLIMITED, limit_files
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.testbed import LINKS, PREFIX, Done
 from outbox_lab.stack import ports
+from outbox_lab.stack.process import Process
 from outbox_lab.testing import chosen_seed
 
 
@@ -228,3 +233,33 @@ def test_slot_ahead_at_least_once_begins_with_a_snapshot(
     else:
         assert made.apply_one(changes) == "created"
         assert called == done
+
+
+class Sleeper(Process):
+    """A process that does nothing, as root one of another user, as Postgres is."""
+
+    def argv(self) -> Sequence[str | Path]:
+        drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+        return [*drop, "sleep", "60"]
+
+
+def max_file_size(pid: int) -> list[str]:
+    """The limit that a process has, and the one that it may set."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    (found,) = [line for line in lines if line.startswith("Max file size")]
+    return found.split()[3:5]
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="only Linux limits the files of a process that runs")
+def test_the_files_of_a_process_of_another_user_are_limited(tmp_path: Path) -> None:
+    sleeper = Sleeper("sleeper", tmp_path)
+    sleeper.spawn()
+    try:
+        wait_for("it to sleep", lambda: sleeper.processes()[0].name() == "sleep", timeout_s=10)
+        [process] = sleeper.processes()
+        assert limit_files(sleeper, "1024:unlimited") == 1
+        assert max_file_size(process.pid) == ["1024", "unlimited"]
+        assert limit_files(sleeper, UNLIMITED) == 1
+        assert max_file_size(process.pid) == ["unlimited", "unlimited"]
+    finally:
+        sleeper.kill()
