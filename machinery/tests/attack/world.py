@@ -450,7 +450,7 @@ class World:
     def replay(self, selection: Selection, *, is_older: bool = False) -> dict[str, int]:
         """Replay letters as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = selection.choose(connection, with_parked=True)
+            chosen = selection.choose(connection)
             found = replay.replay(
                 connection, {NAME: self.spec}, chosen, applier_of=self._applier, older_than_horizon=is_older
             )
@@ -458,7 +458,7 @@ class World:
 
     def _applier(self, spec: SinkSpec) -> Any:
         transform = Transformed(spec.layout.schema, self._transform) if self._has_transform else None
-        return spec.target.applier(self.settings, spec, transform, dry_run=False)
+        return spec.target.applier(self.settings, spec, transform)
 
     def discard(self, selection: Selection) -> int:
         """Discard letters as the command does."""

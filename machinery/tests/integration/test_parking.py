@@ -65,7 +65,7 @@ class Statement:
         """Replay letters, as the command does."""
         known = {self.name: spec_with(STRATEGIES[self.name], self.projections)}
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=self.name, **filters).choose(connection, with_parked=True)  # type: ignore[arg-type]
+            chosen = Selection(sink=self.name, **filters).choose(connection)  # type: ignore[arg-type]
             return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(self.name, Replayed())
 
     def lines(self) -> dict[str, list[int]]:

@@ -31,13 +31,13 @@ def seen(databases: Settings, tmp_path: Path) -> Seen:
     return made
 
 
-def run_replay(seen: Seen, *meanwhile: Record, dry_run: bool = False) -> Replayed:
+def run_replay(seen: Seen, *meanwhile: Record) -> Replayed:
     """Replay the unreadable event with what is parked behind it. When they are chosen, the sink applies others."""
     with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(reason="schema violation").choose(connection, with_parked=True)
+        chosen = Selection(reason="schema violation").choose(connection)
         seen.apply(TOPIC, *meanwhile)
         known = {seen.spec.name: seen.spec}
-        (done,) = replay.replay(connection, known, chosen, applier_of=PostgresApplier, dry_run=dry_run).values()
+        (done,) = replay.replay(connection, known, chosen, applier_of=PostgresApplier).values()
         return done
 
 
@@ -71,9 +71,3 @@ def test_what_is_parked_of_other_keys_stays(seen: Seen) -> None:
     other = record("placed", {"id": "b", "number": "one"})
     assert run_replay(seen, other, placed("b", 2)) == Replayed(applied=2)
     assert seen.letters("status", "reason")[2:] == [("open", "schema violation"), ("open", "parked")]
-
-
-def test_a_dry_run_changes_nothing(seen: Seen) -> None:
-    correct(seen)
-    assert run_replay(seen, placed("a", 3), dry_run=True) == Replayed(applied=2)
-    assert seen.letters("status", "reason") == [("open", "schema violation"), ("open", "parked"), ("open", "parked")]

@@ -9,7 +9,7 @@ import pickle
 import shutil
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -127,20 +127,16 @@ def database(settings: Settings) -> Database:
     return Database(settings, NAME)
 
 
-def run_replay(settings: Settings, *some: Event, dry_run: bool = False) -> dict[str, Replayed]:
+def run_replay(settings: Settings, *some: Event) -> dict[str, Replayed]:
     """Replay the dead letters of these events."""
-    return run_chosen(settings, [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some], dry_run=dry_run)
+    return run_chosen(settings, [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some])
 
 
-def run_chosen(settings: Settings, chosen: Sequence[Chosen], *, dry_run: bool = False) -> dict[str, Replayed]:
+def run_chosen(settings: Settings, chosen: Sequence[Chosen]) -> dict[str, Replayed]:
     """Replay these dead letters."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         return replay.replay(
-            connection,
-            {NAME: DECLARED},
-            chosen,
-            dry_run=dry_run,
-            applier_of=lambda one: one.target.applier(settings, one, dry_run=dry_run),
+            connection, {NAME: DECLARED}, chosen, applier_of=lambda one: one.target.applier(settings, one)
         )
 
 
@@ -315,7 +311,7 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
             connection,
             {NAME: spec},
             chosen,
-            applier_of=lambda one: one.target.applier(lake, one, transform if has_transform else None, dry_run=False),
+            applier_of=lambda one: one.target.applier(lake, one, transform if has_transform else None),
         )
     assert replayed == {NAME: Replayed(applied=1)}
     stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
@@ -412,9 +408,6 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
     with driving(lake) as sink:
         sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2)]))
         before = read_table(lake)
-        assert run_replay(lake, one, other, dry_run=True) == {NAME: Replayed(applied=2)}
-        assert len(ids(lake)) == 1
-        assert database(lake).statuses() == {one.event_id: "open", other.event_id: "open"}
         assert run_replay(lake, one) == {NAME: Replayed(applied=1)}
         assert run_replay(lake, one, other) == {NAME: Replayed(applied=1)}
         assert run_replay(lake, one, other) == {NAME: Replayed()}
@@ -423,8 +416,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
         assert before.lacking([one.event_id]), "the version that was read then"
         assert not read_table(lake).lacking([one.event_id, other.event_id])
         assert not states(lake)[0].letters, "its letter is open, and the table has it"
-        for dry_run in (True, False):
-            assert run_replay(lake, one, dry_run=dry_run) == {NAME: Replayed(duplicates=1)}
+        assert run_replay(lake, one) == {NAME: Replayed(duplicates=1)}
         assert read_table(lake).positions == {TOPIC: {0: 3}}, "a replay says nothing of positions, and hides none"
         assert sink.apply(batch([one, other], start=3)).duplicates == 2
     stored = {row["event_id"]: row for row in DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()}
@@ -436,9 +428,9 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table(
 ) -> None:
     one, other = events(2)
     idle: list[object] = []
-    merge, missing = spark_table.Table.merge, spark_table.Table.missing
+    merge = spark_table.Table.merge
 
-    def look() -> None:
+    def looked_at(self: spark_table.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
         with closing(connect(lake, SinkRole.WRITER)) as beside, beside.cursor() as cursor:
             cursor.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
@@ -447,21 +439,13 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table(
             cursor.execute("SET lock_timeout = '200ms'")
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 fence.lock(cursor, NAME)
-
-    def looked_at(self: spark_table.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
-        look()
         return merge(self, rows, metadata)
-
-    def looked_for(self: spark_table.Table, event_ids: Collection[str]) -> set[str]:
-        look()
-        return missing(self, event_ids)
 
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
         monkeypatch.setattr(spark_table.Table, "merge", looked_at)
-        monkeypatch.setattr(spark_table.Table, "missing", looked_for)
-        assert run_replay(lake, one, dry_run=True) == run_replay(lake, one) == {NAME: Replayed(applied=1)}
-        assert idle == [0, 0]
+        assert run_replay(lake, one) == {NAME: Replayed(applied=1)}
+        assert idle == [0]
         monkeypatch.undo()
         assert sink.apply(batch(events(1), start=2)).applied == 1, "the lock is free again"
     assert database(lake).statuses() == {one.event_id: "replayed", other.event_id: "open"}
@@ -500,10 +484,10 @@ def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> 
     kept, lost, came = events(3)
     malformed = DeadRecord(0, 2, record(b"{"), came.event_id, Rejection("malformed", ""))
 
-    def again(*, dry_run: bool = False) -> Replayed:
+    def again() -> Replayed:
         with closing(connect(lake, SinkRole.WRITER)) as connection:
             chosen = Selection(sink=NAME, elsewhere=[NAME]).choose(connection)
-            return run_chosen(lake, chosen, dry_run=dry_run).get(NAME, Replayed())
+            return run_chosen(lake, chosen).get(NAME, Replayed())
 
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(kept, 0), unread(lost, 1), malformed]))
@@ -515,7 +499,7 @@ def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> 
     assert again() == Replayed()
     DeltaTable(folder(lake)).restore(before)
     assert {*states(lake)[0].letters} == {one.event_id for one in (lost, came)}, "`check` says so"
-    assert again(dry_run=True) == again() == Replayed(applied=1, rejected=1)
+    assert again() == Replayed(applied=1, rejected=1)
     assert ids(lake) == sorted([kept.event_id, lost.event_id])
     assert database(lake).statuses()[came.event_id] == "open", "its letter keeps another record"
 

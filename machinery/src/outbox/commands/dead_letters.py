@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from psycopg2 import extensions
 from outbox.base.database import connect, database_errors
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
-from outbox.commands import Moment, table
+from outbox.commands import table
 from outbox.events import catalog
 from outbox.events.schema import HIDDEN
 from outbox.sink import discovery
@@ -25,7 +25,7 @@ from outbox.sink.repair.replay import Chosen, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applier
 
-SHOWN = 100  # in a table, unless --limit says otherwise
+SHOWN = 100  # in a table
 WIDEST = 40
 HEADINGS = ("sink", "identity", "status", "place", "first seen", "reason", "detail")
 
@@ -35,10 +35,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def filters(command: Command) -> Command:
     """The options that choose dead letters."""
     for option in (
-        click.option("--until", type=Moment(), help="First seen before that time."),
-        click.option(
-            "--since", type=Moment(), help="First seen at that time or later (ISO 8601; UTC if there is no offset)."
-        ),
         click.option("--key", help="With this key."),
         click.option("--reason", help="Only those with this reason."),
         click.option("--sink", help="Only those of this sink."),
@@ -48,9 +44,7 @@ def filters(command: Command) -> Command:
     return command
 
 
-dry = click.option("--dry-run", is_flag=True, help="Change nothing, and print what would be done.")
 everything = click.option("--all", "is_all", is_flag=True, help="All open ones, instead of a filter.")
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 
 
 @click.group("dead-letters")
@@ -67,34 +61,30 @@ def dead_letters() -> None:
     show_default=True,
     help="With this status.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help=f"At most so many; a table has {SHOWN} by default.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script: one object per line.")
-def list_(limit: int | None, as_json: bool, **chosen: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print all of them as JSON for a script: one object per line.")
+def list_(as_json: bool, **chosen: Any) -> None:
     """List dead letters, the oldest first."""
-    settings = load()
     selection = _selection(chosen)
-    with _reading(settings) as connection:
-        letters = selection.headlines(connection, limit if as_json else limit or SHOWN)
-        found = selection.count(connection)
+    with _reading(load()) as connection:
+        letters = selection.read(connection, limit=None if as_json else SHOWN + 1)
     if as_json:
         for letter in letters:
             click.echo(json.dumps(_json(letter)))
         return
-    click.echo(table(HEADINGS, [*map(_row, letters)]) if letters else "no dead letters")
-    if len(letters) < found:
-        click.echo(f"… and {found - len(letters)} more; --limit shows them")
+    click.echo(table(HEADINGS, [*map(_row, letters[:SHOWN])]) if letters else "no dead letters")
+    if len(letters) > SHOWN:
+        click.echo("… and more; --json prints all")
 
 
 @dead_letters.command()
 @click.argument("identity")
 @click.option("--sink", help="The sink; required if several sinks have it.")
-@as_json_option
-def show(identity: str, sink: str | None, as_json: bool) -> None:
-    """Show one dead letter in full, whatever its status."""
+def show(identity: str, sink: str | None) -> None:
+    """Print one dead letter in full, whatever its status, as JSON."""
     settings = load()
     selection = _selection({"identities": [identity], "sink": sink, "status": "all"})
     with _reading(settings) as connection:
-        letters = selection.in_full(connection)
+        letters = selection.read(connection, in_full=True)
     if not letters:
         raise Failure(f"there is no dead letter {identity}", "`outbox dead-letters list --status all` lists them")
     if len(letters) > 1:
@@ -102,7 +92,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
         raise Failure(f"several sinks have dead letter {identity}: {sinks}", "choose one by --sink")
     found = _json(letters[0])
     _hide_personal(settings, found)
-    click.echo(json.dumps(found, indent=2) if as_json else _page(found))
+    click.echo(json.dumps(found, indent=2))
 
 
 @dead_letters.command("replay")
@@ -113,9 +103,7 @@ def show(identity: str, sink: str | None, as_json: bool) -> None:
     is_flag=True,
     help=f"Only dead letters with the reason '{OLDER_THAN_HORIZON}'. Use it if you are sure that none was applied.",
 )
-@dry
-@as_json_option
-def replay_command(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_json: bool, **chosen: Any) -> None:
+def replay_command(*, is_all: bool, older_than_horizon: bool, **chosen: Any) -> None:
     """Validate dead letters by the present contract, and apply the valid ones once. Status 1 if any stays open.
 
     If the projection is ordered, events that are parked behind them are replayed too. Works beside a running sink. It
@@ -124,34 +112,31 @@ def replay_command(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_
     """
     settings = load()
     known = discovery.sinks(settings)
+    if chosen["sink"] is not None:
+        discovery.chosen(settings, chosen["sink"])  # raises Failure for an unknown name
     chosen["elsewhere"] = [name for name, spec in known.items() if spec.target.is_elsewhere]
-    with _to_repair(settings, chosen, is_all, with_parked=True) as (connection, found):
-        unknown = _unknown_sinks(found, known, chosen.get("sink"))
-        letters = [letter for letter in found if letter.sink not in unknown]
+    with _to_repair(settings, chosen, is_all) as (connection, letters):
         done = replay.replay(
             connection,
             known,
-            letters,
-            applier_of=lambda one: _applier(settings, one, dry_run=dry_run),
+            [letter for letter in letters if letter.sink in known],
+            applier_of=lambda one: _applier(settings, one),
             older_than_horizon=older_than_horizon,
-            dry_run=dry_run,
         )
-    if as_json:
-        click.echo(json.dumps({"dry_run": dry_run, "sinks": {sink: one._asdict() for sink, one in done.items()}}))
-    would = "would replay" if dry_run else "replayed"
     lines = [
-        f"sink {sink}: {would} {one.applied + one.duplicates} ({one.applied} applied, {one.duplicates} were applied "
+        f"sink {sink}: replayed {one.applied + one.duplicates} ({one.applied} applied, {one.duplicates} were applied "
         f"already), {one.rejected} rejected again"
         + (f", {one.filtered} closed because the sink's transform leaves them out" if one.filtered else "")
         for sink, one in done.items()
     ]
+    # Those of the copy that a rebuild makes, for example.
+    unknown = sorted({letter.sink for letter in letters} - known.keys())
     lines += [f"sink {sink}: no job declares it; its dead letters stay as they are" for sink in unknown]
-    if not as_json:
-        click.echo("\n".join(lines) or "no dead letters to replay")
+    click.echo("\n".join(lines) or "no dead letters to replay")
     rejected = sum(one.rejected for one in done.values())
     if rejected:
         raise Failure(
-            f"{rejected} dead letters {'would ' if dry_run else ''}stay open",
+            f"{rejected} dead letters stay open",
             f"`outbox dead-letters list` says why; for '{OLDER_THAN_HORIZON}' see --older-than-horizon",
             code="dead-letters-stay-open",
         )
@@ -161,20 +146,16 @@ def replay_command(*, is_all: bool, older_than_horizon: bool, dry_run: bool, as_
 @filters
 @everything
 @click.option("--because", required=True, help="Why: kept with them, and shown by `outbox check`.")
-@dry
-@as_json_option
-def discard(is_all: bool, because: str, dry_run: bool, as_json: bool, **chosen: Any) -> None:
-    """Give up dead letters: their events are never applied, even if they come again, and `check` accepts that."""
+def discard(is_all: bool, because: str, **chosen: Any) -> None:
+    """Give up dead letters: their events are never applied, even if they come again, and `check` accepts that.
+
+    `outbox dead-letters list` with the same options lists them.
+    """
     if not because.strip():
         raise click.UsageError("--because needs a reason: the next reader will want it")
     with _to_repair(load(), chosen, is_all) as (connection, letters):
-        done = replay.discard(connection, letters, because=because, dry_run=dry_run)
-    if as_json:
-        sinks = {sink: {"discarded": count} for sink, count in done.items()}
-        click.echo(json.dumps({"dry_run": dry_run, "sinks": sinks}))
-        return
-    would = "would discard" if dry_run else "discarded"
-    lines = [f"sink {sink}: {would} {count}" for sink, count in done.items()]
+        done = replay.discard(connection, letters, because=because)
+    lines = [f"sink {sink}: discarded {count}" for sink, count in done.items()]
     click.echo("\n".join(lines) or "no dead letters to discard")
 
 
@@ -191,7 +172,7 @@ def _reading(settings: Settings) -> Iterator[extensions.connection]:
 
 @contextmanager
 def _to_repair(
-    settings: Settings, chosen: dict[str, Any], is_all: bool, *, with_parked: bool = False
+    settings: Settings, chosen: dict[str, Any], is_all: bool
 ) -> Iterator[tuple[extensions.connection, list[Chosen]]]:
     """The chosen dead letters, and a connection to work on them. Wrong usage without any filter."""
     selection = _selection(chosen)
@@ -199,23 +180,8 @@ def _to_repair(
         raise click.UsageError("Choose dead letters by an option, or use --all.")
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with _errors(connection):
-            letters = selection.choose(connection, with_parked=with_parked)
+            letters = selection.choose(connection)
         yield connection, letters
-
-
-def _unknown_sinks(letters: list[Chosen], known: Collection[str], wanted: str | None) -> list[str]:
-    """The sinks of letters that no job declares: the copy that a rebuild makes, for example. Their letters stay.
-
-    Raises Failure if one of them is the sink that is ``wanted``.
-    """
-    unknown = sorted({letter.sink for letter in letters} - {*known})
-    if wanted is not None and unknown:
-        raise Failure(
-            f"no job declares sink {wanted}, so its dead letters cannot be replayed",
-            f"choose by --sink among {', '.join(known)}",
-            code="sink-unknown",
-        )
-    return unknown
 
 
 def _errors(connection: extensions.connection) -> AbstractContextManager[None]:
@@ -245,12 +211,12 @@ def _hide_personal(settings: Settings, letter: dict[str, Any]) -> None:
         letter["value"] = HIDDEN
 
 
-def _applier(settings: Settings, one: SinkSpec, *, dry_run: bool) -> Applier:
+def _applier(settings: Settings, one: SinkSpec) -> Applier:
     if one.job.transform is None:
-        return one.target.applier(settings, one, dry_run=dry_run)
+        return one.target.applier(settings, one)
     from outbox.sink.frames import transform  # most replays do without Spark
 
-    return transform.applier(settings, one, dry_run=dry_run)
+    return transform.applier(settings, one)
 
 
 def _row(letter: dict[str, Any]) -> tuple[str, ...]:
@@ -263,14 +229,4 @@ def _row(letter: dict[str, Any]) -> tuple[str, ...]:
         f"{letter['first_seen_at'].astimezone(UTC):%Y-%m-%d %H:%M:%SZ}",
         letter["reason"],
         detail if len(detail) <= WIDEST else f"{detail[: WIDEST - 1]}…",
-    )
-
-
-def _page(letter: dict[str, Any]) -> str:
-    """A dead letter for a person: one line per field; a value that is no text, or no plain one, as JSON."""
-    shown = {name: value for name, value in letter.items() if value is not None}
-    width = max(map(len, shown)) + 2
-    return "\n".join(
-        f"{name:<{width}}{value if isinstance(value, str) and value.isprintable() else json.dumps(value)}"
-        for name, value in shown.items()
     )

@@ -181,9 +181,7 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def applier(
-        self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool
-    ) -> Applier:
+    def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> Applier:
         """The applier of dead letters in a replay. A sink with a transform needs ``transform``."""
 
     def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:

@@ -204,14 +204,14 @@ class Transform:
         return Failure(f"sink {self._sink}: its transform {self._name}: {problem}", remedy, code="transform-unusable")
 
 
-def applier(settings: Settings, spec: SinkSpec, *, dry_run: bool) -> Applier:
+def applier(settings: Settings, spec: SinkSpec) -> Applier:
     """The applier of dead letters of a sink with a transform.
 
     Raises Failure if its transform cannot be used, or if Spark does not start.
     """
     target = spec.target
     transform = Transform(session(settings, [target]), spec)
-    return target.applier(settings, spec, transform.transformed, dry_run=dry_run)
+    return target.applier(settings, spec, transform.transformed)
 
 
 def quoted(name: str) -> str:

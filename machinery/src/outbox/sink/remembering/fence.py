@@ -150,19 +150,14 @@ def held(connection: extensions.connection, sink: str) -> Iterator[None]:
 
 
 @contextmanager
-def between_transactions(cursor: extensions.cursor, sink: str, *, keep: bool) -> Iterator[None]:
-    """End the caller's transaction, which has the lock, and begin another one with the lock after the block.
+def between_transactions(cursor: extensions.cursor, sink: str) -> Iterator[None]:
+    """Commit the caller's transaction, which has the lock, and begin another one with the lock after the block.
 
-    The lock is held all the time, and no transaction is open within the block. ``keep`` commits the first transaction;
-    otherwise it is rolled back.
-
-    After an error the lock stays until the connection ends.
+    The lock is held all the time, and no transaction is open within the block. After an error the lock stays until the
+    connection ends.
     """
     cursor.execute(f"SELECT pg_advisory_lock({APPLY_KEY})", {"sink": sink})
-    if keep:
-        cursor.connection.commit()
-    else:
-        cursor.connection.rollback()
+    cursor.connection.commit()
     yield
     lock(cursor, sink)
     cursor.execute(f"SELECT pg_advisory_unlock({APPLY_KEY})", {"sink": sink})

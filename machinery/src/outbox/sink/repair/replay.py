@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import date, datetime
+from dataclasses import dataclass
+from datetime import date
 from typing import Any, Literal, NamedTuple
 
 from psycopg2 import extensions
@@ -39,17 +39,17 @@ CONDITIONS = {
     "reason": "reason = %(reason)s",
     "identities": "identity = ANY(%(identities)s)",
     "key": "key = convert_to(%(key)s, 'UTF8')",
-    "since": "first_seen_at >= %(since)s",
-    "until": "first_seen_at < %(until)s",
     "status": "status = %(status)s",
 }
 OR_REPLAYED = f"""
 (status = 'open' OR status = 'replayed' AND resolution IS DISTINCT FROM '{FILTERED}' AND event_id IS NOT NULL
                     AND sink = ANY(%(elsewhere)s))
 """
-COLUMNS = 'sink, identity, topic, topic_id, partition, "offset", event_id, is_event, reason, detail, status, resolution'
+COLUMNS = """
+sink, identity, topic, topic_id, partition, "offset", event_id, is_event, reason, detail, status, resolution,
+recorded_at, first_seen_at, last_seen_at, key
+"""
 SIZE_BYTES = "coalesce(octet_length(key), 0) + pg_column_size(headers) + coalesce(octet_length(value), 0)"
-TIMES = "recorded_at, first_seen_at, last_seen_at"
 
 CHUNK = 1000
 CHUNK_BYTES = 16 << 20  # the records of a chunk are in memory
@@ -68,8 +68,7 @@ SELECT identity, key, headers, value, is_event, partition, "offset",
  ORDER BY partition, "offset"
    FOR UPDATE
 """
-KEYS = "SELECT DISTINCT key FROM public.dead_letters WHERE sink = %(sink)s AND identity = ANY(%(identities)s)"
-# Of one topic id, and so many as fit into memory. A running sink parks more meanwhile: its own batches are smaller.
+# The letters that are parked behind those that were dealt with. Of one topic id, and so many as fit into memory.
 FOLLOWING = f"""
 SELECT sink, topic, topic_id, identity, size_bytes
   FROM (SELECT letter.*, letter.topic_id = first_value(letter.topic_id) OVER in_order AS is_first_topic,
@@ -78,10 +77,11 @@ SELECT sink, topic, topic_id, identity, size_bytes
                   FROM public.dead_letters
                  WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND reason = %(parked)s
                    AND CASE WHEN status = 'open' THEN sha256(key) END
-                       = ANY(ARRAY(SELECT sha256(wanted.key) FROM unnest(%(keys)s::bytea[]) AS wanted (key)))
+                       = ANY(ARRAY(SELECT DISTINCT sha256(before.key) FROM public.dead_letters AS before
+                                    WHERE before.sink = %(sink)s AND before.identity = ANY(%(done)s)))
                    AND identity <> ALL(%(done)s)) AS letter
         WINDOW in_order AS (ORDER BY letter.topic_id, letter.partition, letter."offset")) AS letter
- WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s)
+ WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s AND number <= %(count_max)s)
  ORDER BY number
 """  # noqa: S608
 
@@ -105,8 +105,6 @@ class Selection:
     reason: str | None = None
     identities: Sequence[str] = ()
     key: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
     status: Status = "open"
     # Sinks with their results outside the sink database. A restored result may have lost replayed events, so the
     # replayed letters of these sinks pass the filter for open ones.
@@ -117,41 +115,23 @@ class Selection:
         """Whether there is any filter beside the status."""
         return any(getattr(self, name) for name in CONDITIONS if name != "status")
 
-    def choose(self, connection: extensions.connection, *, with_parked: bool = False) -> list[Chosen]:
-        """The letters, sink by sink, topic by topic, and in the order of the topic. ``with_parked`` adds those that are
-        parked behind any letter of the same key.
-        """
-        condition = self._condition
-        if with_parked:
-            condition += (
-                f" OR status = 'open' AND reason = '{PARKED}' AND (sink, topic, key) IN"  # noqa: S608
-                f" (SELECT sink, topic, key FROM public.dead_letters WHERE {condition})"
-            )
+    def choose(self, connection: extensions.connection) -> list[Chosen]:
+        """The letters, sink by sink, topic by topic, and in the order of the topic."""
         with connection, connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT sink, topic, topic_id, identity, {SIZE_BYTES}, status = 'open' "  # noqa: S608
-                f"FROM public.dead_letters WHERE {condition} "
+                f"FROM public.dead_letters WHERE {self._condition} "
                 "ORDER BY sink, topic, min(first_seen_at) OVER (PARTITION BY sink, topic, topic_id), topic_id, "
                 'partition, "offset"',
                 self._parameters,
             )
             return [Chosen(*row) for row in cursor]
 
-    def count(self, connection: extensions.connection) -> int:
-        """The number of these letters."""
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT count(*) FROM public.dead_letters WHERE {self._condition}", self._parameters)  # noqa: S608
-            return int((cursor.fetchone() or (0,))[0])
-
-    def headlines(self, connection: extensions.connection, limit: int | None) -> list[dict[str, Any]]:
-        """The letters without their content, the oldest first, at most so many."""
-        return self._dicts(connection, f"{COLUMNS}, {TIMES}, key", limit)
-
-    def in_full(self, connection: extensions.connection) -> list[dict[str, Any]]:
-        """The letters with all that is kept of them, the oldest first."""
-        return self._dicts(connection, f"{COLUMNS}, {TIMES}, key, headers, value", None)
-
-    def _dicts(self, connection: extensions.connection, columns: str, limit: int | None) -> list[dict[str, Any]]:
+    def read(
+        self, connection: extensions.connection, *, limit: int | None = None, in_full: bool = False
+    ) -> list[dict[str, Any]]:
+        """The letters, the oldest first; with their headers and values if ``in_full``."""
+        columns = f"{COLUMNS}, headers, value" if in_full else COLUMNS
         with connection.cursor(cursor_factory=RealDictCursor) as cursor:
             cursor.execute(
                 f"SELECT {columns} FROM public.dead_letters WHERE {self._condition} "  # noqa: S608
@@ -193,13 +173,12 @@ def replay(
     *,
     applier_of: Callable[[SinkSpec], Applier],
     older_than_horizon: bool = False,
-    dry_run: bool = False,
 ) -> dict[str, Replayed]:
     """Decode the records of letters by today's contract and apply the events, by the strategy and projections of their
-    sink, which is among ``known``. Returns by sink what became of them. With ``dry_run`` all of it is rolled back.
+    sink, which is among ``known``. Returns by sink what became of them.
 
-    What the sink has parked behind them since they were chosen is replayed too. Otherwise it would keep parking events
-    of these keys, and no replay beside it would ever come to an end.
+    The events that are parked behind them are replayed too, also those that the sink parks meanwhile. Otherwise it
+    would keep parking events of these keys, and no replay beside it would ever come to an end.
 
     With ``older_than_horizon`` it is the letters older than the deduplication horizon, and no others, and they are
     applied as new: no strategy can know, so the caller has made sure that they never were. Without it they are rejected
@@ -219,7 +198,7 @@ def replay(
             with connection, connection.cursor() as cursor:
                 cursor.execute(fence.SESSION)
                 applier.prepare(cursor)
-            dealt_with: dict[str, _DealtWith] = defaultdict(_DealtWith)
+            dealt_with: dict[str, set[str]] = defaultdict(set)
             for chunk in _chunks(_due(applier, letters)):
                 decoder = spec.decoders.get(chunk[0].topic)
                 if decoder is not None and applier.strategy.remembers_ids:  # before: a partition costs locks
@@ -227,20 +206,16 @@ def replay(
                 with connection:
                     one = _Replay(connection, applier, spec, chunk[0].topic)
                     done[sink] = done[sink].plus(one.run(chunk, older_than_horizon))
-                    dealt_with[chunk[0].topic].add(connection, chunk)
-                    if dry_run:
-                        connection.rollback()
-            for topic, of_topic in dealt_with.items() if not (dry_run or older_than_horizon) else ():
+                    dealt_with[chunk[0].topic].update(letter.identity for letter in chunk)
+            for topic, identities in {} if older_than_horizon else dealt_with.items():
                 one = _Replay(connection, applier, spec, topic)
-                done[sink] = done[sink].plus(one.follow(of_topic))
+                done[sink] = done[sink].plus(one.follow(identities))
             with connection, connection.cursor() as cursor:
                 cursor.execute("DISCARD TEMP")  # the next sink makes tables of its own
     return done
 
 
-def discard(
-    connection: extensions.connection, chosen: Sequence[Chosen], *, because: str, dry_run: bool = False
-) -> dict[str, int]:
+def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, because: str) -> dict[str, int]:
     """Give letters up: their events are never applied, even if they are repeated. Returns how many, by sink.
 
     Each letter keeps the reason, ``because``. `outbox check` then counts it as acknowledged, not as a failure.
@@ -257,23 +232,7 @@ def discard(
                     fence.lock(cursor, sink)
                     identities = [letter.identity for letter in chunk]
                     done[sink] += dead_letters.discard(cursor, sink, identities, because)
-                    if dry_run:
-                        connection.rollback()
     return done
-
-
-@dataclass
-class _DealtWith:
-    """The letters of a topic that were dealt with, each once, and their keys."""
-
-    keys: set[bytes] = field(default_factory=set)
-    identities: set[str] = field(default_factory=set)
-
-    def add(self, connection: extensions.connection, chunk: Sequence[Chosen]) -> None:
-        self.identities.update(letter.identity for letter in chunk)
-        with connection.cursor() as cursor:
-            cursor.execute(KEYS, _names(chunk))
-            self.keys.update(bytes(key) for (key,) in cursor if key is not None)
 
 
 class _Replay:
@@ -313,8 +272,8 @@ class _Replay:
             count(cursor, sink, Counts(applied=applied, duplicates=duplicates, filtered=filtered))
             return Replayed(applied, duplicates, rejected + len(rejections), filtered)
 
-    def follow(self, dealt_with: _DealtWith) -> Replayed:
-        """Replay what was parked behind letters since they were chosen, in transactions of its own.
+    def follow(self, dealt_with: set[str]) -> Replayed:
+        """Replay what is parked behind these letters, each letter once, in transactions of its own.
 
         In the last one, with the sink's lock, there is nothing left that the sink could park the next event behind.
         """
@@ -326,16 +285,16 @@ class _Replay:
                     "sink": self._applier.name,
                     "topic": self._topic,
                     "parked": PARKED,
-                    "keys": list(dealt_with.keys),
-                    "done": list(dealt_with.identities),
+                    "done": list(dealt_with),
                     "bytes_max": CHUNK_BYTES,
+                    "count_max": CHUNK,
                 }
                 cursor.execute(FOLLOWING, parameters)
                 chunk = [Chosen(*row) for row in cursor]
                 if not chunk:
                     return done
                 done = done.plus(self.run(chunk, older_than_horizon=False))
-            dealt_with.identities.update(letter.identity for letter in chunk)
+            dealt_with.update(letter.identity for letter in chunk)
 
 
 class _Letter(NamedTuple):

@@ -72,7 +72,7 @@ class Delivery:
         """Replay what was set aside, as `outbox dead-letters replay` does."""
         self.close()
         with self._database.connection(SinkRole.WRITER, self._now) as connection:
-            chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(connection, with_parked=True)
+            chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(connection)
             replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)
 
     def rebuild(self, placed: Sequence[Placed]) -> None:
@@ -125,7 +125,7 @@ class Delivery:
         return [(place, self._records[topic][place]) for place in places]
 
     def _applier(self, spec: SinkSpec) -> Applier:
-        return spec.target.applier(self._database.settings, spec, self._transform, dry_run=False)
+        return spec.target.applier(self._database.settings, spec, self._transform)
 
 
 def placed(

@@ -41,9 +41,7 @@ class LakehouseTarget(Target):
 
         return LakehouseWriter(connection, spec, fetch, self._schema, table.location(settings, spec.name))
 
-    def applier(
-        self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None, *, dry_run: bool
-    ) -> Applier:
+    def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> Applier:
         """Raises Failure if the table is gone, or differs from what its SQL declares."""
         from outbox.sink.applying.lakehouse.spark_table import Table
         from outbox.sink.applying.lakehouse.writer import LakehouseApplier
@@ -52,7 +50,7 @@ class LakehouseTarget(Target):
         uri = table.location(settings, spec.name)
         found = Table(session(settings, [self]), spec, self._schema.read_text(), uri)
         found.require()
-        return LakehouseApplier(spec, found, None if transform is None else transform.apply, dry_run=dry_run)
+        return LakehouseApplier(spec, found, None if transform is None else transform.apply)
 
     def require_rebuildable(self, spec: SinkSpec) -> None:
         raise Failure(

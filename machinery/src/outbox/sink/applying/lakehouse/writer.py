@@ -90,14 +90,10 @@ class LakehouseApplier(Applier):
         spec: SinkSpec,
         table: Table,
         transform: Callable[[str, pa.Table], Returned] | None = None,
-        *,
-        dry_run: bool = False,
     ) -> None:
-        """``transform`` is for a replay, of a sink that has one. A MERGE cannot be rolled back, so ``dry_run`` only
-        counts what it would insert.
-        """
+        """``transform`` is for a replay, of a sink that has one."""
         self.name, self.strategy = spec.name, spec.strategy
-        self._table, self._transform, self._dry_run = table, transform, dry_run
+        self._table, self._transform = table, transform
         self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
 
     def prepare(self, cursor: extensions.cursor) -> None:
@@ -161,17 +157,16 @@ class LakehouseApplier(Applier):
         del older_than_horizon  # the table forgets nothing, so it has no horizon
         rows, rejected, filtered = batch.chunk.frame, 0, 0
         if self._transform is not None:
-            with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
+            with fence.between_transactions(cursor, self.name):
                 returned = self._transform(batch.topic, rows)
             batch, rows = replace(batch, returned=returned), returned.rows
             self.take(cursor, batch)
             rejected, filtered = self.set_aside(cursor, batch, fetch)
         if not rows.num_rows:
             return Applied(0, rejected, filtered)
-        with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
-            event_ids = rows["event_id"].to_pylist()
-            applied = len(self._table.missing(event_ids)) if self._dry_run else self._table.merge(rows)
-        dead_letters.close(cursor, self.name, event_ids)
+        with fence.between_transactions(cursor, self.name):
+            applied = self._table.merge(rows)
+        dead_letters.close(cursor, self.name, rows["event_id"].to_pylist())
         return Applied(applied, rejected, filtered)
 
 

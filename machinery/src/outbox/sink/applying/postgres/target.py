@@ -113,13 +113,11 @@ class PostgresTarget(Target):
         settings: Settings,  # noqa: ARG002
         spec: SinkSpec,
         transform: Transformed | None = None,
-        *,
-        dry_run: bool,
     ) -> PostgresApplier:
         if transform is None:
             return PostgresApplier(spec)
         returned = columns_of(transform.schema, spec.layout)
-        return TransformingApplier(spec, returned, transform.apply, dry_run=dry_run)
+        return TransformingApplier(spec, returned, transform.apply)
 
     def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:
         return storable(rows, columns_of(rows.schema, spec.layout))

@@ -63,15 +63,13 @@ Apply = Callable[[str, "pa.Table"], Returned]
 class TransformingApplier(PostgresApplier):
     """Applies what a transform has returned of events."""
 
-    def __init__(
-        self, spec: SinkSpec, returned: Sequence[Column], transform: Apply | None = None, *, dry_run: bool = False
-    ) -> None:
+    def __init__(self, spec: SinkSpec, returned: Sequence[Column], transform: Apply | None = None) -> None:
         """``returned`` are the columns that the transform returns. ``transform`` calls it with a topic and events
         of it, for a replay.
         """
         super().__init__(spec)
         self._shape = TransformedLayout(spec.layout, returned)
-        self._columns, self._transform, self._dry_run = returned, transform, dry_run
+        self._columns, self._transform = returned, transform
         self._names = {
             topic: names(KEY, None if known.version is None else VERSION) for topic, known in self._known.items()
         }
@@ -92,7 +90,7 @@ class TransformingApplier(PostgresApplier):
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """Let the events pass the transform, while no transaction is open, and apply what it returns."""
         assert self._transform is not None, "for a replay"  # noqa: S101
-        with fence.between_transactions(cursor, self.name, keep=not self._dry_run):
+        with fence.between_transactions(cursor, self.name):
             returned = self._transform(batch.topic, batch.chunk.frame)
         transformed = replace(batch, returned=returned)
         return super().replay(cursor, transformed, fetch, older_than_horizon=older_than_horizon)
