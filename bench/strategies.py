@@ -29,15 +29,7 @@ from bench.event import uuid7
 ACCOUNTS = 1_000
 DAY_MS = 24 * 60 * 60 * 1000
 EVENT = "balance.credited"
-NAIVE = Strategy(
-    name="naive",
-    idea="",
-    survives="",
-    costs="",
-    choose="",
-    memory=None,
-    select="INSERT INTO new_events SELECT * FROM outbox_batch",
-)
+NAIVE = Strategy(name="naive", memory=None, select="INSERT INTO new_events SELECT * FROM outbox_batch")
 
 
 def rates(settings: Settings, batches: int, batch_events: int, keys: int) -> dict[str, float]:

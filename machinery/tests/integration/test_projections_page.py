@@ -61,7 +61,7 @@ def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Pa
 
 
 def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
-    (tmp_path / "young.sql").write_text(shown("-- idea: new is what is younger"))
+    (tmp_path / "young.sql").write_text(shown("-- New is what is younger"))
     young = strategy.load(tmp_path)["young"]
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = sink_on(connection, young)

@@ -44,10 +44,6 @@ GRANT SELECT, INSERT ON event_log TO {writer};
 GRANT SELECT, DELETE ON event_log TO {pruner};
 """
 OFFSET_LOG = """
--- idea: a place that is not in event_log is new
--- survives: re-reads
--- costs: a row per event
--- choose: here
 -- memory: event_log by topic_id partition offset
 INSERT INTO public.event_log (sink, topic_id, partition, "offset")
 SELECT %(sink)s, %(topic_id)s, batch.partition, batch."offset"

@@ -17,7 +17,7 @@ from outbox.commands.sink import sink
 from outbox.sink import discovery
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.records import Record
-from outbox.sink.remembering import positions, strategy
+from outbox.sink.remembering import positions
 from outbox.sink.running import supervisor
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
@@ -87,15 +87,6 @@ class TestCommand:
         with raises("failed", "no sink is named", "sinks = ["):
             CliRunner().invoke(sink, [], catch_exceptions=False)
         assert ran == []
-
-    def test_the_help_lists_sinks_and_compares_strategies(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("COLUMNS", "200")
-        shown = " ".join(CliRunner().invoke(sink, ["--help"]).output.split())
-        for name, one in discovery.sinks(settings.load(environment=False)).items():
-            assert f"{name} {', '.join(one.job.events or one.topics)}, by strategy {one.strategy.name}" in shown
-        for name, how in strategy.load(strategy.BUILT_IN).items():
-            words = f"{name} {how.idea}. Survives {how.survives}. Costs {how.costs}. Choose it {how.choose}."
-            assert " ".join(words.split()) in shown
 
 
 class TestJobs:

@@ -14,7 +14,7 @@ from outbox.sink.remembering import strategy
 from outbox.sink.remembering.strategy import Strategy
 from outbox_lab.testing.failures import raises
 
-HEADER = "-- idea: an idea\n-- survives: something\n-- costs: little\n-- choose: never\n-- memory: none\n"
+HEADER = "-- an idea\n-- memory: none\n"
 
 
 def projection_of(folder: Path, text: str) -> Projection:
@@ -104,11 +104,6 @@ def test_an_option_has_its_value(tmp_path: Path, form: str, option: str, value: 
 def test_an_unknown_value_of_an_option_is_reported(tmp_path: Path, line: str) -> None:
     with raises("strategy-unusable", line.strip("- :").split(":")[0]):
         strategy_of(tmp_path, f"{HEADER}{line}\nSELECT 1;")
-
-
-def test_an_empty_line_of_the_header_is_a_missing_one(tmp_path: Path) -> None:
-    with raises("strategy-unusable"):
-        strategy_of(tmp_path, HEADER.replace("little", " ") + "SELECT 1;")
 
 
 IDS = "INSERT INTO ids SELECT FROM batch, dedup_horizon"

@@ -9,32 +9,9 @@ from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
-from outbox.sink.remembering import strategy
-from outbox.sink.remembering.strategy import Strategy
-from outbox.sink.spec import SinkSpec
 
 
-class SinkCommand(click.Command):
-    """A command whose help lists the sinks, and compares the strategies."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        known = discovery.sinks(load(environment=False))  # so that a wrong setting does not hide the help
-        with formatter.section("Sinks"):
-            formatter.write_dl([(name, _sink(one)) for name, one in known.items()])
-        strategies = {one.strategy.name: one.strategy for one in known.values()} | strategy.load(strategy.BUILT_IN)
-        with formatter.section("Strategies"):
-            formatter.write_dl([(name, _strategy(one)) for name, one in strategies.items()])
-
-
-def _sink(one: SinkSpec) -> str:
-    return f"{', '.join(one.job.events or one.topics)}, by strategy {one.strategy.name}"
-
-
-def _strategy(one: Strategy) -> str:
-    return f"{one.idea}. Survives {one.survives}. Costs {one.costs}. Choose it {one.choose}."
-
-
-@click.command(cls=SinkCommand)
+@click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option(
     "--until-caught-up", is_flag=True, help="End when everything that the topics have committed now is applied."

@@ -1,4 +1,4 @@
-"""The strategies: SQL files, each a way to recognise duplicates, with what it survives and costs in its header.
+"""The strategies: SQL files, each a way to recognise duplicates.
 
 A strategy reads the temporary table ``outbox_batch`` and inserts what is new into ``new_events`` (same columns), in the
 transaction that applies. It may remember what it has seen in its own tables. It may put events of the batch into
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from psycopg2 import extensions
 
 BUILT_IN = Path(__file__).with_name("strategies")
-REQUIRED = ("idea", "survives", "costs", "choose", "memory")
 OPTIONS = {
     "start": ("positions", "earliest"),
     "knows": ("events", "positions"),
@@ -91,10 +90,6 @@ class Strategy:
     """One strategy file."""
 
     name: str
-    idea: str
-    survives: str
-    costs: str
-    choose: str
     memory: Memory | None
     """The strategy's memory; None if that is nothing in the sink database but its positions."""
     select: str
@@ -128,7 +123,7 @@ class Strategy:
 def load(folder: Path) -> dict[str, Strategy]:
     """The strategies of a folder, by name.
 
-    Raises Failure for a file without its header, and for one whose header or sections have a typing mistake.
+    Raises Failure for a file whose header or sections have a typing mistake.
     """
     return {file.stem: _read(file) for file in sorted(folder.glob("*.sql"))}
 
@@ -151,18 +146,11 @@ def find(strategy: str | Path) -> Strategy:
 
 def _read(file: Path) -> Strategy:
     header = dict(LINE.findall(file.read_text()))
-    missing = [word for word in REQUIRED if not header.get(word)]
-    if missing:
-        raise Failure(
-            f"{file}: its first comments lack: {', '.join(missing)}",
-            "write them as `-- idea: …`",
-            code="strategy-unusable",
-        )
-    found: dict[str, Any] = {word: header[word] for word in REQUIRED} | _options(file, header)
+    options: dict[str, Any] = _options(file, header)
     sections = sql_sections(file, "select", "remember")
     select, remember = sections["select"], sections.get("remember", "")
-    found["memory"] = _memory(file, header["memory"], COMMENT.sub("", select + remember))
-    return Strategy(name=file.stem, select=select, remember=remember, **found)
+    memory = _memory(file, header.get("memory", ""), COMMENT.sub("", select + remember))
+    return Strategy(name=file.stem, memory=memory, select=select, remember=remember, **options)
 
 
 def _memory(file: Path, value: str, statements: str) -> Memory | None:
@@ -172,7 +160,7 @@ def _memory(file: Path, value: str, statements: str) -> Memory | None:
     found = MEMORY.fullmatch(value)
     if found is None:
         raise Failure(
-            f"{file}: its header has an unknown value, `memory: {value}`",
+            f"{file}: its header does not say what it remembers: `memory: {value}`",
             "write `-- memory: TABLE by event_id`, `… by key version`, `… by key versions`, "
             "`… by topic_id partition offset`, or `-- memory: none`",
             code="strategy-unusable",
