@@ -6,7 +6,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,7 @@ from outbox.kafka.clients import client_config
 from outbox.sink.decoding import dead_records
 from outbox.sink.reading.reader import DRIVER_MAX_RECORDS
 from outbox.sink.repair import rewind
-from outbox.sink.running.metrics import LagLookup
+from outbox.sink.running.metrics import ask_lag
 from outbox_lab.stack import ports
 from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.spark import UI_FILTER, UI_SECRET, ui_header
@@ -310,16 +310,16 @@ def test_metrics_of_a_running_sink_show_what_it_has_applied(
     publisher.send(some[:10])
     publisher.send_raw(nth_key(0), b"{", None)
     publisher.send(publisher.events(30, keys=9), abort=True)
-    with closing(LagLookup(topic, topic_of(topic))) as lookup:
-        ends = topics.last_stable_offsets(topic, topic_of(topic))
-        markers = {partition: max(0, end - 1) for partition, end in ends.items()}
-        asked = {"new": {}, "done": ends, "markers": markers}
-        # In the time that a scrape has; more than once, as the first may have to wait for a connection.
-        before = wait_for("the lag to be told", lambda: lookup.ask(asked), timeout_s=TIMEOUT_S)
-    assert before["new"].offsets == ends
+    name = topic_of(topic)
+    ends = topics.last_stable_offsets(topic, name)
+    markers = {partition: max(0, end - 1) for partition, end in ends.items()}
+    asked = {"new": {name: dict[int, int]()}, "done": {name: ends}, "markers": {name: markers}}
+    before = ask_lag(topic, asked, TIMEOUT_S)
+    assert before is not None
+    assert before["new"].offsets == {name: ends}
     assert 0 < before["new"].age_s < TIMEOUT_S
-    assert before["done"] == (dict.fromkeys(ends, 0), 0.0)
-    assert sum(before["markers"].offsets.values()) > 0
+    assert before["done"] == ({name: dict.fromkeys(ends, 0)}, 0.0)
+    assert sum(before["markers"].offsets[name].values()) > 0
     assert before["markers"].age_s == 0.0, "behind by no record"
 
     observed = topic.model_copy(update={"sink_metrics_port": ports.choose(0)[0]})

@@ -13,8 +13,8 @@ from prometheus_client import generate_latest
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.sink.remembering.positions import Offsets
-from outbox.sink.running.metrics import Lag, LagLookup, Metrics, State, served
+from outbox.sink.remembering.positions import TopicOffsets
+from outbox.sink.running.metrics import Lag, Metrics, State, ask_lag, served
 from outbox.sink.writer import Counts
 from outbox_lab.stack import ports
 
@@ -70,57 +70,35 @@ class TestCounts:
 
 class TestLag:
     def test_is_asked_for_at_each_scrape_with_the_offsets_of_then(self) -> None:
-        asked: list[Mapping[str, Offsets]] = []
+        asked: list[Mapping[str, TopicOffsets]] = []
 
-        def ask(next_offsets: Mapping[str, Offsets]) -> Mapping[str, Lag]:
+        def ask(next_offsets: Mapping[str, TopicOffsets]) -> Mapping[str, Lag]:
             asked.append(next_offsets)
-            return {"a": Lag({0: 30, 1: 12}, age_s=1.5)}
+            return {"a": Lag({"t": {0: 30, 1: 12}, "u": {0: 1}}, age_s=1.5)}
 
         metrics = Metrics()
-        metrics.collect_lag({"t": ask})
-        metrics.started("a", {"t": {0: 5, 1: 0}})
+        metrics.collect_lag(ask)
+        metrics.started("a", {"t": {0: 5, 1: 0}, "u": {0: 1}})
         assert asked == []
-        assert value(metrics, "outbox_sink_lag_events", sink="a") == 42
-        metrics.applied("a", COUNTS, {"t": {0: 7, 1: 9}}, read_s=0.1, apply_s=0.1)
+        assert value(metrics, "outbox_sink_lag_events", sink="a") == 43
+        metrics.applied("a", COUNTS, {"t": {0: 7, 1: 9}, "u": {0: 1}}, read_s=0.1, apply_s=0.1)
         assert value(metrics, "outbox_sink_partition_lag_events", sink="a", topic="t", partition="1") == 12
         assert value(metrics, "outbox_sink_lag_seconds", sink="a") == 1.5
         assert value(metrics, "outbox_sink_kafka_up") == 1
-        assert [offsets["a"] for offsets in asked[:2]] == [{0: 5, 1: 0}, {0: 7, 1: 9}]
+        assert [offsets["a"]["t"] for offsets in asked[:2]] == [{0: 5, 1: 0}, {0: 7, 1: 9}]
 
-    def test_of_several_topics_adds_up_and_the_oldest_record_counts(self) -> None:
+    def test_is_left_out_when_it_is_not_known(self) -> None:
         metrics = Metrics()
-        metrics.collect_lag(
-            {
-                "t": lambda asked: dict.fromkeys(asked, Lag({0: 3}, 1.5)),
-                "u": lambda asked: dict.fromkeys(asked, Lag({0: 4}, 7.5)),
-            }
-        )
-        metrics.started("a", {"t": {0: 0}, "u": {0: 0}})
-        metrics.started("b", {"u": {0: 0}})
-        assert value(metrics, "outbox_sink_lag_events", sink="a") == 7
-        assert value(metrics, "outbox_sink_lag_events", sink="b") == 4
-        assert value(metrics, "outbox_sink_lag_seconds", sink="a") == 7.5
-        for topic, count in (("t", 3), ("u", 4)):
-            assert value(metrics, "outbox_sink_partition_lag_events", sink="a", topic=topic, partition="0") == count
-        assert value(metrics, "outbox_sink_partition_lag_events", sink="b", topic="t", partition="0") is None
-
-    def test_is_left_out_when_one_of_its_topics_is_not_known(self) -> None:
-        metrics = Metrics()
-        metrics.collect_lag({"t": lambda asked: dict.fromkeys(asked, Lag({0: 3}, 1.5)), "u": lambda _: None})
-        metrics.started("a", {"t": {0: 0}, "u": {0: 0}})
-        metrics.started("b", {"t": {0: 0}})
+        metrics.collect_lag(lambda _: None)
+        metrics.started("a", {"t": {0: 0}})
         assert value(metrics, "outbox_sink_kafka_up") == 0
-        assert value(metrics, "outbox_sink_lag_events", sink="a") is None, "less than it is would be wrong"
+        assert value(metrics, "outbox_sink_lag_events", sink="a") is None
         assert value(metrics, "outbox_sink_lag_seconds", sink="a") is None
-        assert value(metrics, "outbox_sink_lag_events", sink="b") == 3
 
     def test_a_kafka_that_is_away_is_given_up_in_time(self, settings: Settings) -> None:
-        lookup = LagLookup(settings, "t")
         began = time.monotonic()
-        assert lookup.ask({"a": {0: 0}}, timeout_s=0.2) is None
+        assert ask_lag(settings, {"a": {"t": {0: 0}}}, timeout_s=0.2) is None
         assert time.monotonic() - began < 5
-        lookup.close()
-        assert lookup.ask({"a": {0: 0}}, timeout_s=0.2) is None
 
 
 class TestServed:
@@ -128,18 +106,18 @@ class TestServed:
         url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/metrics"
         metrics = Metrics()
         metrics.started("a", {"t": {0: 0}})
-        with served(settings, metrics, ["t"]):
+        with served(settings, metrics):
             told = urllib.request.urlopen(url, timeout=30).read().decode()
         assert 'outbox_sink_rows_total{sink="a"} 0.0' in told
         assert "outbox_sink_kafka_up 0.0" in told
         # Closed: the port can be had again.
-        with served(settings, Metrics(), ["t"]):
+        with served(settings, Metrics()):
             pass
 
     def test_a_web_page_whose_name_leads_here_reads_nothing(self, settings: Settings) -> None:
         port = settings.sink_metrics_port
         url = f"http://{settings.sink_metrics_host}:{port}"
-        with served(settings, Metrics(), ["t"]):
+        with served(settings, Metrics()):
             for path in ("/metrics", "/healthz"):
                 for host in ("evil.example", f"127.0.0.1.evil.example:{port}", f"evil.example.:{port}", "[::1"):
                     answer = requests.get(url + path, headers={"Host": host}, timeout=30)
@@ -152,7 +130,7 @@ class TestServed:
         metrics = Metrics()
         for sink in ("a", "b"):
             metrics.now(sink, State.STARTING)
-        with served(settings, metrics, ["t"]):
+        with served(settings, metrics):
             assert requests.get(url, timeout=30).status_code == 503
             for sink in ("a", "b"):
                 metrics.now(sink, State.RUNNING)
@@ -170,13 +148,13 @@ class TestServed:
         default = Settings()
         assert (default.sink_metrics_host, default.sink_metrics_port) == ("127.0.0.1", 0)
         metrics = Metrics()
-        with served(default, metrics, ["t"]):
+        with served(default, metrics):
             assert b"kafka" not in generate_latest(metrics.registry)
 
     def test_a_port_that_is_taken_is_one_clear_line(self, settings: Settings) -> None:
         with (
-            served(settings, Metrics(), ["t"]),
+            served(settings, Metrics()),
             pytest.raises(Failure, match=rf":{settings.sink_metrics_port}: .*OUTBOX_SINK_METRICS_PORT"),
-            served(settings, Metrics(), ["t"]),
+            served(settings, Metrics()),
         ):
             pytest.fail("two on one port")

@@ -95,7 +95,7 @@ def exposed_by_the_sinks() -> str:
     metrics.now("a", State.RUNNING)
     metrics.started("a", {"t": {0: 0}})
     metrics.applied("a", Counts(rows=1), {"t": {0: 1}}, read_s=0.1, apply_s=0.1)
-    metrics.collect_lag({"t": lambda _: {"a": Lag({0: 1}, 1.0)}})
+    metrics.collect_lag(lambda _: {"a": Lag({"t": {0: 1}}, 1.0)})
     return generate_latest(metrics.registry).decode()
 
 

@@ -26,12 +26,11 @@ no tool of Kafka knows the lag.
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,9 +40,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outbox.base import scraped
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.kafka.clients import client_config
-from outbox.sink.remembering.positions import Offsets, TopicOffsets
+from outbox.kafka.clients import consumer
+from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.writer import Counts
 
 if TYPE_CHECKING:
@@ -52,27 +52,31 @@ if TYPE_CHECKING:
 # A batch of one event takes some 5 ms to apply, a full one half a second or more.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 HEALTH = "/healthz"
-TIMEOUT_S = 2.0  # of one look-up, all of it; Prometheus waits 10 s for a scrape
+TIMEOUT_S = 5.0  # of one look-up, all of it; Prometheus waits 10 s for a scrape
 MIN_WAIT_S = 0.001  # librdkafka takes 0 for "whatever is there", and a negative time for "forever"
+LOOKUP: Mapping[str, str | bool] = {
+    "enable.partition.eof": True,  # a lag of markers alone has no record to wait for
+    "max.partition.fetch.bytes": "65536",  # one record per partition is needed; it arrives with its whole batch
+}
 PASSING_ERRORS = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # librdkafka tries again by itself
 
 
 class Lag(NamedTuple):
     """The lag of one sink.
 
-    ``offsets``: by partition, the last stable offset minus the next offset to apply. That is the number of events that
-    are committed and not applied, or slightly more, because transaction markers and aborted records take offsets too.
-    0 means that nothing is missing.
+    ``offsets``: by topic and partition, the last stable offset minus the next offset to apply. That is the number of
+    events that are committed and not applied, or slightly more, because transaction markers and aborted records take
+    offsets too. 0 means that nothing is missing.
 
     ``age_s``: seconds since the broker received the oldest committed record that is not applied; 0.0 if all are
     applied. It compares two clocks, the broker's and ours.
     """
 
-    offsets: Offsets
+    offsets: TopicOffsets
     age_s: float
 
 
-AskLag = Callable[[Mapping[str, Offsets]], Mapping[str, Lag] | None]
+AskLag = Callable[[Mapping[str, TopicOffsets]], Mapping[str, Lag] | None]
 
 
 class State(StrEnum):
@@ -89,7 +93,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._next_offsets: dict[str, dict[str, Offsets]] = defaultdict(dict)  # by topic and sink
+        self._next_offsets: dict[str, TopicOffsets] = {}  # by sink
         self._rows = self._counter("rows", "Valid events read: applied, duplicate or refused")
         self._duplicates = self._counter("duplicates", "Events that were known and skipped")
         self._skipped = self._counter("skipped", "Events of types that the sink has not asked for")
@@ -136,7 +140,7 @@ class Metrics:
         if sink not in self._started:  # starting again is no progress
             self._started.add(sink)
             self._progress.labels(sink).set_to_current_time()
-        self._set_next(sink, next_offsets)
+        self._next_offsets[sink] = next_offsets
 
     def applied(self, sink: str, counts: Counts, next_offsets: TopicOffsets, read_s: float, apply_s: float) -> None:
         """A batch that ends before these offsets is committed in the database."""
@@ -148,23 +152,19 @@ class Metrics:
         self._duration.labels(sink, "read").observe(read_s)
         self._duration.labels(sink, "apply").observe(apply_s)
         self._progress.labels(sink).set_to_current_time()
-        self._set_next(sink, next_offsets)
+        self._next_offsets[sink] = next_offsets
 
-    def collect_lag(self, ask: Mapping[str, AskLag]) -> None:
-        """Add the lag to the metrics, queried at each scrape, topic by topic."""
+    def collect_lag(self, ask: AskLag) -> None:
+        """Add the lag to the metrics, queried at each scrape."""
         self.registry.register(_LagCollector(ask, self._next_offsets))
 
     def _counter(self, name: str, documentation: str) -> Counter:
         return Counter(f"outbox_sink_{name}", documentation, ["sink"], registry=self.registry)
 
-    def _set_next(self, sink: str, next_offsets: TopicOffsets) -> None:
-        for topic, of_topic in next_offsets.items():
-            self._next_offsets[topic][sink] = of_topic
-
 
 @contextmanager
-def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Iterator[None]:
-    """Serve the metrics, with the lag on these topics, over HTTP within the block; nothing at all if no port is set.
+def served(settings: Settings, metrics: Metrics) -> Iterator[None]:
+    """Serve the metrics, with the lag, over HTTP within the block; nothing at all if no port is set.
 
     Raises Failure if the port is taken.
     """
@@ -172,8 +172,8 @@ def served(settings: Settings, metrics: Metrics, topics: Collection[str]) -> Ite
     if port == 0:
         yield
         return
-    with scraped.served(_app(metrics), host, port, "OUTBOX_SINK_METRICS_PORT"), ExitStack() as lookups:
-        metrics.collect_lag({topic: lookups.enter_context(closing(LagLookup(settings, topic))).ask for topic in topics})
+    metrics.collect_lag(partial(ask_lag, settings))
+    with scraped.served(_app(metrics), host, port, "OUTBOX_SINK_METRICS_PORT"):
         yield
 
 
@@ -194,32 +194,24 @@ def _app(metrics: Metrics) -> WSGIApplication:
 class _LagCollector(Collector):
     """Queries the lag when it is scraped."""
 
-    def __init__(self, ask: Mapping[str, AskLag], next_offsets: Mapping[str, Mapping[str, Offsets]]) -> None:
+    def __init__(self, ask: AskLag, next_offsets: Mapping[str, TopicOffsets]) -> None:
         self._ask = ask
         self._next_offsets = next_offsets
 
     def collect(self) -> Iterator[Metric]:
-        answers = {topic: ask(dict(self._next_offsets.get(topic, {}))) for topic, ask in self._ask.items()}
-        known = {topic: answer for topic, answer in answers.items() if answer is not None}
-        is_up = len(known) == len(answers)
-        yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka answered for this scrape", is_up)
+        lags = self._ask({**self._next_offsets})
+        yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka answered for this scrape", lags is not None)
         events = _gauge("lag_events", "Events on its topics that are not applied, at most")
         by_partition = _gauge("partition_lag_events", "The same by topic and partition", "topic", "partition")
         age = _gauge("lag_seconds", "Age of the oldest record on its topics that is not applied")
-        lags: dict[str, list[Lag]] = defaultdict(list)
-        for topic, answer in known.items():
-            for sink, lag in answer.items():
-                lags[sink].append(lag)
-                for partition, count in sorted(lag.offsets.items()):
-                    by_partition.add_metric([sink, topic, str(partition)], count)
-        unknown = {
-            sink for topic in self._ask.keys() - known.keys() for sink in dict(self._next_offsets.get(topic, {}))
-        }
-        for sink, of_topics in lags.items():
-            if sink in unknown:
-                continue  # the sum of its other topics would be too low
-            events.add_metric([sink], sum(count for lag in of_topics for count in lag.offsets.values()))
-            age.add_metric([sink], max(lag.age_s for lag in of_topics))
+        for sink, lag in (lags or {}).items():
+            counts = {
+                (topic, partition): count for topic, one in lag.offsets.items() for partition, count in one.items()
+            }
+            for (topic, partition), count in sorted(counts.items()):
+                by_partition.add_metric([sink, topic, str(partition)], count)
+            events.add_metric([sink], sum(counts.values()))
+            age.add_metric([sink], lag.age_s)
         yield from (events, by_partition, age)
 
 
@@ -227,108 +219,72 @@ def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"outbox_sink_{name}", documentation, labels=["sink", *labels])
 
 
-class LagLookup:
-    """Asks Kafka for the lag of the sinks of one topic, on a connection of its own, so that no sink waits for it.
+def ask_lag(
+    settings: Settings, next_offsets: Mapping[str, TopicOffsets], timeout_s: float = TIMEOUT_S
+) -> dict[str, Lag] | None:
+    """Ask Kafka for the lag of each sink, given the next offsets that each will apply. A partition without an offset is
+    at 0.
 
-    It connects at the first question. Several threads may ask; they take turns.
+    Returns None if Kafka did not answer in time, or does not have all of the topics; never raises an error.
     """
+    deadline = time.monotonic() + timeout_s
+    try:
+        with consumer(settings, others=LOOKUP) as client:
+            names = {topic for of_sink in next_offsets.values() for topic in of_sink}
+            ends = {topic: _ends(client, topic, deadline) for topic in names}
+            return {sink: _lag(client, ends, of_sink, deadline) for sink, of_sink in next_offsets.items()}
+    except (Failure, TimeoutError):
+        return None
 
-    def __init__(self, settings: Settings, topic: str) -> None:
-        self._settings = settings
-        self._topic = topic
-        self._turn = threading.Lock()
-        self._consumer: Consumer | None = None
-        self._closed = False
 
-    def ask(self, next_offsets: Mapping[str, Offsets], timeout_s: float = TIMEOUT_S) -> dict[str, Lag] | None:
-        """The lag by sink, given the next offsets that each will apply. A partition without an offset is at 0.
+def _ends(client: Consumer, topic: str, deadline: float) -> dict[int, int]:
+    """By partition the last stable offset. Partitions may be added, so they are asked for each time."""
+    metadata = client.list_topics(topic, timeout=_left_s(deadline)).topics[topic]
+    if metadata.error is not None:
+        raise KafkaException(metadata.error)
+    ends = {}
+    for partition in metadata.partitions:
+        found = client.get_watermark_offsets(TopicPartition(topic, partition), timeout=_left_s(deadline))
+        if found is None:
+            raise TimeoutError
+        ends[partition] = found[1]
+    return ends
 
-        All of them, or None if Kafka did not answer in time; never an error.
-        """
-        deadline = time.monotonic() + timeout_s
-        if not self._turn.acquire(timeout=timeout_s):
-            return None
-        try:
-            if self._closed:
-                return None
-            ends = self._ends(deadline)
-            return {sink: self._lag(ends, offsets, deadline) for sink, offsets in next_offsets.items()}
-        except (KafkaException, TimeoutError):
-            return None
-        finally:
-            self._turn.release()
 
-    def close(self) -> None:
-        """Disconnect once a running question is answered. Later questions return None."""
-        with self._turn:
-            self._closed = True
-            if self._consumer is not None:
-                self._consumer.close()
+def _lag(client: Consumer, ends: TopicOffsets, next_offsets: TopicOffsets, deadline: float) -> Lag:
+    # Never below 0, also if the sink advanced meanwhile or a topic was recreated.
+    offsets = {
+        topic: {partition: max(0, end - of_topic.get(partition, 0)) for partition, end in ends[topic].items()}
+        for topic, of_topic in next_offsets.items()
+    }
+    behind = [
+        TopicPartition(topic, partition, next_offsets[topic].get(partition, 0))
+        for topic, of_topic in offsets.items()
+        for partition, count in of_topic.items()
+        if count
+    ]
+    oldest_s = _oldest_s(client, behind, deadline) if behind else None
+    return Lag(offsets, 0.0 if oldest_s is None else max(0.0, time.time() - oldest_s))
 
-    def _lag(self, ends: Offsets, next_offsets: Offsets, deadline: float) -> Lag:
-        # Never below 0, also if the sink advanced meanwhile or the topic was recreated.
-        offsets = {partition: max(0, end - next_offsets.get(partition, 0)) for partition, end in ends.items()}
-        behind = {partition: next_offsets.get(partition, 0) for partition, count in offsets.items() if count}
-        oldest_s = self._oldest_s(behind, deadline) if behind else None
-        return Lag(offsets, 0.0 if oldest_s is None else max(0.0, time.time() - oldest_s))
 
-    def _ends(self, deadline: float) -> dict[int, int]:
-        """By partition the last stable offset. Partitions may be added, so they are asked for each time."""
-        consumer = self._connected()
-        metadata = consumer.list_topics(self._topic, timeout=_left_s(deadline)).topics[self._topic]
-        if metadata.error is not None:
-            raise KafkaException(metadata.error)
-        ends = {}
-        for partition in metadata.partitions:
-            place = TopicPartition(self._topic, partition)
-            found = consumer.get_watermark_offsets(place, timeout=_left_s(deadline))
-            if found is None:
-                raise TimeoutError
-            ends[partition] = found[1]
-        return ends
-
-    def _oldest_s(self, behind: Offsets, deadline: float) -> float | None:
-        """When the broker received the oldest committed record at or after these offsets, as Unix time in seconds."""
-        consumer, waiting, found_s = self._connected(), set(behind), []
-        consumer.assign([TopicPartition(self._topic, partition, offset) for partition, offset in behind.items()])
-        try:
-            while waiting:
-                message = consumer.poll(_left_s(deadline))
-                if message is None or _is_passing(message):
-                    continue
-                partition = message.partition()
-                if partition is None or partition not in waiting:
-                    continue
-                waiting.remove(partition)
-                # Its other records would be polled before the first record of another partition.
-                consumer.incremental_unassign([TopicPartition(self._topic, partition)])
-                kind, at_ms = message.timestamp()
-                if message.error() is None and kind != TIMESTAMP_NOT_AVAILABLE:
-                    found_s.append(at_ms / 1000)
-        finally:
-            consumer.unassign()
-        return min(found_s, default=None)
-
-    def _connected(self) -> Consumer:
-        if self._consumer is None:
-            self._consumer = Consumer(
-                {
-                    **client_config(self._settings),
-                    "group.id": "outbox-sink-lag",  # librdkafka requires one; nothing is committed to it
-                    "isolation.level": "read_committed",
-                    "enable.auto.commit": False,
-                    "enable.auto.offset.store": False,
-                    "auto.offset.reset": "earliest",  # dropped records do not count
-                    "enable.partition.eof": True,  # a lag of markers alone has no record to wait for
-                    "fetch.wait.max.ms": 20,
-                    # One record per partition is needed; it arrives with its whole batch, and no more. The queue keeps
-                    # its default length: a short one is full at once, and librdkafka then waits a second before it
-                    # fetches from the next partition.
-                    "max.partition.fetch.bytes": 1 << 16,
-                    "log_level": 0,
-                }
-            )
-        return self._consumer
+def _oldest_s(client: Consumer, behind: Sequence[TopicPartition], deadline: float) -> float | None:
+    """When the broker received the oldest committed record at or after these offsets, as Unix time in seconds."""
+    waiting, found_s = {(place.topic, place.partition) for place in behind}, []
+    client.assign([*behind])
+    while waiting:
+        message = client.poll(_left_s(deadline))
+        if message is None or _is_passing(message):
+            continue
+        topic, partition = message.topic(), message.partition()
+        if topic is None or partition is None or (topic, partition) not in waiting:
+            continue
+        waiting.remove((topic, partition))
+        # Its other records would be polled before the first record of another partition.
+        client.incremental_unassign([TopicPartition(topic, partition)])
+        kind, at_ms = message.timestamp()
+        if message.error() is None and kind != TIMESTAMP_NOT_AVAILABLE:
+            found_s.append(at_ms / 1000)
+    return min(found_s, default=None)
 
 
 def _is_passing(message: Message) -> bool:

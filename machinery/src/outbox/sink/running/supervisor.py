@@ -74,8 +74,8 @@ def run(
         for supervisor in supervisors:
             resources.callback(supervisor.disconnect)
             supervisor.connect()
+        resources.enter_context(served(settings, metrics))
         names = {topic for spec in specs for topic in spec.topics}
-        resources.enter_context(served(settings, metrics, names))
         ids = {name: topics.describe(settings, name).id for name in names}
         targets = {name: topics.last_stable_offsets(settings, name) for name in names}
         for handler in logging.getLogger().handlers:
