@@ -36,7 +36,9 @@ UNCHANGED = "nothing was changed (--dry-run)"
 @click.option(
     "--drop-copy", is_flag=True, help="From the topic: only delete the copy that an interrupted rebuild has left."
 )
-@click.option("--dry-run", is_flag=True, help="Only print what would change.")
+@click.option(
+    "--dry-run", is_flag=True, help="From the source: only print what would change. From the topic: only make the copy."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rebuild_command(
     *,
@@ -94,9 +96,8 @@ def _from_topic(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool
         # The live sink has the metrics port.
         quiet = settings.model_copy(update={"sink_metrics_port": 0})
         supervisor.run(quiet, [copy], until_caught_up=True)
-        _print_differences(rebuild.differences(connection, sink))
         if dry_run:
-            click.echo(f"{UNCHANGED}; the copy stays: the next run resumes it, --drop-copy deletes it")
+            click.echo(f"{UNCHANGED}; the copy stays: `outbox check` compares it, another run swaps it in")
             return
         if not yes:
             click.confirm(f"Replace sink {sink} by the copy?", abort=True)
@@ -125,11 +126,8 @@ def _print_result(result: RebuildResult) -> None:
     _print_skipped(result.skipped)
 
 
-def _print_differences(differences: Mapping[str, Decimal] | None) -> None:
+def _print_differences(differences: Mapping[str, Decimal]) -> None:
     """Print the changes, the largest first; events that are not applied yet are included."""
-    if differences is None:
-        click.echo(rebuild.NO_TOTALS)
-        return
     total = sum(map(abs, differences.values()))
     click.echo(f"{len(differences)} keys differ, by {total} in total, events in flight included")
     for key, difference in sorted(differences.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]:

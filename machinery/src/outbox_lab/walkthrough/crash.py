@@ -17,6 +17,7 @@ from outbox_lab.stack.process import Process
 from outbox_lab.walkthrough.chain import Chain
 
 TIMEOUT_S = 120.0
+WAITS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid)))"  # for that backend
 
 Ends = dict[str, dict[int, int]]
 
@@ -148,7 +149,8 @@ class Window:
         If it waits with an earlier transaction, let it commit that one: of another topic, or of the batch ``before``.
         """
         with self._watcher.cursor() as cursor:
-            if not fence.driver_waits(cursor, name):
+            cursor.execute(WAITS, [self._holders[name].info.backend_pid])
+            if cursor.fetchone() != (True,):
                 return False
         if self._checkpoints[name].planned() > before:
             positions = self._positions(name)

@@ -38,26 +38,12 @@ SET lock_timeout = '{LOCK_TIMEOUT_S}s';
 DRIVER_KEY = "hashtextextended('outbox driver of sink ' || %(sink)s, 0)"
 APPLY_KEY = "hashtextextended('outbox apply to sink ' || %(sink)s, 0)"
 CREATION_KEY = "hashtextextended('outbox creation of sinks', 0)"
-EPOCH = f"""
-SELECT epoch, generation,
-       EXISTS (SELECT FROM pg_locks JOIN pg_database ON pg_database.oid = database
-                WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_database()
-                  AND pid = pg_backend_pid() AND (classid::bigint << 32 | objid::bigint) = {DRIVER_KEY})
-  FROM public.sinks WHERE name = %(sink)s
-"""  # noqa: S608
+EPOCH = "SELECT epoch, generation, pg_backend_pid() FROM public.sinks WHERE name = %s"
 HOLDER = f"""
 SELECT coalesce(host(client_addr), 'local'), pid, date_trunc('second', backend_start)
   FROM pg_locks JOIN pg_stat_activity USING (pid)
  WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_database()
    AND (classid::bigint << 32 | objid::bigint) = {DRIVER_KEY}
-"""  # noqa: S608
-
-DRIVER_WAITS = f"""
-SELECT EXISTS (SELECT FROM pg_locks AS held JOIN pg_locks AS wanted USING (locktype, database, objsubid, pid)
-                 JOIN pg_database ON pg_database.oid = database
-                WHERE locktype = 'advisory' AND objsubid = 1 AND datname = current_database()
-                  AND held.granted AND (held.classid::bigint << 32 | held.objid::bigint) = {DRIVER_KEY}
-                  AND NOT wanted.granted AND (wanted.classid::bigint << 32 | wanted.objid::bigint) = {APPLY_KEY})
 """  # noqa: S608
 
 
@@ -73,14 +59,14 @@ def acquire(connection: extensions.connection, sink: str) -> Term:
 
     Raises Failure if another driver holds the sink.
     """
-    with connection, connection.cursor() as cursor:
-        cursor.execute(SESSION)
-    try:
+    if not hold(connection, sink, DRIVER_KEY):
         with connection, connection.cursor() as cursor:
-            cursor.execute(f"SET LOCAL lock_timeout = '{GRACE_S}s'")
-            cursor.execute(f"SELECT pg_advisory_lock({DRIVER_KEY})", {"sink": sink})
-    except psycopg2.errors.LockNotAvailable:
-        raise _held(connection, sink) from None
+            address, pid, since = driver(cursor, sink) or ("?", "?", "?")
+        raise Failure(
+            f"sink {sink} already has a driver, connected from {address} since {since}, backend {pid}",
+            f"stop that one; if its host died, wait {DEAD_HOST_S} s for Postgres to notice",
+            code="sink-has-driver",
+        )
     with connection, connection.cursor() as cursor:
         lock_new(cursor, sink)
         cursor.execute(
@@ -92,20 +78,26 @@ def acquire(connection: extensions.connection, sink: str) -> Term:
         return Term(*row)
 
 
+def hold(connection: extensions.connection, sink: str, key: str) -> bool:
+    """Hold a lock of a sink for as long as the connection lives. Returns False if another connection keeps it.
+
+    Also sets what the session of a driver or a repair needs.
+    """
+    with connection, connection.cursor() as cursor:
+        cursor.execute(SESSION)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = '{GRACE_S}s'")
+            cursor.execute(f"SELECT pg_advisory_lock({key})", {"sink": sink})
+    except psycopg2.errors.LockNotAvailable:
+        return False
+    return True
+
+
 def driver(cursor: extensions.cursor, sink: str) -> Holder | None:
     """Who drives the sink, as far as the asking role may see; None if nobody does."""
     cursor.execute(HOLDER, {"sink": sink})
     return cursor.fetchone()
-
-
-def _held(connection: extensions.connection, sink: str) -> Failure:
-    with connection, connection.cursor() as cursor:
-        address, pid, since = driver(cursor, sink) or ("?", "?", "?")
-    return Failure(
-        f"sink {sink} already has a driver, connected from {address} since {since}, backend {pid}",
-        f"stop that one; if its host died, wait {DEAD_HOST_S} s for Postgres to notice",
-        code="sink-has-driver",
-    )
 
 
 def lock(cursor: extensions.cursor, sink: str) -> None:
@@ -114,13 +106,6 @@ def lock(cursor: extensions.cursor, sink: str) -> None:
     Whatever writes for a sink, its driver or a repair command, takes this lock first.
     """
     cursor.execute(f"SELECT pg_advisory_xact_lock({APPLY_KEY})", {"sink": sink})
-
-
-def driver_waits(cursor: extensions.cursor, sink: str) -> bool:
-    """Whether the sink's driver waits for the sink's lock, as it does with a batch that it cannot apply yet."""
-    cursor.execute(DRIVER_WAITS, {"sink": sink})
-    [(waits,)] = cursor
-    return bool(waits)
 
 
 def lock_new(cursor: extensions.cursor, sink: str) -> None:
@@ -167,13 +152,14 @@ def require_term(cursor: extensions.cursor, sink: str, term: Term) -> None:
     """Raises Failure `sink-fenced` if a later driver has taken the sink over, and `sink-superseded` if it was a repair
     that has set where the sink continues. Call it with the lock held.
     """
-    cursor.execute(EPOCH, {"sink": sink})
-    [(epoch, generation, is_driver)] = cursor
+    cursor.execute(EPOCH, (sink,))
+    [(epoch, generation, pid)] = cursor
     if epoch == term.epoch:
         return
+    holder = driver(cursor, sink)
     # Each repair adds one to both; each start of a driver adds one to the epoch alone. The lock alone would not do:
     # behind a pooler two drivers may share the session that has it, and would take the sink from each other forever.
-    if is_driver and epoch - term.epoch == generation - term.generation:
+    if holder and holder[1] == pid and epoch - term.epoch == generation - term.generation:
         raise Failure(
             f"sink {sink} was set to continue elsewhere, by `outbox rebuild`",
             "the sink starts again by itself, unless --until-caught-up is given",

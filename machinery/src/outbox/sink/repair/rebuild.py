@@ -26,7 +26,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from decimal import Decimal
 from typing import NamedTuple
 
-import psycopg2
 from psycopg2 import extensions, sql
 from psycopg2.extras import execute_values
 
@@ -49,13 +48,10 @@ SUFFIX = ".rebuild"
 FETCH_ROWS = 10_000
 AGAIN = "run the command again"
 FROM_SOURCE = "`outbox rebuild {} --from source`"
-NO_TOTALS = "totals are not compared: the sink database has no view sink_totals with columns sink, key and total"
 
 REBUILD_KEY = "hashtextextended('outbox rebuild of sink ' || %(sink)s, 0)"
 # Never deleted and never renamed: it records which checkpoints were used, so that each copy gets an unused one.
 KEPT = "checkpoint_generations"
-# A view of the project. It is optional, and so are its columns.
-SINK_TOTALS = "sink_totals"
 TABLES = """
 SELECT relname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
@@ -149,12 +145,6 @@ SELECT DISTINCT letter.identity
    AND letter.key = convert_to(base.key, 'UTF8') AND letter.is_event
 """
 SET_PASSED = "UPDATE public.positions SET based = next_offset WHERE sink = %s AND topic = ANY(%s)"
-DIFFERENCES = """
-SELECT key, coalesce(copy.total, 0) - coalesce(live.total, 0)
-  FROM (SELECT key, total FROM public.sink_totals WHERE sink = %(copy)s) AS copy
-  FULL JOIN (SELECT key, total FROM public.sink_totals WHERE sink = %(sink)s) AS live USING (key)
- WHERE coalesce(copy.total, 0) <> coalesce(live.total, 0)
-"""
 TAKE_COUNTS = """
 UPDATE public.sinks SET applied = copy.applied, duplicates = copy.duplicates, filtered = copy.filtered,
                         skipped = copy.skipped, asked_for = copy.asked_for
@@ -246,16 +236,10 @@ def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
     It is the owner's, because a sink's role may not delete. Raises Failure if another rebuild of the sink runs.
     """
     with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, sink):
-        with connection, connection.cursor() as cursor:
-            cursor.execute(fence.SESSION)
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(f"SET LOCAL lock_timeout = '{fence.GRACE_S}s'")
-                cursor.execute(f"SELECT pg_advisory_lock({REBUILD_KEY})", {"sink": sink})
-        except psycopg2.errors.LockNotAvailable:
+        if not fence.hold(connection, sink, REBUILD_KEY):
             raise Failure(
                 f"sink {sink} is being rebuilt already", "wait until that ends, or stop it", code="rebuild-running"
-            ) from None
+            )
         yield connection
 
 
@@ -313,18 +297,6 @@ def drop_copy(connection: extensions.connection, sink: str) -> bool:
         _delete(cursor, copy)
         cursor.execute("DELETE FROM public.sinks WHERE name = %s", (copy,))
         return bool(cursor.rowcount)
-
-
-def differences(connection: extensions.connection, sink: str) -> dict[str, Decimal] | None:
-    """By key how much more the copy holds than the live sink, where that is not zero.
-
-    None if the sink database does not offer totals.
-    """
-    with connection, connection.cursor() as cursor:
-        if not {"sink", "key", "total"} <= column_names(connection, SINK_TOTALS):
-            return None
-        cursor.execute(DIFFERENCES, {"sink": sink, "copy": copy_of(sink)})
-        return {str(key): difference for key, difference in cursor}
 
 
 def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], first: TopicOffsets) -> int:

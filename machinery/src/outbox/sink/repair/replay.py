@@ -204,12 +204,11 @@ def replay(
                 if decoder is not None and applier.strategy.remembers_ids:  # before: a partition costs locks
                     strategy.ensure_partitions(connection, _days(connection, decoder, chunk))
                 with connection:
-                    one = _Replay(connection, applier, spec, chunk[0].topic)
-                    done[sink] = done[sink].plus(one.run(chunk, older_than_horizon))
+                    replayed = _replay(connection, applier, spec, chunk, is_older=older_than_horizon)
+                    done[sink] = done[sink].plus(replayed)
                     dealt_with[chunk[0].topic].update(letter.identity for letter in chunk)
             for topic, identities in {} if older_than_horizon else dealt_with.items():
-                one = _Replay(connection, applier, spec, topic)
-                done[sink] = done[sink].plus(one.follow(identities))
+                done[sink] = done[sink].plus(_follow(connection, applier, spec, topic, identities))
             with connection, connection.cursor() as cursor:
                 cursor.execute("DISCARD TEMP")  # the next sink makes tables of its own
     return done
@@ -235,66 +234,57 @@ def discard(connection: extensions.connection, chosen: Sequence[Chosen], *, beca
     return done
 
 
-class _Replay:
-    """The replay of letters of one topic, which the sink maybe does not read any more."""
+def _replay(
+    connection: extensions.connection, applier: Applier, spec: SinkSpec, chosen: Sequence[Chosen], *, is_older: bool
+) -> Replayed:
+    """Replay letters of one topic, which the sink maybe does not read any more, in the caller's transaction."""
+    topic = chosen[0].topic
+    decoder = spec.decoders.get(topic)
+    with connection.cursor() as cursor:
+        fence.lock(cursor, spec.name)
+        events: list[tuple[DecodedEvent, int, int]] = []
+        records: dict[Place, Record] = {}
+        rejections: dict[str, Rejection] = {}
+        for letter in _open(connection, chosen, dead_letters.OLDER_THAN_HORIZON if is_older else None):
+            found = _event(letter, decoder)
+            if isinstance(found, DecodedEvent):
+                events.append((found, letter.partition, letter.offset))
+                records[letter.partition, letter.offset] = letter.record
+            else:
+                rejections[letter.identity] = found
+        dead_letters.update_reasons(cursor, spec.name, rejections)
+        if decoder is None or not events:
+            return Replayed(rejected=len(rejections))
+        chunk = spec.chunking(topic).of_decoded(Decoded(decoder.rows(events), []))
+        applied, rejected, filtered = applier.replay(
+            cursor,
+            Batch(topic, chosen[0].topic_id, {}, {}, chunk),
+            lambda _, places: [(place, records[place]) for place in places],
+            older_than_horizon=is_older,
+        )
+        duplicates = len(events) - applied - rejected - filtered
+        count(cursor, spec.name, Counts(applied=applied, duplicates=duplicates, filtered=filtered))
+        return Replayed(applied, duplicates, rejected + len(rejections), filtered)
 
-    def __init__(self, connection: extensions.connection, applier: Applier, spec: SinkSpec, topic: str) -> None:
-        self._connection, self._applier, self._spec, self._topic = connection, applier, spec, topic
-        self._decoder = spec.decoders.get(topic)
 
-    def run(self, chosen: Sequence[Chosen], older_than_horizon: bool) -> Replayed:
-        """Replay these, in the caller's transaction."""
-        sink = self._applier.name
-        with self._connection.cursor() as cursor:
-            fence.lock(cursor, sink)
-            events: list[tuple[DecodedEvent, int, int]] = []
-            records: dict[Place, Record] = {}
-            rejections: dict[str, Rejection] = {}
-            reason = dead_letters.OLDER_THAN_HORIZON if older_than_horizon else None
-            for letter in _open(self._connection, chosen, reason):
-                found = _event(letter, self._decoder)
-                if isinstance(found, DecodedEvent):
-                    events.append((found, letter.partition, letter.offset))
-                    records[letter.partition, letter.offset] = letter.record
-                else:
-                    rejections[letter.identity] = found
-            dead_letters.update_reasons(cursor, sink, rejections)
-            if self._decoder is None or not events:
-                return Replayed(rejected=len(rejections))
-            chunk = self._spec.chunking(self._topic).of_decoded(Decoded(self._decoder.rows(events), []))
-            applied, rejected, filtered = self._applier.replay(
-                cursor,
-                Batch(self._topic, chosen[0].topic_id, {}, {}, chunk),
-                lambda _, places: [(place, records[place]) for place in places],
-                older_than_horizon=older_than_horizon,
-            )
-            duplicates = len(events) - applied - rejected - filtered
-            count(cursor, sink, Counts(applied=applied, duplicates=duplicates, filtered=filtered))
-            return Replayed(applied, duplicates, rejected + len(rejections), filtered)
+def _follow(
+    connection: extensions.connection, applier: Applier, spec: SinkSpec, topic: str, dealt_with: set[str]
+) -> Replayed:
+    """Replay what is parked behind these letters of a topic, each letter once, in transactions of its own.
 
-    def follow(self, dealt_with: set[str]) -> Replayed:
-        """Replay what is parked behind these letters, each letter once, in transactions of its own.
-
-        In the last one, with the sink's lock, there is nothing left that the sink could park the next event behind.
-        """
-        done = Replayed()
-        while True:
-            with self._connection, self._connection.cursor() as cursor:
-                fence.lock(cursor, self._applier.name)
-                parameters = {
-                    "sink": self._applier.name,
-                    "topic": self._topic,
-                    "parked": PARKED,
-                    "done": list(dealt_with),
-                    "bytes_max": CHUNK_BYTES,
-                    "count_max": CHUNK,
-                }
-                cursor.execute(FOLLOWING, parameters)
-                chunk = [Chosen(*row) for row in cursor]
-                if not chunk:
-                    return done
-                done = done.plus(self.run(chunk, older_than_horizon=False))
-            dealt_with.update(letter.identity for letter in chunk)
+    In the last one, with the sink's lock, there is nothing left that the sink could park the next event behind.
+    """
+    names = {"sink": spec.name, "topic": topic, "parked": PARKED, "bytes_max": CHUNK_BYTES, "count_max": CHUNK}
+    done = Replayed()
+    while True:
+        with connection, connection.cursor() as cursor:
+            fence.lock(cursor, spec.name)
+            cursor.execute(FOLLOWING, {**names, "done": list(dealt_with)})
+            chunk = [Chosen(*row) for row in cursor]
+            if not chunk:
+                return done
+            done = done.plus(_replay(connection, applier, spec, chunk, is_older=False))
+        dealt_with.update(letter.identity for letter in chunk)
 
 
 class _Letter(NamedTuple):

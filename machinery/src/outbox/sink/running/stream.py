@@ -90,9 +90,9 @@ class Stream:
         self._query: StreamingQuery | None = None
         self.applying = threading.Lock()
         self.is_stopping = False
+        self._failing = threading.Lock()
         self.failure: BaseException | None = None
         """The error that ended the query, if any. An error that came from stopping the query does not count."""
-        self._is_reported = False
         self._is_stopped = False
         self._repeats = False  # whether Spark begins with a batch that was not committed
         self._last_batch: int | None = None
@@ -104,11 +104,13 @@ class Stream:
 
         The sink fails if its checkpoint's file system cannot be used, or if events before that are lost.
         """
-        with self._failing():
+        try:
             with self._guard.working(self._connection):
                 self._open()
                 beginning = self._begin()
             self._start_query(beginning, until_caught_up)  # whose batches are work of their own
+        except Exception as error:
+            self._fail(error)
 
     def is_active(self) -> bool:
         """Whether the query is running."""
@@ -118,17 +120,12 @@ class Stream:
             return False
 
     def has_failed(self) -> bool:
-        """Whether the query ended by an error, Spark's own included; it is reported once, and kept to be raised."""
-        if self.failure is None and self._guard.failure is not None:
-            self.failure = self._guard.failure  # also if what waits cannot be interrupted, as a task of Spark
-        if self.failure is None and not self.is_active():
-            error = self._spark_error()
-            if error is not None:
-                code = "spark-gone" if error == GONE else "spark-failed"
-                self.failure = Failure(
-                    f"sink {self._spec.name}: Spark gave up: {error}", "start the sink again", code=code
-                )
-        self._report()
+        """Whether the query ended by an error, Spark's own included."""
+        if self._guard.failure is not None:
+            self._fail(self._guard.failure)  # also if what waits cannot be interrupted, as a task of Spark
+        if self.failure is None and not self.is_active() and (error := self._spark_error()) is not None:
+            code = "spark-gone" if error == GONE else "spark-failed"
+            self._fail(Failure(f"sink {self._spec.name}: Spark gave up: {error}", "start the sink again", code=code))
         return self.failure is not None
 
     def has_applied(self) -> bool:
@@ -142,18 +139,15 @@ class Stream:
     def require_topics(self, ids: Mapping[str, str]) -> None:
         """The sink fails if one of these topics, by name their ids, is not the one that it reads."""
         for topic, before in self._topic_ids.items():
-            if (now := ids.get(topic, before)) != before and self.failure is None:
+            if (now := ids.get(topic, before)) != before:
                 unread = f"it had from {self._reached.get(topic, {})} on"
-                self.failure = positions.recreated(self._spec.name, topic, before, now, unread)
+                self._fail(positions.recreated(self._spec.name, topic, before, now, unread))
 
     def require_connection(self) -> None:
         """A sink that applies nothing at the moment fails if its connection has ended, and its fence with it."""
         if self.failure is None and not self.applying.locked() and is_cut_off(self._connection):
-            self.failure = Failure(
-                f"sink {self._spec.name}: lost its database connection",
-                "it connects again",
-                code="database-connection-lost",
-            )
+            what = f"sink {self._spec.name}: lost its database connection"
+            self._fail(Failure(what, "it connects again", code="database-connection-lost"))
 
     def begin_no_batch(self) -> None:
         """Let no other batch be applied. One that is being applied goes on."""
@@ -169,22 +163,18 @@ class Stream:
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self.failure is not None:
-            hang_up(self._connection)  # nothing that it still does is wanted
-        elif self.applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
+        if self.failure is None and self.applying.acquire(timeout=APPLY_TIMEOUT_S * timeout_scale()):
             self.applying.release()
-        else:
-            self.failure = self.failure or Failure(
-                f"sink {self._spec.name} has not applied its batch within {APPLY_TIMEOUT_S:.0f} s of the stop",
-                "start the sink again: nothing is lost",
-                code="stop-timeout",
-            )
-            hang_up(self._connection)
-            self._report()
-        with self._failing(), self._guard.working(self._connection):
-            self._resources.close()
-            if self._query is not None:
-                self.stop_query(self._query)
+        elif self.failure is None:
+            what = f"sink {self._spec.name} has not applied its batch within {APPLY_TIMEOUT_S:.0f} s of the stop"
+            self._fail(Failure(what, "start the sink again: nothing is lost", code="stop-timeout"))
+        try:
+            with self._guard.working(self._connection):
+                self._resources.close()
+                if self._query is not None:
+                    self.stop_query(self._query)
+        except Exception as error:
+            self._fail(error)
 
     def require(self, targets: TopicOffsets) -> None:
         """Raises Failure if the sink has not applied everything on its topics below these offsets."""
@@ -201,29 +191,18 @@ class Stream:
                 code="sink-behind",
             )
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Keep what the block raises as the sink's failure, unless it has one already, and report that."""
-        try:
-            yield
-        except Exception as error:
-            self._fail(error)
-        self._report()
-
     def _fail(self, error: Exception) -> None:
-        """Keep why the sink fails: the first reason, and of a connection that was hung up the reason for that."""
-        self.failure = self.failure or self._guard.failure or error
-
-    def _report(self) -> None:
-        if self.failure is not None and not self._is_reported:
-            self._is_reported = True
-            self._log.error("sink failed", error=self._said(self.failure), code=code_of(self.failure))
-            hang_up(self._connection)  # ends what is applied, and lets another driver take the sink over
-
-    def _said(self, error: BaseException) -> str:
-        """The text of an error. One that is not ours may repeat personal data."""
+        """Keep and report why the sink fails: the first reason, and of a connection that was hung up the reason for
+        that.
+        """
+        with self._failing:
+            if self.failure is not None:
+                return
+            self.failure = error = self._guard.failure or error
+        # The text of an error that is not ours may repeat personal data.
         hides = self._spec.is_personal and not isinstance(error, Failure)
-        return type(error).__name__ if hides else str(error)
+        self._log.error("sink failed", error=type(error).__name__ if hides else str(error), code=code_of(error))
+        hang_up(self._connection)  # ends what is applied, and lets another driver take the sink over
 
     def _open(self) -> None:
         transform = None
@@ -324,36 +303,24 @@ class Stream:
     def _apply(self, batch_id: int) -> None:
         """Part by part, each in a transaction of its own; the next one is read meanwhile."""
         end = self._checkpoint.end(batch_id)
-        parts = self._reader.parts(_of_topics(self._next, end))
-        if not parts:
+        waiting = deque(self._reader.parts(_of_topics(self._next, end)))
+        if not waiting:
             self._last_batch, self._next = batch_id, end
             return
-        waiting, number = deque(parts), 1
-        self._describe(f"batch {batch_id}, read part 1 of {len(parts)}")
         batch, read_s = self.read_part(waiting)
         with self.applying, self._failing_at_once():
             if self.is_stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
             while waiting:
-                count = number + len(waiting)  # grows with each part that did not fit into memory
-                self._describe(f"batch {batch_id}, apply part {number} of {count}")
-                # What it runs in Spark belongs to the query, ends with it, and has the description of now.
+                # What it runs in Spark belongs to the query, and ends with it.
                 apply = inheritable_thread_target(self._spark)(self.apply_part)
                 applied = self._applier.submit(apply, batch_id, batch, read_s)
-                number += 1
-                self._describe(f"batch {batch_id}, read part {number} of {count}")
                 try:
                     batch, read_s = self.read_part(waiting)
                 finally:
                     applied.result()  # if the apply has failed too, that is what to report
-            self._describe(f"batch {batch_id}, apply part {number} of {number}")
             self.apply_part(batch_id, batch, read_s)
             self._last_batch, self._next = batch_id, end
-
-    def _describe(self, work: str) -> None:
-        """Say in Spark's UI what the next jobs of this thread are for. They still end with the query."""
-        with suppress(*JVM_GONE):  # what needs the JVM says so
-            self._spark.sparkContext.setJobDescription(f"{self._spec.name}: {work}")
 
     def read_part(self, waiting: deque[Part]) -> tuple[Batch, float]:
         """The first of these parts, and the seconds that it took. What did not fit into memory waits on."""

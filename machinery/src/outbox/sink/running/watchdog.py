@@ -118,23 +118,21 @@ class Watchdog:
     def _answers(self) -> bool:
         """Whether the server answers a connection of anybody. A refusal is an answer: then the sink gets an error."""
         host, port = self._settings.sink_db_host, self._settings.sink_db_port
-        is_path = host.startswith("/")
-        with socket.socket(socket.AF_UNIX) if is_path else _tcp(host) as question:
-            question.settimeout(ANSWER_TIMEOUT_S)
-            try:
-                question.connect(f"{host}/.s.PGSQL.{port}" if is_path else (host, port))
+        try:
+            with _connected(host, port) as question:
                 question.sendall(SSL_REQUEST)
                 question.recv(1)
-            except TimeoutError:
-                return False
-            except OSError:
-                return True
+        except TimeoutError:
+            return False
+        except OSError:
             return True
+        return True
 
 
-def _tcp(host: str) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-    except OSError:
-        family = socket.AF_INET  # the connection will say why
-    return socket.socket(family)
+def _connected(host: str, port: int) -> socket.socket:
+    if not host.startswith("/"):
+        return socket.create_connection((host, port), ANSWER_TIMEOUT_S)
+    found = socket.socket(socket.AF_UNIX)
+    found.settimeout(ANSWER_TIMEOUT_S)
+    found.connect(f"{host}/.s.PGSQL.{port}")
+    return found
