@@ -307,12 +307,14 @@ class Stream:
         if not waiting:
             self._last_batch, self._next = batch_id, end
             return
+        with suppress(*JVM_GONE):  # what needs the JVM says so
+            self._spark.sparkContext.setJobDescription(f"{self._spec.name}: batch {batch_id}")
         batch, read_s = self.read_part(waiting)
         with self.applying, self._failing_at_once():
             if self.is_stopping:
                 raise Stopping  # returning would let Spark commit what was not applied
             while waiting:
-                # What it runs in Spark belongs to the query, and ends with it.
+                # What it runs in Spark belongs to the query, ends with it, and has its description.
                 apply = inheritable_thread_target(self._spark)(self.apply_part)
                 applied = self._applier.submit(apply, batch_id, batch, read_s)
                 try:
