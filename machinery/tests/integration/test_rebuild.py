@@ -117,23 +117,11 @@ def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
         yield Run(sink, Database(databases, request.param).totals)
 
 
-# `outbox check` needs neither the view nor its versions.
-VIEWS_WITHOUT_VERSION = (
-    "DROP VIEW sink_totals",
-    "DROP VIEW sink_totals; CREATE VIEW sink_totals AS SELECT sink, item_id::text AS key, stock AS total FROM stock",
-)
-
 SOURCES_WITHOUT_VERSION = (
     "DROP VIEW source_totals",
     "DROP VIEW source_totals; CREATE VIEW source_totals AS SELECT id::text AS key, stock AS total FROM items;"
     "GRANT SELECT ON source_totals TO stock_source_auditor",
 )
-
-
-def stock(database: Database) -> dict[str, int]:
-    """The total of each key, from the table itself."""
-    found = database.query("SELECT item_id, stock FROM stock WHERE sink = %s", database.sink)
-    return {str(key): int(str(total)) for key, total in found}
 
 
 class TestFromSource:
@@ -329,20 +317,6 @@ class TestFromSource:
         assert database.totals() == sums(mine)
         assert database.query("SELECT note FROM sent") == [("column",)]
 
-    @pytest.mark.parametrize("view", VIEWS_WITHOUT_VERSION)
-    def test_without_a_view_of_versions_keys_of_the_source_have_a_base(
-        self, databases: Settings, database: Database, view: str
-    ) -> None:
-        mine, gone = history(3), history(2, number=2)
-        execute(databases, view)
-        with open_sink(databases) as sink:
-            sink.apply(batch([mine[0], *gone]))
-            book(databases, *mine)
-            from_source(databases)
-            assert database.query("SELECT key, version FROM base_versions") == [(nth_key(1), 3)]
-            assert sink.apply(batch([*mine, *gone], start=3)) == Counts(rows=5, duplicates=5)
-        assert stock(database) == {**sums(mine), nth_key(2): 0}
-
     @pytest.mark.parametrize("view", SOURCES_WITHOUT_VERSION)
     def test_a_source_whose_totals_have_no_version_is_refused(self, databases: Settings, view: str) -> None:
         execute(databases, view, SourceRole.OWNER)
@@ -350,10 +324,6 @@ class TestFromSource:
         with raises("rebuild-unsupported", "source_totals"):
             from_source(databases)
         assert everything(databases) == before
-
-    def test_a_job_that_does_not_say_how_is_refused(self, databases: Settings, tmp_path: Path) -> None:
-        with raises("rebuild-unsupported", "sink dedup", "outbox rebuild dedup --from topic"):
-            rebuild.from_source(databases, with_projections(tmp_path), HERE, WHOLE)
 
     def test_each_projection_must_say_how_it_is_rebuilt(self, databases: Settings, tmp_path: Path) -> None:
         folder = Path(shutil.copytree(PROJECTIONS, tmp_path / "projections"))

@@ -125,12 +125,6 @@ class TestOrder:
 
 
 class TestPositions:
-    def test_each_topic_has_its_own(self, seen: Seen) -> None:
-        seen.apply(ORDER, order(1), order(2))
-        seen.apply(INVOICE, invoice(1))
-        database = Database(seen.settings, NAME)
-        assert (database.positions(ORDER), database.positions(INVOICE)) == ({0: 2}, {0: 1})
-
     def test_a_gap_of_one_is_reported_and_does_not_concern_the_other(self, seen: Seen) -> None:
         seen.apply(ORDER, order(1), order(2))
         with raises("events-lost", f"offsets 0 to 1 of topic {INVOICE}, partition 0"):
@@ -216,21 +210,6 @@ class TestViews:
                 plan = "".join(line for (line,) in cursor)
         assert "Seq Scan on new_events" in plan
         assert ("never executed" not in plan) is is_scanned
-
-    def test_a_view_shows_the_new_events_of_its_type(self, databases: Settings) -> None:
-        key, item = nth_key(3), nth_key(4)
-        with running(databases, "orders") as writer:
-            [topic] = writer_topics(databases, "orders")
-            some = [
-                placed(key, 1, item=item, quantity=3),
-                cancelled(key, 2),
-                placed(nth_key(5), 1, item=item, unit="LTR"),
-            ]
-            assert writer.apply(batch_of(discovery.sinks(databases)["orders"], topic, *some)).applied == 3
-        found = Database(databases).query(
-            "SELECT order_id::text, quantity, unit, is_cancelled, version FROM orders ORDER BY 1"
-        )
-        assert found == [(key, 3, "PCE", True, 2), (nth_key(5), 1, "LTR", False, 1)]
 
 
 class TestSkipped:
@@ -423,11 +402,6 @@ class TestRebuild:
             assert writer.beginning() == Beginning(1, {"stock.item": {0: 2}, "stock.order": {0: 1}})
         assert self.counted(databases) == {("item", KEY): 2, ("order", KEY): 1}
         assert self.apply(databases, activity, 1, *orders[1:], topic="order") == Counts(rows=2, applied=2)
-
-    def test_from_the_topics_each_must_have_every_event(self, databases: Settings, activity: SinkSpec) -> None:
-        self.apply(databases, activity, 0, placed(KEY, 1), topic="order")
-        with rebuild.reserved(databases, "activity") as owner, raises("topic-incomplete", "stock.item, partition 0"):
-            rebuild.begin(owner, "activity", self.topics(activity), self.first(activity, item=1))
 
     def test_the_copy_of_a_sink_that_skips_events_skips_them_too(self, databases: Settings, seen: Seen) -> None:
         seen.deploy("order.placed")

@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 import psycopg2
-import pyarrow as pa
 import pytest
 
 from outbox.base.database import connect, query
@@ -18,8 +17,7 @@ from outbox.base.wait import wait_for
 from outbox.sink.applying.postgres import target
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding import dead_records
-from outbox.sink.decoding.batch import Batch, Returned
-from outbox.sink.decoding.records import Decoded
+from outbox.sink.decoding.batch import Returned
 from outbox.sink.remembering import fence, positions
 from outbox.sink.remembering.positions import Beginning
 from outbox.sink.remembering.strategy import Strategy
@@ -34,11 +32,9 @@ from tests.support.made_events import (
     TOPIC_ID,
     Event,
     batch,
-    chunk_of,
     dead_record,
     fetch,
     nth_key,
-    rows,
     sums,
     uuid7,
 )
@@ -181,13 +177,6 @@ class TestPositions:
             connection.close()
             assert sink.apply(batch([], start=7, end=7)) == Counts()
 
-    def test_a_partition_added_later_begins_at_zero(self, databases: Settings, database: Database) -> None:
-        some = events(4)
-        with open_sink(databases) as sink:
-            sink.apply(batch(some[:2]))
-            sink.apply(batch(some[2:], partition=1))
-        assert database.positions() == {0: 2, 1: 2}
-
     def test_a_sink_may_begin_where_the_topic_does(self, databases: Settings, database: Database) -> None:
         with open_sink(databases) as sink:
             sink.begin_at(TOPIC, TOPIC_ID, {0: 100})
@@ -201,10 +190,6 @@ class TestFence:
             with raises("sink-has-driver", "connected from 127.0.0.1"):
                 open_sink(databases).__enter__()
             assert first.apply(batch(events(1))) == Counts(1, 1)
-
-    def test_sinks_do_not_fence_each_other(self, databases: Settings) -> None:
-        with open_sink(databases), open_sink(databases, "naive"):
-            pass
 
     def test_the_fence_falls_with_the_connection(self, databases: Settings, database: Database) -> None:
         some = events(2)
@@ -390,17 +375,6 @@ def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Datab
     with open_sink(databases) as sink:
         sink.apply(batch(some))
     assert database.totals() == {nth_key(1): 3 * biggest}
-
-
-def test_rows_come_from_several_partitions(databases: Settings, database: Database) -> None:
-    some = events(4)
-    parts = rows(some[:2], partition=0), rows(some[2:], partition=1)
-    found = {name: pa.concat_tables([part[name] for part in parts]) for name in parts[0]}
-    both = Batch(TOPIC, TOPIC_ID, {0: 0, 1: 0}, {0: 2, 1: 2}, chunk_of(Decoded(found, [])))
-    with open_sink(databases) as sink:
-        sink.apply(both)
-    assert database.totals() == sums(some)
-    assert database.positions() == {0: 2, 1: 2}
 
 
 def test_the_role_of_the_sinks_cannot_change_tables_or_forget_events(databases: Settings) -> None:

@@ -39,24 +39,6 @@ def beginning(settings: Settings) -> Beginning:
         return positions.beginning(cursor, "dedup")
 
 
-def test_each_rewind_is_a_generation_with_a_beginning_of_its_own(applied: Settings) -> None:
-    assert beginning(applied) == Beginning(0, {})
-    moves = rewind.to_offsets(applied, "dedup", {TopicPartition(topic_of(applied), 0): 2})
-    assert rewind.rewind(applied, "dedup", moves) == 1
-    assert beginning(applied) == Beginning(1, {topic_of(applied): {0: 2, 1: 0}})
-    assert rewind.rewind(applied, "dedup", rewind.to_earliest(applied, "dedup")) == 2
-    assert beginning(applied) == Beginning(2, {topic_of(applied): {0: 0, 1: 0}})
-    with closing(connect(applied, SinkRole.WRITER)) as connection:
-        positions = sink_on(connection).positions(topic_of(applied), topics.describe(applied, topic_of(applied)).id)
-    assert positions == {0: 4, 1: 0}, "what is applied stays applied"
-
-
-def test_a_moment_is_by_arrival_and_never_beyond_the_position(applied: Settings) -> None:
-    now, place = datetime.now(UTC), TopicPartition(topic_of(applied), 0)
-    assert rewind.to_datetime(applied, "dedup", now - timedelta(hours=1))[place] == Move(position=4, begin=0)
-    assert rewind.to_datetime(applied, "dedup", now + timedelta(hours=1))[place] == Move(position=4, begin=4)
-
-
 def test_a_moment_after_events_that_were_not_applied_skips_none(applied: Settings) -> None:
     moment, place = datetime.now(UTC), TopicPartition(topic_of(applied), 0)
     producer = confluent_kafka.Producer(client_config(applied))
@@ -163,3 +145,4 @@ def test_the_command(applied: Settings) -> None:
     assert run("dedup", "--to-datetime", later, "--yes")[0] == 1, "nothing to read again"
     status, told = run("dedup", "--to-positions", "--yes")
     assert (status, beginning(applied)) == (0, Beginning(2, {topic_of(applied): {0: 4, 1: 0}}))
+    assert Database(applied).positions() == {0: 4, 1: 0}, "what is applied stays applied"

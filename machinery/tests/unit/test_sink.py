@@ -17,7 +17,6 @@ from outbox.commands.sink import sink
 from outbox.sink import discovery
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.records import Record
-from outbox.sink.remembering import positions
 from outbox.sink.running import supervisor
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
@@ -157,17 +156,3 @@ class TestIdentity:
     )
     def test_differs_where_anything_differs(self, changes: dict[str, Any]) -> None:
         assert identity(**changes) != identity()
-
-
-class TestPositions:
-    def test_a_gap_is_named(self) -> None:
-        with raises("events-lost", "offsets 10 to 11 of topic t, partition 2"):
-            positions.require_no_gap("s", "t", {0: 5, 2: 10}, {0: 5, 2: 12})
-
-    def test_a_partition_without_position_begins_at_zero(self) -> None:
-        positions.require_no_gap("s", "t", {}, {0: 0})
-        with raises("events-lost", "offsets 0 to 0"):
-            positions.require_no_gap("s", "t", {}, {0: 1})
-
-    def test_a_re_read_is_fine(self) -> None:
-        positions.require_no_gap("s", "t", {0: 10}, {0: 3})
