@@ -103,7 +103,7 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
     (compared,) = sink["comparisons"]
     assert (compared["drift"], sink["in_flight"], sink["parked"]) == ({}, 0, 0)
     succeed(relaying, "dead-letters", "list")
-    assert "from offset 0, replaying" in succeed(relaying, "rewind", "dedup", "--to-earliest", "--dry-run")
+    assert "from offset 0, replaying" in succeed(relaying, "rewind", "dedup", "--to-earliest", "--yes")
 
     done = run(relaying, "doctor", "--json")
     wrong = [finding["code"] for finding in json.loads(done.stdout) if not finding["is_ok"]]

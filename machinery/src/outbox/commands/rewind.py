@@ -28,7 +28,6 @@ from outbox.sink.repair import rewind
     help="To the first event of topics that were deleted and created again; other topics continue.",
 )
 @click.option("--skip-dropped", is_flag=True, help="Give up events that the topic dropped before they were applied.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be replayed.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rewind_command(
     *,
@@ -38,19 +37,19 @@ def rewind_command(
     to_datetime: datetime | None,
     accept_recreated: bool,
     skip_dropped: bool,
-    dry_run: bool,
     yes: bool,
 ) -> None:
     """Reset a sink's offsets, so that its next start replays events. Stop the sink first, and say to where.
 
-    The strategy decides the result: `dedup` skips the events that it knows, `offsets` skips all that it has read.
+    The command says what it would do, and asks. The strategy decides the result: `dedup` skips what it knows,
+    `offsets` skips all that it has read.
     """
     settings = load()
     if sum([to_positions, to_earliest, to_datetime is not None, accept_recreated]) != 1:
         raise click.UsageError("choose one of --to-positions, --to-earliest, --to-datetime, --accept-recreated")
     if accept_recreated:
-        if dry_run or skip_dropped:
-            raise click.UsageError("--accept-recreated has neither --dry-run nor --skip-dropped")
+        if skip_dropped:
+            raise click.UsageError("--accept-recreated does not go with --skip-dropped")
         _accept_recreated(settings, sink, yes)
         return
     if to_datetime is not None:
@@ -68,9 +67,6 @@ def rewind_command(
     again = sum(max(0, move.position - move.begin) for move in moves.values())
     if not again and not to_positions and not skip_dropped:
         raise Failure(f"sink {sink} would replay nothing", "choose an earlier time", code="nothing-to-replay")
-    if dry_run:
-        click.echo("nothing was changed (--dry-run)")
-        return
     if not yes:
         click.confirm(f"Let sink {sink} begin there and replay up to {again} events?", abort=True)
     generation = rewind.rewind(settings, sink, moves)

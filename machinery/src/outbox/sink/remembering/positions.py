@@ -85,10 +85,7 @@ def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id:
 def read_all(cursor: extensions.cursor, sink: str) -> dict[str, dict[int, int]]:
     """By topic, the next offset of each partition that the sink has ever read."""
     cursor.execute("SELECT topic, partition, next_offset FROM public.positions WHERE sink = %s", (sink,))
-    found: dict[str, dict[int, int]] = {}
-    for topic, partition, next_offset in cursor:
-        found.setdefault(topic, {})[partition] = next_offset
-    return found
+    return _by_topic(cursor)
 
 
 def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> None:
@@ -142,10 +139,14 @@ def beginning(cursor: extensions.cursor, sink: str) -> Beginning:
     cursor.execute("SELECT generation FROM public.sinks WHERE name = %s", (sink,))
     (generation,) = cursor.fetchone() or (0,)
     cursor.execute(BEGINNING, (sink, generation))
+    return Beginning(int(generation), _by_topic(cursor))
+
+
+def _by_topic(cursor: extensions.cursor) -> dict[str, dict[int, int]]:
     found: dict[str, dict[int, int]] = {}
     for topic, partition, offset in cursor:
         found.setdefault(topic, {})[partition] = offset
-    return Beginning(int(generation), found)
+    return found
 
 
 def checkpoint_uri(settings: Settings, sink: str, generation: int) -> str:
