@@ -110,12 +110,7 @@ def applied_until(topic: Settings, offset: int) -> None:
 
 def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
     """Run `outbox sink --until-caught-up` to its end, in the JVM that the runs of a home folder share."""
-    return run_warm(settings, names, *sink_arguments(*names), "--until-caught-up")
-
-
-def run_warm(settings: Settings, names: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `outbox` to its end, the Spark of these sinks in the JVM that the runs share."""
-    return _warm_jvm(settings, names).run(settings, *arguments)
+    return _warm_jvm(settings, names).run(settings, *sink_arguments(*names), "--until-caught-up")
 
 
 def _warm_jvm(settings: Settings, names: Sequence[str]) -> WarmJvm:

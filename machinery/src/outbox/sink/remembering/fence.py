@@ -59,7 +59,7 @@ def acquire(connection: extensions.connection, sink: str) -> Term:
 
     Raises Failure if another driver holds the sink.
     """
-    if not hold(connection, sink, DRIVER_KEY):
+    if not hold_for_session(connection, sink, DRIVER_KEY):
         with connection, connection.cursor() as cursor:
             address, pid, since = driver(cursor, sink) or ("?", "?", "?")
         raise Failure(
@@ -78,7 +78,7 @@ def acquire(connection: extensions.connection, sink: str) -> Term:
         return Term(*row)
 
 
-def hold(connection: extensions.connection, sink: str, key: str) -> bool:
+def hold_for_session(connection: extensions.connection, sink: str, key: str) -> bool:
     """Hold a lock of a sink for as long as the connection lives. Returns False if another connection keeps it.
 
     Also sets what the session of a driver or a repair needs.

@@ -236,7 +236,7 @@ def reserved(settings: Settings, sink: str) -> Iterator[extensions.connection]:
     It is the owner's, because a sink's role may not delete. Raises Failure if another rebuild of the sink runs.
     """
     with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, sink):
-        if not fence.hold(connection, sink, REBUILD_KEY):
+        if not fence.hold_for_session(connection, sink, REBUILD_KEY):
             raise Failure(
                 f"sink {sink} is being rebuilt already", "wait until that ends, or stop it", code="rebuild-running"
             )
