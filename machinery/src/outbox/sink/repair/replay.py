@@ -68,7 +68,8 @@ SELECT identity, key, headers, value, is_event, partition, "offset",
  ORDER BY partition, "offset"
    FOR UPDATE
 """
-# The letters that are parked behind those that were dealt with. Of one topic id, and so many as fit into memory.
+# The letters that are parked behind those that were dealt with. Of one topic id, and so many as fit into memory: a
+# sink's own batches are larger.
 FOLLOWING = f"""
 SELECT sink, topic, topic_id, identity, size_bytes
   FROM (SELECT letter.*, letter.topic_id = first_value(letter.topic_id) OVER in_order AS is_first_topic,
@@ -81,7 +82,7 @@ SELECT sink, topic, topic_id, identity, size_bytes
                                     WHERE before.sink = %(sink)s AND before.identity = ANY(%(done)s)))
                    AND identity <> ALL(%(done)s)) AS letter
         WINDOW in_order AS (ORDER BY letter.topic_id, letter.partition, letter."offset")) AS letter
- WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s AND number <= %(count_max)s)
+ WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s)
  ORDER BY number
 """  # noqa: S608
 
@@ -274,7 +275,7 @@ def _follow(
 
     In the last one, with the sink's lock, there is nothing left that the sink could park the next event behind.
     """
-    names = {"sink": spec.name, "topic": topic, "parked": PARKED, "bytes_max": CHUNK_BYTES, "count_max": CHUNK}
+    names = {"sink": spec.name, "topic": topic, "parked": PARKED, "bytes_max": CHUNK_BYTES}
     done = Replayed()
     while True:
         with connection, connection.cursor() as cursor:
