@@ -240,36 +240,6 @@ def test_a_lost_checkpoint_and_one_cut_off_lose_nothing(
     assert Database(topic, "naive").totals() == sums([*some[:60], *some])
 
 
-def test_a_checkpoint_truncated_in_its_first_batch_loses_nothing(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
-    some = publisher.events(60)
-    publisher.send(some[:20])
-    assert catch_up(topic).returncode == 0
-
-    # The host lost power before Spark's first commit: what every query begins with is cut off.
-    (checkpoint(topic) / "commits" / "0").unlink()
-    for file in ("sources/0/0", "metadata"):
-        cut = checkpoint(topic) / file
-        cut.write_text(cut.read_text()[:-2])
-    publisher.send(some[20:40])
-    done = catch_up(topic)
-    assert done.returncode == 0, done.stderr
-    assert len(logged(done, "another checkpoint begins")) == 1
-    assert database.totals() == sums(some[:40])
-
-    # Later nobody needs to know where the first batch began.
-    publisher.send(some[40:50])
-    assert catch_up(topic).returncode == 0
-    (checkpoint(topic, "dedup.1") / "sources/0/0").write_text("")
-    publisher.send(some[50:])
-    later = catch_up(topic)
-    assert later.returncode == 0, later.stderr
-    assert logged(later, "another checkpoint begins") == []
-    assert sum(int(str(line["applied"])) for line in logged(later, "applied")) == 10
-    assert database.totals() == sums(some)
-
-
 def test_empty_database_with_a_used_checkpoint_is_not_a_new_sink(
     topic: Settings, publisher: Publisher, fresh_databases: Callable[[], AbstractContextManager[Settings]]
 ) -> None:
