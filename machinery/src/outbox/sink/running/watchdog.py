@@ -118,8 +118,15 @@ class Watchdog:
     def _answers(self) -> bool:
         """Whether the server answers a connection of anybody. A refusal is an answer: then the sink gets an error."""
         host, port = self._settings.sink_db_host, self._settings.sink_db_port
+        is_path = host.startswith("/")
         try:
-            with _connected(host, port) as question:
+            question = (
+                socket.socket(socket.AF_UNIX) if is_path else socket.create_connection((host, port), ANSWER_TIMEOUT_S)
+            )
+            with question:
+                if is_path:
+                    question.settimeout(ANSWER_TIMEOUT_S)
+                    question.connect(f"{host}/.s.PGSQL.{port}")
                 question.sendall(SSL_REQUEST)
                 question.recv(1)
         except TimeoutError:
@@ -127,12 +134,3 @@ class Watchdog:
         except OSError:
             return True
         return True
-
-
-def _connected(host: str, port: int) -> socket.socket:
-    if not host.startswith("/"):
-        return socket.create_connection((host, port), ANSWER_TIMEOUT_S)
-    found = socket.socket(socket.AF_UNIX)
-    found.settimeout(ANSWER_TIMEOUT_S)
-    found.connect(f"{host}/.s.PGSQL.{port}")
-    return found
