@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -114,8 +114,8 @@ def replay_command(*, is_all: bool, older_than_horizon: bool, **chosen: Any) -> 
     known = discovery.sinks(settings)
     if chosen["sink"] is not None:
         discovery.chosen(settings, chosen["sink"])  # raises Failure for an unknown name
-    chosen["elsewhere"] = [name for name, spec in known.items() if spec.target.is_elsewhere]
-    with _to_repair(settings, chosen, is_all) as (connection, letters):
+    elsewhere = [name for name, spec in known.items() if spec.target.is_elsewhere]
+    with _to_repair(settings, chosen, is_all, elsewhere) as (connection, letters):
         done = replay.replay(
             connection,
             known,
@@ -159,9 +159,9 @@ def discard(is_all: bool, because: str, **chosen: Any) -> None:
     click.echo("\n".join(lines) or "no dead letters to discard")
 
 
-def _selection(chosen: dict[str, Any]) -> Selection:
-    identities = [identity.lower() for identity in chosen.pop("identities")]
-    return Selection(identities=identities, **chosen)
+def _selection(chosen: Mapping[str, Any], elsewhere: Sequence[str] = ()) -> Selection:
+    identities = [identity.lower() for identity in chosen["identities"]]
+    return Selection(**{**chosen, "identities": identities}, elsewhere=elsewhere)
 
 
 @contextmanager
@@ -172,15 +172,14 @@ def _reading(settings: Settings) -> Iterator[extensions.connection]:
 
 @contextmanager
 def _to_repair(
-    settings: Settings, chosen: dict[str, Any], is_all: bool
+    settings: Settings, chosen: Mapping[str, Any], is_all: bool, elsewhere: Sequence[str] = ()
 ) -> Iterator[tuple[extensions.connection, list[Chosen]]]:
     """The chosen dead letters, and a connection to work on them. Wrong usage without any filter."""
-    selection = _selection(chosen)
-    if not (is_all or selection.is_narrow):
+    if not (is_all or any(chosen.values())):
         raise click.UsageError("Choose dead letters by an option, or use --all.")
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with _errors(connection):
-            letters = selection.choose(connection)
+            letters = _selection(chosen, elsewhere).choose(connection)
         yield connection, letters
 
 

@@ -204,7 +204,8 @@ def from_source(
             fence.lock(cursor, sink)
             cursor.execute(f"{SOURCE}; {SENT}")
             changed = dict[str, Differences]()
-            with _snapshot(settings) as source:
+            with closing(connect(settings, SourceRole.AUDITOR)) as source:
+                source.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 found = {"source": _totals(source, aggregates), "outbox_sent": _sent(source, aggregates)}
                 for table, read in found.items():
                     insert = f"INSERT INTO pg_temp.{table} VALUES %s"  # noqa: S608
@@ -368,13 +369,6 @@ def _set_bases(cursor: extensions.cursor, memory: Memory | None, names: Mapping[
         cursor.execute(FORGET_BEYOND.format(table=of_keys.table, forget=FORGET[of_keys.by[1]]), names)
     cursor.execute(BASED, names)
     dead_letters.close(cursor, str(names["sink"]), [identity for (identity,) in cursor])
-
-
-@contextmanager
-def _snapshot(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, SourceRole.AUDITOR)) as connection:
-        connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-        yield connection
 
 
 def _totals(connection: extensions.connection, aggregates: Sequence[Aggregate]) -> Iterator[tuple[str, str]]:

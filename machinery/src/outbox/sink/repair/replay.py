@@ -111,11 +111,6 @@ class Selection:
     # replayed letters of these sinks pass the filter for open ones.
     elsewhere: Sequence[str] = ()
 
-    @property
-    def is_narrow(self) -> bool:
-        """Whether there is any filter beside the status."""
-        return any(getattr(self, name) for name in CONDITIONS if name != "status")
-
     def choose(self, connection: extensions.connection) -> list[Chosen]:
         """The letters, sink by sink, topic by topic, and in the order of the topic."""
         with connection, connection.cursor() as cursor:
