@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import compress
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -49,40 +48,6 @@ Kind = tuple[bytes | None, bytes | None]  # event type and schema version, as th
 HEADERS = ID, TYPE, VERSION = "id", "eventType", "schemaVersion"
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Columns of records. ``recorded_ms`` are bounds of their times of recording, maybe wider than needed."""
-
-    places: Mapping[str, pa.Array]  # event_id, partition, offset
-    keys: pa.Array
-    values: Sequence[bytes | None]
-    recorded_ms: tuple[int, int]
-
-    @classmethod
-    def of_records(cls, records: Records, headers: Mapping[str, Contents]) -> Columns:
-        """The columns of records with these headers. Raises ValueError if an id is not UTF-8."""
-        return cls(
-            places={
-                "event_id": pa.array(headers[ID], pa.binary()).cast(pa.string()),
-                "partition": pa.array(records.partitions, pa.int32()),
-                "offset": pa.array(records.offsets, pa.int64()),
-            },
-            keys=pa.array(records.keys, pa.binary()),
-            values=records.values,
-            recorded_ms=(min(records.recorded_ms, default=0), max(records.recorded_ms, default=0)),
-        )
-
-    def at(self, numbers: Sequence[int]) -> Columns:
-        """The columns of the records with these numbers, counted from 0."""
-        indices = pa.array(numbers, pa.int32())
-        return Columns(
-            {name: array.take(indices) for name, array in self.places.items()},
-            self.keys.take(indices),
-            values_at(numbers, self.values),
-            self.recorded_ms,
-        )
 
 
 class DecodedEvent(NamedTuple):
@@ -257,10 +222,6 @@ class EventDecoder(RecordDecoder):
         if len(records) > self.at_once:
             return self.decode_parts(records.parts(self.at_once))
         headers = _by_name(records.headers)
-        try:
-            columns = Columns.of_records(records, headers)
-        except ValueError:
-            return super().decode(records)
         kinds = _places(headers[TYPE], headers[VERSION])
         found = []
         for kind, places in kinds.items():
@@ -270,9 +231,11 @@ class EventDecoder(RecordDecoder):
                 found.append(Decoded({}, [], {skipped.name: len(places)}))
                 continue
             known = self._versions.get((str(type_), str(version)))
-            of_kind = columns if len(kinds) == 1 else columns.at(places)
-            decoded = None if known is None else self._all_events(known, of_kind)
-            found.append(decoded or super().decode(records if len(kinds) == 1 else records.at(places)))
+            ids, of_kind = headers[ID], records
+            if len(kinds) > 1:
+                ids, of_kind = values_at(places, ids), records.at(places)
+            decoded = None if known is None else self._all_events(known, ids, of_kind)
+            found.append(decoded or super().decode(of_kind))
         return found[0] if len(found) == 1 else Decoded.together(found)
 
     def _event(self, known: Version, event_id: str, key: bytes | None, payload: Any) -> DecodedEvent | Rejection:
@@ -300,13 +263,14 @@ class EventDecoder(RecordDecoder):
                 return Rejection(UPCAST_FAILED, f"it changes the {name}, which decides the order of the events")
         return upcast
 
-    def _all_events(self, known: Version, of_kind: Columns) -> Decoded | None:
+    def _all_events(self, known: Version, ids: Contents, records: Records) -> Decoded | None:
         """The events of these records; None if one of them is no event, or needs a second look."""
-        values = _parse_all(of_kind.values)
+        values = _parse_all(records.values)
         if not values or not known.schema.are_valid(values):
             return None
         try:
-            if not self._are_ids(of_kind):
+            event_ids = pa.array(ids, pa.binary()).cast(pa.string())
+            if not self._are_ids(event_ids, records.recorded_ms):
                 return None
             if known.upcaster is not None:
                 values = [self._upcast(known, value) for value in values]
@@ -316,26 +280,25 @@ class EventDecoder(RecordDecoder):
             arrays = {
                 one.name: convert_all(one.type, of_one) for one, of_one in zip(known.columns, properties, strict=True)
             }
-            keys = of_kind.keys.cast(pa.string())
+            keys = pa.array(records.keys, pa.binary()).cast(pa.string())
             if not keys.equals(arrays[self.key].cast(pa.string())) or self._is_any_too_long(keys):
                 return None
         except ValueError:
             return None
-        return Decoded({known.name: pa.table({**of_kind.places, **arrays})}, [])
+        partitions, offsets = pa.array(records.partitions, pa.int32()), pa.array(records.offsets, pa.int64())
+        place = {"event_id": event_ids, "partition": partitions, "offset": offsets}
+        return Decoded({known.name: pa.table(place | arrays)}, [])
 
     def _is_any_too_long(self, keys: pa.Array) -> bool:
         return self._has_text_keys and pc.max(pc.binary_length(keys)).as_py() > KEY_MAX_BYTES
 
-    def _are_ids(self, of_kind: Columns) -> bool:
-        """Whether they have ids of events that were recorded then. Of times it looks at the first and the last only."""
-        ids = of_kind.places["event_id"]
+    def _are_ids(self, ids: pa.Array, recorded_ms: Sequence[int]) -> bool:
+        """Whether they are ids of events that were recorded then. Of times it looks at the first and the last only."""
         if ids.null_count or not pc.all(pc.match_substring_regex(ids, UUIDS_V7)).as_py():
             return False
         made = pc.min_max(ids).as_py()
-        first_made, last_made = (made_at_ms(made[end]) for end in ("min", "max"))
-        first_recorded, last_recorded = of_kind.recorded_ms
-        ahead_ms = last_made - max(first_recorded, now_ms())
-        return ahead_ms <= FUTURE_MAX_MS and last_recorded - first_made <= self._age_max_ms
+        ahead_ms = made_at_ms(made["max"]) - max(min(recorded_ms), now_ms())
+        return ahead_ms <= FUTURE_MAX_MS and max(recorded_ms) - made_at_ms(made["min"]) <= self._age_max_ms
 
     def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
         if event_id is None:
