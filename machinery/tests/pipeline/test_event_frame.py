@@ -1,4 +1,4 @@
-"""A DataFrame of the events between two points: what a sink would see, and nothing else."""
+"""A DataFrame of the events between two moments: what a sink would see, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 pytestmark = leaves_sockets
 
 
-def ids(spark: SparkSession, settings: Settings, names: Sequence[str] = ("item",), **points: frame.Point) -> list[str]:
+def ids(spark: SparkSession, settings: Settings, names: Sequence[str] = ("item",), **moments: datetime) -> list[str]:
     """The ids of the events, sorted."""
-    found = frame.events(spark, settings, names, **points).select("event_id").collect()
+    found = frame.events(spark, settings, names, **moments).select("event_id").collect()
     return sorted(row.event_id for row in found)
 
 
@@ -76,24 +76,7 @@ def test_between_two_moments(spark: SparkSession, topic: Settings, publisher: Pu
     assert ids(spark, topic, start=datetime.now(UTC) + timedelta(days=1)) == []
 
 
-def test_between_two_offsets(spark: SparkSession, topic: Settings, publisher: Publisher) -> None:
-    events, name = publisher.events(30), topic_of(topic)
-    publisher.send(events[:10])
-    start = {name: topics.last_stable_offsets(topic, name)}
-    publisher.send(events[10:20])
-    end = {name: topics.last_stable_offsets(topic, name)}
-    publisher.send(events[20:])
-    assert ids(spark, topic, start=start, end=end) == sent(events[10:20])
-    # A partition that is not named is read whole.
-    left_out = ids(spark, topic, end={name: {**dict.fromkeys(start[name], 0), 0: start[name][0]}})
-    assert ids(spark, topic, start={name: {0: start[name][0]}}) == sorted({*sent(events)} - {*left_out})
-
-
-def test_points_that_the_topic_does_not_have_are_refused(spark: SparkSession, topic: Settings) -> None:
-    name = topic_of(topic)
-    for unknown in ({name: {0: 1}}, {name: {0: -1}}, {name: {7: 0}}):
-        with raises("offset-unknown", name):
-            frame.events(spark, topic, ["item"], start=unknown)
+def test_a_moment_without_a_zone_or_an_unknown_event_is_refused(spark: SparkSession, topic: Settings) -> None:
     with raises("moment-without-zone"):
         frame.events(spark, topic, ["item"], start=datetime(2026, 11, 24))
     with raises("event-undeclared"):

@@ -147,32 +147,13 @@ class TestRefused:
                 }
             },
             {"order__placed": {"allOf": [{"$ref": "#"}]}},
-            {"order__placed": {"anyOf": [{"not": {"$ref": "#"}}]}},
-            {"order__placed": {"dependentSchemas": {"a": {"$ref": "#"}}}},
             {"order__placed": {"$ref": "../common.schema.json"}, "common": {"$ref": "order/placed.schema.json"}},
-            {
-                "order__placed": refer("../common.schema.json#/$defs/a"),
-                "common": {"$defs": {"a": {"allOf": [{"if": {"$ref": "more.schema.json"}}]}}},
-                "more": {"else": {"$ref": "common.schema.json#/$defs/a"}},
-            },
         ],
         ids=str,
     )
     def test_circle(self, tmp_path: Path, files: dict[str, Any]) -> None:
         with raises("schema-unusable", "circle"):
-            resolved(write(tmp_path, **files))
-
-    @pytest.mark.timeout(10)
-    def test_circle_in_a_document_that_no_file_has(self) -> None:
-        document = {**refer("#/$defs/a"), "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
-        with raises("schema-unusable", "circle"):
-            _ = PayloadSchema("placed", document).columns
-
-    def test_chain_without_end(self, tmp_path: Path) -> None:
-        chain = {f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(5000)}
-        document = {**refer("#/$defs/d0"), "$defs": {**chain, "d5000": {"type": "string"}}}
-        with raises("schema-unusable", "too deep"):
-            resolved(write(tmp_path, order__placed=document))
+            _ = resolved(write(tmp_path, **files)).columns
 
     @pytest.mark.parametrize("keyword", ["$id", "$anchor", "$dynamicRef", "$dynamicAnchor"])
     def test_keyword_that_changes_references(self, tmp_path: Path, keyword: str) -> None:

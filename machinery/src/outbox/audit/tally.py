@@ -6,7 +6,7 @@ A sink expects the events that it has asked for. Others are not in flight, lost 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Literal, NamedTuple
@@ -50,9 +50,8 @@ class Event(NamedTuple):
 class RowsOfSink:
     """One comparison of the rows of one sink. Every event that it has not applied may change the row of its key."""
 
-    def __init__(self, rows: ComparedRows, topics: Sequence[int] = (), shown: Collection[str] | None = None) -> None:
-        """Only columns that are ``shown`` have their values in the report; all of them with None."""
-        self._rows, self._topics, self._shown = rows, topics, shown
+    def __init__(self, rows: ComparedRows, topics: Sequence[int] = (), *, hides_values: bool = False) -> None:
+        self._rows, self._topics, self._hides_values = rows, topics, hides_values
         self._in_flight: set[str] = set()  # keys of events that the source's side contains, and the sink's does not
         self._excused: set[str] = set()  # keys whose difference has a known reason, and nobody knows how large it is
         self.report = ComparisonReport.of(rows)
@@ -91,7 +90,8 @@ class RowsOfSink:
             if key in self._excused or is_erased(key):
                 self.report.uncertain.add(key)
             else:
-                self.report.differences.add(Difference.of(key, source, sink).shown(self._shown))
+                difference = Difference.of(key, source, sink)
+                self.report.differences.add(difference.without_values if self._hides_values else difference)
 
 
 class TotalsOfSink(RowsOfSink):
@@ -151,7 +151,7 @@ class Tally:
         known = all(topic in source.versions for topic in self.topics)
         topics = [declared.topic_by_name[topic].number for topic in self.topics] if known else []
         self.compared = [
-            RowsOfSink(rows, topics, spec.shown)
+            RowsOfSink(rows, topics, hides_values=spec.is_personal)
             if rows.comparison.columns
             else TotalsOfSink(rows, declared.addends(spec, rows.comparison))
             for rows in (ComparedRows(store, one, state.name) for one in declared.comparisons_of(state.name))

@@ -205,7 +205,7 @@ def _json(letter: dict[str, Any]) -> dict[str, Any]:
 def _hide_personal(settings: Settings, letter: dict[str, Any]) -> None:
     """Hide the value where an event of the topic has personal data. The sink database still has it."""
     aggregates = catalog.of_project(settings).topics.get(letter["topic"], ())
-    if any(schema.personal for one in aggregates for schema in one.schemas):
+    if any(schema.is_personal for one in aggregates for schema in one.schemas):
         letter.pop("value_base64", None)
         letter["value"] = HIDDEN
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.events import upcasting
-from outbox.events.references import bundle
-from outbox.events.schema import Column, EventSchema, SqlType
+from outbox.events.references import bundle, has
+from outbox.events.schema import PERSONAL, Column, EventSchema, SqlType
 from outbox.events.upcasting import Upcaster
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Catalog:
     @property
     def is_personal(self) -> bool:
         """Whether an event has personal data."""
-        return any(schema.personal for schema in self.schemas)
+        return any(schema.is_personal for schema in self.schemas)
 
     @property
     def topics(self) -> dict[str, list[Aggregate]]:
@@ -337,9 +337,9 @@ def _require_schema(schema: EventSchema, key: str, version: str | None) -> None:
                 f"the {use} is a required property that is never null and becomes {' or '.join(sorted(types))}; an "
                 "integer becomes bigint if minimum and maximum keep it within 64 bits",
             )
-    for name in schema.personal & {key, version}:
-        problem = f"{name} is personal, and records, memories and reports have it as it is"
-        raise _unusable(f"event {schema.name}", problem, "identify entities by random ids, and number their events")
+        if name is not None and has(schema.document, schema.properties[name], PERSONAL):
+            problem = f"{name} is personal, and records, memories and reports have it as it is"
+            raise _unusable(f"event {schema.name}", problem, "identify entities by random ids, and number their events")
     for problem, remedy in _column_problems(schema.columns):
         raise _unusable(f"event {schema.name}", problem, remedy)
 

@@ -19,9 +19,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Their content is data, not a schema.
 DATA = {"const", "enum", "default", "examples"}
 MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}  # by names of the author
-# Subschemas that apply to the same value; a circle of these has no end.
-IN_PLACE = ("not", "if", "then", "else")
-IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 # They change what a reference means. The file's path and a JSON Pointer name every schema already.
 NOT_SUPPORTED = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor")
 NESTING_MAX = 100  # of a file; the validator itself ends at 128
@@ -32,24 +29,23 @@ Json = Any
 def bundle(file: Path, folder: Path) -> dict[str, Json]:
     """The schema of a file as one document that refers to nothing outside of it.
 
-    Raises Failure if a file is missing or is no JSON object, if a reference leads nowhere or leaves ``folder``, or if
-    references form a circle that applies to one value.
+    Raises Failure if a file is missing or is no JSON object, or if a reference leaves ``folder``.
     """
-    file = file.resolve()
-    try:
-        return _Bundle(file, folder.resolve()).document
-    except RecursionError:
-        raise unusable(file, "its references are nested too deep") from None
+    file, folder = file.resolve(), folder.resolve()
+    document = read(file)
+    document.pop("$id", None)  # would be the base of references; here that is the file's path
+    _rewrite(document, document, file, folder, {file: "#"})
+    return document
 
 
 def resolve(document: Mapping[str, Json], rule: Json) -> Mapping[str, Json]:
-    """The rule with what it refers to within the document. Raises Failure for a circle, as a file that is read does."""
+    """The rule with what it refers to within the document. Raises Failure for a circle."""
     found: dict[str, Json] = {}
     followed: list[str] = []
     while isinstance(rule, dict):
         found = {**rule, **found}
         reference = str(rule.get("$ref", ""))
-        if not reference.startswith("#/"):
+        if not reference.startswith("#"):
             break
         if reference in followed:
             raise unusable(reference, "its references form a circle")
@@ -86,73 +82,29 @@ def pointed_at(document: Json, pointer: str) -> Json:
     return target
 
 
-class _Bundle:
-    def __init__(self, file: Path, folder: Path) -> None:
-        self._file, self._folder = file, folder
-        self._added: set[Path] = set()
-        self._ending: set[int] = set()  # nodes from which no circle begins
-        self.document = read(file)
-        self.document.pop("$id", None)  # would be the base of references; here that is the file's path
-        self._rewrite(self.document, file, "#")
-        for node in _nodes(self.document):
-            self._require_end(node)
-
-    def _rewrite(self, top: dict[str, Json], file: Path, root: str) -> None:
-        """Let references in a schema of a file lead to places in the document; ``root`` is where the file is in it."""
-        for node in list(_nodes(top)):
-            wrong = [name for name in NOT_SUPPORTED if isinstance(node.get(name), str)]
-            if wrong:
-                raise unusable(file, f"{wrong[0]} is not supported: refer by a path and a JSON Pointer (#/…)")
-            if isinstance(node.get("$ref"), str):
-                node["$ref"] = self._place(node["$ref"], file, root)
-
-    def _place(self, reference: str, file: Path, root: str) -> str:
-        path, _, pointer = reference.partition("#")
+def _rewrite(document: dict[str, Json], top: Json, file: Path, folder: Path, roots: dict[Path, str]) -> None:
+    """Let references in a schema of a file lead to places in the document. ``roots``: where each file is in it."""
+    for node in list(_nodes(top)):
+        wrong = [name for name in NOT_SUPPORTED if isinstance(node.get(name), str)]
+        if wrong:
+            raise unusable(file, f"{wrong[0]} is not supported: refer by a path and a JSON Pointer (#/…)")
+        if not isinstance(node.get("$ref"), str):
+            continue
+        path, _, pointer = node["$ref"].partition("#")
         target = (file.parent / unquote(path)).resolve() if path else file
-        if ":" in path or not target.is_relative_to(self._folder):
-            raise self._failure(f"{reference} is not a file in {self._folder.name}")
+        if ":" in path or not target.is_relative_to(folder):
+            raise unusable(file, f"{node['$ref']} is not a file in {folder.name}")
         if pointer and not pointer.startswith("/"):
-            raise self._failure(f"{reference} is not a path and a JSON Pointer (#/…)")
-        if target == file:
-            return root + pointer
-        if target == self._file:
-            return f"#{pointer}"
-        name = target.relative_to(self._folder).as_posix()
-        place = "#/$defs/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
-        if target not in self._added:
-            self._added.add(target)
+            raise unusable(file, f"{node['$ref']} is not a path and a JSON Pointer (#/…)")
+        if target not in roots:
+            name = target.relative_to(folder).as_posix()
+            roots[target] = "#/$defs/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
             content = read(target)
             content.pop("$id", None)
             content.pop("$schema", None)
-            self.document.setdefault("$defs", {})[name] = content
-            self._rewrite(content, target, place)
-        return place + pointer
-
-    def _require_end(self, node: Json, above: frozenset[int] = frozenset()) -> None:
-        """Follow what applies to the same value. Raises Failure for a circle."""
-        if not isinstance(node, dict) or id(node) in self._ending:
-            return
-        if id(node) in above:
-            raise self._failure("its references form a circle")
-        for child in self._in_place(node):
-            self._require_end(child, above | {id(node)})
-        self._ending.add(id(node))
-
-    def _in_place(self, node: dict[str, Json]) -> Iterator[Json]:
-        if isinstance(node.get("$ref"), str):
-            try:
-                yield pointed_at(self.document, node["$ref"])
-            except (LookupError, TypeError):
-                raise self._failure(f"nothing is at {unquote(node['$ref'])}") from None
-        yield from (node[name] for name in IN_PLACE if name in node)
-        for name in IN_PLACE_LISTS:
-            found = node.get(name)
-            yield from found if isinstance(found, list) else ()
-        found = node.get("dependentSchemas")
-        yield from found.values() if isinstance(found, dict) else ()
-
-    def _failure(self, problem: str) -> Failure:
-        return unusable(self._file, problem)
+            document.setdefault("$defs", {})[name] = content
+            _rewrite(document, content, target, folder, roots)
+        node["$ref"] = roots[target] + pointer
 
 
 def read(file: Path) -> dict[str, Json]:

@@ -6,7 +6,7 @@ One library validates everywhere, so a keyword such as ``pattern`` means the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,8 +23,7 @@ BIGINT_MIN, BIGINT_MAX = -(2**63), 2**63 - 1
 # The spelling that Postgres writes. JSON Schema allows upper case too, and two spellings would be two keys to Kafka.
 CANONICAL_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 DETAIL_MAX_CHARACTERS = 200
-PERSONAL = "x-personal"  # the annotation of a property whose values no message may repeat
-NAMED = {"properties", "allOf", "$ref", "$defs", "definitions"}  # where the annotations of properties are
+PERSONAL = "x-personal"  # the annotation of personal data: no message repeats a value of the event
 HIDDEN = "… (personal data)"
 
 
@@ -64,10 +63,21 @@ class PayloadSchema:
             self._compile()
         except ValueError as error:  # jsonschema_rs.ValidationError is one; its first line says what is wrong
             raise unusable(name, str(error).partition("\n")[0]) from None
+        try:
+            parts = list(self._parts(self.document))
+        except RecursionError:
+            raise unusable(name, "its references form a circle") from None
+        self.properties: dict[str, Any] = {}
+        """The rules of the named properties, in their order."""
+        for part in parts:
+            for name_, rule in (part.get("properties") or {}).items():
+                self.properties.setdefault(name_, rule)
         if not self.properties:
             raise unusable(name, "it has no properties")
-        self.personal = self._personal()
-        """The properties with personal data, in whatever depth."""
+        self.required = frozenset(name for part in parts for name in part.get("required", ()))
+        """The properties that a payload must have; one may still be null."""
+        self.is_personal = has(self.document, {**self.document, "$defs": {}, "definitions": {}}, PERSONAL)
+        """Whether a value in the payload is personal data. Definitions count if something refers to them."""
 
     def __getstate__(self) -> dict[str, Any]:
         """For executors. The compiled validator stays behind and is made again."""
@@ -83,8 +93,7 @@ class PayloadSchema:
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         """The named properties as columns, in their order. Objects, arrays and mixed types become ``jsonb``."""
-        required = self.required
-        return tuple(self._column(name, rule, name in required) for name, rule in self.properties.items())
+        return tuple(self._column(name, rule) for name, rule in self.properties.items())
 
     def are_valid(self, payloads: Iterable[object]) -> bool:
         """Whether all of these payloads, decoded from JSON, are valid."""
@@ -104,46 +113,23 @@ class PayloadSchema:
         """The first violation. With personal data in the event it says the property and the rule, and no value."""
         error = next(iter(self._validator.iter_errors(payload)))
         path = [str(part) for part in error.instance_path] or [getattr(error.kind, "property", "")]
-        if self.personal:
+        if self.is_personal:
             rule = next((part for part in reversed(error.schema_path) if isinstance(part, str)), "")
             name = path[0] if path[0] in self.properties else ""
             return Violation(name, f"$.{name}: it breaks the rule {rule}")
         return Violation(path[0], shortened(f"$.{'.'.join(path)}: {error.message}"))
 
-    def _parts(self) -> list[Mapping[str, Any]]:
+    def _parts(self, rule: Any) -> Iterator[Mapping[str, Any]]:
         """The schema and what it includes by ``$ref`` or ``allOf``: all of it describes the payload itself."""
-        parts, waiting = list[Mapping[str, Any]](), [resolve(self.document, self.document)]
-        while waiting:
-            part = waiting.pop(0)
-            parts.append(part)
-            waiting += [resolve(self.document, one) for one in part.get("allOf", ())]
-        return parts
+        part = resolve(self.document, rule)
+        yield part
+        for one in part.get("allOf", ()):
+            yield from self._parts(one)
 
-    @cached_property
-    def properties(self) -> dict[str, Any]:
-        """The rules of the named properties, in their order."""
-        found: dict[str, Any] = {}
-        for part in self._parts():
-            for name, rule in (part.get("properties") or {}).items():
-                found.setdefault(name, rule)
-        return found
-
-    def _personal(self) -> frozenset[str]:
-        for part in self._parts():
-            elsewhere = {name: rule for name, rule in part.items() if name not in NAMED}
-            if has(self.document, elsewhere, PERSONAL):
-                raise unusable(self.name, f"{PERSONAL} is outside of `properties`")
-        return frozenset(name for name, rule in self.properties.items() if has(self.document, rule, PERSONAL))
-
-    @cached_property
-    def required(self) -> frozenset[str]:
-        """The properties that a payload must have; one may still be null."""
-        return frozenset(name for part in self._parts() for name in part.get("required", ()))
-
-    def _column(self, name: str, rule: Any, is_required: bool) -> Column:
+    def _column(self, name: str, rule: Any) -> Column:
         rule = resolve(self.document, rule)
         types = _types(rule)
-        is_nullable = not is_required or "null" in types or not types
+        is_nullable = name not in self.required or "null" in types or not types
         return Column(name, _sql_type(rule, types - {"null"}), is_nullable)
 
 

@@ -83,7 +83,7 @@ def chain(file: Path, versions: Sequence[EventSchema]) -> Upcaster | None:
     source = _read(file)
     if not names or not _functions(str(file), source).keys() >= {*names}:
         return None
-    return Upcaster(str(file), source, names, versions[-1], any(one.personal for one in versions))
+    return Upcaster(str(file), source, names, versions[-1], any(one.is_personal for one in versions))
 
 
 def functions_in(file: Path) -> dict[str, Function]:

@@ -127,10 +127,10 @@ class Difference(NamedTuple):
         }
         return cls(key, "surplus" if source is None else "missing" if sink is None else "differs", columns)
 
-    def shown(self, names: Collection[str] | None) -> Difference:
-        """The difference with the values of these columns only, or of all."""
-        hidden = {name: (HIDDEN, HIDDEN) for name in self.columns if names is not None and name not in names}
-        return self._replace(columns={**self.columns, **hidden})
+    @property
+    def without_values(self) -> Difference:
+        """The difference for a report of personal data."""
+        return self._replace(columns=dict.fromkeys(self.columns, (HIDDEN, HIDDEN)))
 
     @property
     def summary(self) -> str:

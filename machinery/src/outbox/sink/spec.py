@@ -104,18 +104,7 @@ class SinkSpec:
     @property
     def is_personal(self) -> bool:
         """Whether an event that it takes has personal data."""
-        return any(any(decoder.personal.values()) for decoder in self.decoders.values())
-
-    @property
-    def shown(self) -> frozenset[str] | None:
-        """The columns whose values reports may show: with personal data, the declared properties without it; else all,
-        which is None.
-        """
-        if not self.is_personal:
-            return None
-        personal = {name for one in self.decoders.values() for of_event in one.personal.values() for name in of_event}
-        types = [columns for one in self.decoders.values() for columns in one.types.values()]
-        return frozenset(column.name for columns in types for column in columns) - personal
+        return any(decoder.is_personal for decoder in self.decoders.values())
 
     def erase_files(self, topic: str) -> list[Path]:
         """The files NAME.erase.sql of its projections. Raises Failure if one is missing, and the topic has personal
@@ -125,7 +114,7 @@ class SinkSpec:
         names = sorted({file.name.partition(".")[0] for file in folder.glob("*.sql")})
         files = [folder / f"{name}.erase.sql" for name in names]
         missing = [file.name for file in files if not file.exists()]
-        if missing and any(self.decoders[topic].personal.values()):
+        if missing and self.decoders[topic].is_personal:
             raise Failure(
                 f"sink {self.name} takes personal data, and {folder} has no {', '.join(missing)}",
                 "write it; a file of comments says that there is nothing to erase",

@@ -114,9 +114,9 @@ def _row(event: Event, allowed: Contract) -> dict[str, Any]:
     try:
         encoded = encode(event.payload)
     except NOT_ENCODABLE as error:
-        reason = type(error).__name__ if schema.personal else error
+        reason = type(error).__name__ if schema.is_personal else error
         raise _invalid(schema, f"the payload cannot be written as JSON: {reason}") from (
-            None if schema.personal else error
+            None if schema.is_personal else error
         )
     if allowed.validates:
         _require_valid(event, encoded, schema, allowed.catalog.aggregates[event.aggregatetype].key)
@@ -134,7 +134,7 @@ def _require_valid(event: Event, encoded: bytes, schema: EventSchema, key: str) 
         raise _invalid(schema, "a text contains NUL, which Postgres cannot store")
     repeated = str(convert(_type(schema, key), payload[key]))
     if event.aggregateid != repeated:
-        values = ("", "") if schema.personal else (f" {event.aggregateid!r}", f", {repeated!r}")
+        values = ("", "") if schema.is_personal else (f" {event.aggregateid!r}", f", {repeated!r}")
         raise Failure(
             f"event {schema.name}: its aggregateid{values[0]} is not its {key}{values[1]}",
             f"both must be the same text: {key} repeats the key of the record",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outbox.events.references import IN_PLACE_LISTS, MAPS, pointed_at
+from outbox.events.references import MAPS, pointed_at
 
 # They describe a value and never decide whether it is valid.
 ANNOTATIONS = {
@@ -20,7 +20,7 @@ SCHEMAS = {
     *("additionalProperties", "unevaluatedProperties", "propertyNames", "items", "unevaluatedItems", "contains"),
     *("not", "if", "then", "else"),
 }
-LISTS = {*IN_PLACE_LISTS, "prefixItems"}
+LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
 RECURSION = "$recursion"  # in place of a reference to a rule that this one is a part of
 # They have rules inside, or depend on others of the same schema: a rule that has one is not merged with another rule.
 DEPENDENT = {*SCHEMAS, *LISTS, *MAPS, "minContains", "maxContains", RECURSION}

@@ -72,7 +72,7 @@ class RecordDecoder(ABC):
     """
 
     types: Mapping[str, Sequence[Column]]
-    personal: Mapping[str, Collection[str]] = {}  # by event the columns with personal data
+    is_personal = False  # whether an event has personal data
     at_once = AT_ONCE  # records that are best decoded together
     key: str
     version: str | None = None
@@ -157,9 +157,7 @@ class EventDecoder(RecordDecoder):
     def __init__(self, aggregates: Sequence[Aggregate], wanted: Sequence[Wanted], age_max_days: int = 3660) -> None:
         """``aggregates`` are all on the topic; events of theirs that are not ``wanted`` are skipped."""
         self.types = {one.name: one.schema.columns for one in wanted}
-        self.personal = {
-            one.name: {name for schema, _ in one.accepts.values() for name in schema.personal} for one in wanted
-        }
+        self.is_personal = any(schema.is_personal for one in wanted for schema, _ in one.accepts.values())
         self.key, self.version = aggregates[0].key, aggregates[0].version
         self.topic = aggregates[0].topic
         self._age_max_ms = age_max_days * DAY_MS

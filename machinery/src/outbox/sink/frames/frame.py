@@ -1,4 +1,4 @@
-"""The events of topics between two points as a DataFrame, for notebooks and backfills (docs/spark.md). It only reads.
+"""The events of topics between two moments as a DataFrame, for notebooks and backfills (docs/spark.md). It only reads.
 
 Tasks read the topics with the client that the sinks read with, and decode with the same decoder. So a row is what a
 sink would see: the same columns, upcast to the newest version. Records that a sink would set aside, and events that
@@ -16,21 +16,8 @@ from datetime import datetime
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
@@ -39,28 +26,10 @@ from outbox.kafka.records import Part, batches
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.decoding.records import Records
-from outbox.sink.decoding.values import schema_of
 from outbox.sink.discovery import event_decoders
 
-Point = datetime | Mapping[str, Mapping[int, int]]  # a moment, or offsets by topic and partition
-
 TASK_MAX_RECORDS = 200_000
-# Of a sink's columns; so are decimals, in what a transform returns.
-ARROW_TYPES: Mapping[type[DataType], pa.DataType] = {
-    StringType: pa.string(),
-    ByteType: pa.int8(),
-    ShortType: pa.int16(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    BooleanType: pa.bool_(),
-    TimestampType: pa.timestamp("us", tz="UTC"),
-    DateType: pa.date32(),
-}
-SPARK_TYPES = {of_arrow: of_spark() for of_spark, of_arrow in ARROW_TYPES.items()}
 TOPIC = "outbox_topic"  # no property has this name
-PLACE = [StructField(field.name, SPARK_TYPES[field.type]) for field in schema_of(())]
 
 
 def events(
@@ -68,21 +37,21 @@ def events(
     settings: Settings,
     names: Sequence[str],
     *,
-    start: Point | None = None,
-    end: Point | None = None,
+    start: datetime | None = None,
+    end: datetime | None = None,
 ) -> DataFrame:
-    """The events of these names that are on their topics between two points, in no particular order.
+    """The events of these names that are on their topics between two moments, in no particular order.
 
     ``names`` are as in a job: ``order``, ``order.placed`` or ``order.placed.v1``. From ``start`` on, or from the first
-    record that the topics still have; up to ``end``, which is excluded, or to what is committed at this moment. A
-    moment counts by the records' timestamps. Later records are not read, however often the DataFrame is computed; each
-    time it reads the topics again, so `cache` it if that is too often.
+    record that the topics still have; up to ``end``, which is excluded, or to what is committed now. The records'
+    timestamps count. Later records are not read, however often the DataFrame is computed; each time it reads the topics
+    again, so `cache` it if that is too often.
 
     Columns: ``outbox_topic``, ``event_id``, ``partition``, ``offset``, ``event_type`` if there are several events, and
     the properties of the payloads (`outbox.sink.decoding.layout`), of which numeric and jsonb ones are text.
 
-    Raises Failure if a name is unknown, if Kafka is unavailable, or for an offset that a topic does not have. A topic
-    that drops records while they are read makes the Spark job fail, with ``events-lost``.
+    Raises Failure if a name is unknown, if Kafka is unavailable, or for a moment without a zone. A topic that drops
+    records while they are read makes the Spark job fail, with ``events-lost``.
     """
     decoders = event_decoders(settings, names)
     layout = Layout.of_decoders(decoders)
@@ -96,8 +65,7 @@ def events(
 
 def schema(layout: Layout) -> StructType:
     """The columns of a layout as Spark has them, behind the place of each event."""
-    columns = (StructField(field.name, SPARK_TYPES[field.type]) for field in layout.schema)
-    return StructType([StructField(TOPIC, StringType()), *columns])
+    return StructType([StructField(TOPIC, StringType()), *from_arrow_schema(layout.schema)])
 
 
 def as_events(rows: pa.Table, topic: str) -> pa.Table:
@@ -127,36 +95,20 @@ class EventsTask:
             yield from as_events(rows, share.topic).combine_chunks().to_batches()
 
 
-def _range(settings: Settings, topic: str, start: Point | None, end: Point | None) -> Part:
+def _range(settings: Settings, topic: str, start: datetime | None, end: datetime | None) -> Part:
     marks = topics.watermarks(settings, topic)
-    begin = _offsets(settings, topic, start, {partition: first for partition, (first, _) in marks.items()}, marks)
-    until = _offsets(settings, topic, end, {partition: last for partition, (_, last) in marks.items()}, marks)
+    first, last = ({partition: mark[place] for partition, mark in marks.items()} for place in (0, 1))
+    begin, until = _offsets(settings, topic, start, first, last), _offsets(settings, topic, end, last, last)
     return Part(topic, {partition: min(begin[partition], until[partition]) for partition in until}, until)
 
 
 def _offsets(
-    settings: Settings,
-    topic: str,
-    point: Point | None,
-    otherwise: Mapping[int, int],
-    marks: Mapping[int, tuple[int, int]],
-) -> dict[int, int]:
-    """By partition the offset of a point."""
-    if point is None:
-        return dict(otherwise)
-    if isinstance(point, datetime):
-        if point.tzinfo is None:
-            raise Failure(f"{point} has no time zone", "add one, such as tzinfo=UTC", code="moment-without-zone")
-        since = topics.offsets_since(settings, topic, point)
-        return {partition: min(since.get(partition, last), last) for partition, (_, last) in marks.items()}
-    given = point.get(topic, {})
-    for partition, offset in given.items():
-        first, last = marks.get(partition, (0, -1))
-        if not first <= offset <= last:
-            there = f"{first} to {last}" if partition in marks else f"partitions {', '.join(map(str, sorted(marks)))}"
-            raise Failure(
-                f"topic {topic} has no offset {offset} in partition {partition}",
-                f"it has {there}",
-                code="offset-unknown",
-            )
-    return {**otherwise, **given}
+    settings: Settings, topic: str, moment: datetime | None, otherwise: Mapping[int, int], last: Mapping[int, int]
+) -> Mapping[int, int]:
+    """By partition the offset of a moment."""
+    if moment is None:
+        return otherwise
+    if moment.tzinfo is None:
+        raise Failure(f"{moment} has no time zone", "add one, such as tzinfo=UTC", code="moment-without-zone")
+    since = topics.offsets_since(settings, topic, moment)
+    return {partition: min(since.get(partition, end), end) for partition, end in last.items()}

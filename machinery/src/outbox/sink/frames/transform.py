@@ -28,14 +28,16 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DataType, DecimalType, StructType
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType, StructType
 
 from outbox.base.errors import Failure, kind_of
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.schema import shortened
+from outbox.sink.applying.postgres.transforming import sql_type
 from outbox.sink.decoding.batch import Returned
 from outbox.sink.decoding.layout import PLACE
 from outbox.sink.frames import frame
@@ -142,7 +144,7 @@ class Transform:
         problem = unusable(schema, self._schema)
         if problem is not None:
             raise self._unusable(*problem)
-        types = {field.name: _arrow_type(field.dataType) for field in schema.fields}
+        types = {field.name: to_arrow_type(field.dataType) for field in schema.fields}
         return pa.schema({name: types[name] for name in (*PLACE, *types) if name != frame.TOPIC})
 
     def _returned(self, events: DataFrame) -> DataFrame:
@@ -221,21 +223,20 @@ def quoted(name: str) -> str:
 
 def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
     """Why no sink can take rows with these columns, and what to do; None if it can. ``given`` are those of events."""
-    types = {field.name: field.dataType for field in returned.fields}
-    lost = [field.name for field in frame.PLACE if types.get(field.name) != field.dataType]
+    types, known = ({field.name: field.dataType for field in one.fields} for one in (returned, given))
+    lost = [name for name in PLACE if types.get(name) != known[name]]
     if lost:
         return f"it does not return {', '.join(lost)} as it got them", "keep event_id, partition and offset"
     names = [field.name for field in returned.fields]
     if len(types) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         return f"it returns two columns called {twice}", "drop or rename one"
-    known = {field.name: field.dataType for field in given.fields}
     for name, type_ in types.items():
         if known.get(name) == type_:
             continue
         if name not in known and (problem := catalog.name_problem(name)) is not None:
             return f"it returns a column with a name that no column can have: {problem[0]}", problem[1]
-        if type(type_) not in {DecimalType, *frame.ARROW_TYPES}:
+        if not _is_storable(type_):
             remedy = "cast it, or make it a string with to_json"
             return f"it returns {name} as {type_.simpleString()}, which no table takes", remedy
     return None
@@ -248,10 +249,11 @@ def _session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     return session
 
 
-def _arrow_type(type_: DataType) -> pa.DataType:
-    if isinstance(type_, DecimalType):
-        return pa.decimal128(type_.precision, type_.scale)
-    return frame.ARROW_TYPES[type(type_)]
+def _is_storable(type_: DataType) -> bool:
+    try:
+        return sql_type(to_arrow_type(type_)) is not None
+    except PySparkTypeError:  # Arrow has no such type
+        return False
 
 
 def spark_reason(error: BaseException, spec: SinkSpec) -> str:

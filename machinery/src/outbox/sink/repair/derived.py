@@ -130,7 +130,7 @@ def settle(
     differences = Differences(kept=kept)
     for key, due, has in rows.stream(cursor.connection, DIFFERENCES):
         difference = Difference.of(key, due and rows.normal(due), has and rows.normal(has))
-        differences.add(difference.shown(spec.shown))
+        differences.add(difference.without_values if spec.is_personal else difference)
     cursor.execute(replace)
     return differences
 

@@ -136,13 +136,10 @@ SELECT count(*), set_config('outbox.topic', %(topic)s, true),
   FROM pg_temp.outbox_batch
 """
 # A projection writes what it likes into the detail, and reports show it.
-HIDE_PERSONAL = """
-UPDATE pg_temp.rejections AS rejected SET detail = 'not shown: it has personal data'
-  FROM pg_temp.outbox_batch AS batch
- WHERE batch.event_id = rejected.event_id
-   AND EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array({}), '$.**') AS value (json)
-                WHERE jsonb_typeof(value.json) IN ('string', 'number') AND value.json #>> '{{}}' <> ''
-                  AND strpos(rejected.detail, value.json #>> '{{}}') > 0)
+HIDE_DETAILS = """
+UPDATE pg_temp.rejections AS rejected SET detail = 'not shown: the sink takes personal data'
+  FROM pg_temp.new_events AS new
+ WHERE new.event_id = rejected.event_id AND rejected.reason <> %s
 """
 COUNT_REJECTIONS = """
 SELECT count(*),
@@ -193,13 +190,7 @@ class PostgresApplier(Applier):
                 "name the version in connect/events/AGGREGATE/aggregate.toml, or remove the line `-- ordered`",
                 code="projection-unusable",
             )
-        self._personal = {
-            spec.layout.place(event, column.name)
-            for decoder in spec.decoders.values()
-            for event, names in decoder.personal.items()
-            for column in decoder.types[event]
-            if column.name in names
-        }
+        self._is_personal = spec.is_personal
         self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
         self._names = {topic: names(known.key, known.version) for topic, known in self._known.items()}
 
@@ -316,9 +307,8 @@ class PostgresApplier(Applier):
             )
         if not rejections:
             return 0
-        if personal := [column.name for column in self._shape.columns if column.name in self._personal]:
-            columns = (sql.SQL("batch.{}").format(sql.Identifier(name)) for name in personal)
-            cursor.execute(sql.SQL(HIDE_PERSONAL).format(sql.SQL(", ").join(columns)))
+        if self._is_personal:
+            cursor.execute(HIDE_DETAILS, [PARKED])
         return self._set_aside(cursor, parameters["topic"], parameters["topic_id"], fetch)
 
     def _set_aside(self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch) -> int:

@@ -114,7 +114,7 @@ def columns_of(returned: pa.Schema, events: Layout) -> Sequence[Column]:
     return [
         given[field.name]
         if field.name in given and arrow_types()[given[field.name].type] == field.type
-        else Column(field.name, _sql_types().get(field.type, "numeric"), is_nullable=True)
+        else Column(field.name, sql_type(field.type) or "numeric", is_nullable=True)
         for field in returned
         if field.name not in PLACE
     ]
@@ -244,6 +244,11 @@ CHECKS: Mapping[SqlType, Callable[[pa.ChunkedArray], None]] = {
     "timestamptz": _times,
     "date": _times,
 }
+
+
+def sql_type(returned: pa.DataType) -> SqlType | None:
+    """The type of a column in SQL, by its type in Arrow; None if no table takes it."""
+    return "numeric" if pa.types.is_decimal(returned) else _sql_types().get(returned)
 
 
 @cache
