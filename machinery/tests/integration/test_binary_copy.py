@@ -16,11 +16,12 @@ from psycopg2 import extensions, sql
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.decoding import binary
+from outbox.sink.decoding.values import Type, table_of
 
-Row = dict[binary.Type, Any]
+Row = dict[Type, Any]
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
-VALUES: dict[binary.Type, st.SearchStrategy[Any]] = {
+VALUES: dict[Type, st.SearchStrategy[Any]] = {
     "uuid": st.uuids().map(str) | st.uuids().map(lambda one: str(one).upper()),
     "timestamptz": st.datetimes(timezones=st.timezones()),
     "bigint": st.integers(-(2**63), 2**63 - 1),
@@ -46,11 +47,11 @@ def connection(shared_databases: Settings) -> Iterator[extensions.connection]:
 
 def copied(connection: extensions.connection, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """The copied rows, read from Postgres as text."""
-    types: dict[str, binary.Type] = {f"{type_}_column": type_ for type_ in VALUES}
+    types: dict[str, Type] = {f"{type_}_column": type_ for type_ in VALUES}
     values = [(number, *(row[type_] for type_ in VALUES)) for number, row in enumerate(rows)]
-    all_types: Mapping[str, binary.Type] = {"number": "integer", **types}
+    all_types: Mapping[str, Type] = {"number": "integer", **types}
     # In several chunks, as the rows of a batch are.
-    table = pa.concat_tables([binary.table([row], all_types) for row in values])
+    table = pa.concat_tables([table_of([row], all_types) for row in values])
     with connection, connection.cursor() as cursor:
         cursor.execute("TRUNCATE copied")
         binary.encode(table, all_types).copy(cursor, sql.Identifier("copied"))
@@ -92,7 +93,7 @@ def test_what_is_no_uuid_is_refused(text: str) -> None:
 
 
 def test_no_rows_among_others_end_no_copy(connection: extensions.connection) -> None:
-    types: Mapping[str, binary.Type] = {"number": "integer"}
+    types: Mapping[str, Type] = {"number": "integer"}
     tables = [pa.table({"number": pa.array(numbers, pa.int32())}) for numbers in ([], [1], [], [2, 3])]
     [together] = binary.Encoded.together(binary.encode(one, types) for one in tables)
     with connection, connection.cursor() as cursor:
@@ -103,7 +104,7 @@ def test_no_rows_among_others_end_no_copy(connection: extensions.connection) -> 
 
 
 def test_no_rows_are_a_copy_of_none(connection: extensions.connection) -> None:
-    types: Mapping[str, binary.Type] = {"number": "integer", "text_column": "text"}
+    types: Mapping[str, Type] = {"number": "integer", "text_column": "text"}
     empty = pa.table({"number": pa.array([], pa.int32()), "text_column": pa.array([], pa.string())})
     with connection, connection.cursor() as cursor:
         cursor.execute("TRUNCATE copied")

@@ -12,13 +12,13 @@ from decimal import Decimal
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, PlainSerializer
+from pydantic import BaseModel
 
 from outbox.base import project
 from outbox.events.values import NOT_ENCODABLE, encode
@@ -192,13 +192,6 @@ class Holder:
     held: Extra
 
 
-class Spelled(BaseModel):
-    """A model that says how it writes infinity."""
-
-    named: Annotated[float, PlainSerializer(lambda value: f"{value}!", when_used="json")] = float("nan")
-    none: float | None = None
-
-
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize(
     "model",
@@ -215,10 +208,6 @@ class Spelled(BaseModel):
 def test_no_model_makes_null_of_what_is_no_number(value: float, model: Callable[[float], object]) -> None:
     with pytest.raises(ValueError, match="NaN"):
         encode(model(value))
-
-
-def test_a_model_may_say_how_it_writes_infinity() -> None:
-    assert encode([Spelled(), None]) == b'[{"named":"nan!","none":null},null]'
 
 
 def test_an_event_is_refused_wherever_it_stands(declare: Declare) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -125,21 +125,9 @@ _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=_as_builtin).en
 
 
 def _as_finite_builtin(value: Any) -> Any:
-    builtin = _as_builtin(value)
-    if hasattr(value, "model_dump") and not _is_kept(value.model_dump(warnings=False), builtin):
-        raise ValueError(NOT_FINITE)
-    return builtin
-
-
-def _is_kept(value: Any, dumped: Any) -> bool:
-    """Whether pydantic has not made null of a number; it does so where a model's types do not say ``float``."""
-    if isinstance(dumped, dict):
-        pairs = zip(value.values(), dumped.values(), strict=False) if isinstance(value, Mapping) else ()
-    elif isinstance(dumped, list):
-        pairs = zip(value, dumped, strict=False) if isinstance(value, Collection) else ()
-    else:
-        return dumped is not None or _is_finite(value)
-    return all(_is_kept(*pair) for pair in pairs)
+    if hasattr(value, "model_dump") and not _is_finite(value.model_dump(warnings=False)):
+        raise ValueError(NOT_FINITE)  # pydantic itself makes null of it where a model's types do not say `float`
+    return _as_builtin(value)
 
 
 def _is_finite(value: Any) -> bool:

@@ -113,8 +113,15 @@ class SinkWriter(ABC):
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
 
-    def _move_past(self, cursor: extensions.cursor, batch: Batch) -> None:
-        """Move the positions past a batch, and record what it has skipped, in the caller's transaction.
+    def _continue(self, cursor: extensions.cursor, batch: Batch) -> dict[int, int]:
+        """Begin the transaction of a batch. Returns the stored positions, which it must continue."""
+        self._enter(cursor)
+        stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
+        positions.require_no_gap(self.name, batch.topic, stored, batch.start)
+        return stored
+
+    def _move_past(self, cursor: extensions.cursor, batch: Batch, applied: Applied) -> Counts:
+        """Move the positions past a batch, count it, and record what it has skipped, in the caller's transaction.
 
         A name that is recorded in a transaction that is rolled back is recorded again by the next driver.
         """
@@ -123,6 +130,19 @@ class SinkWriter(ABC):
         new = asked.new_names(recorded, batch.chunk.skipped, self._declared[batch.topic])
         asked.record(cursor, self.name, batch.topic, new)
         recorded.update(new)
+        chunk = batch.chunk
+        duplicates = chunk.count - sum(applied)
+        counts = Counts(
+            chunk.count,
+            applied.applied,
+            duplicates,
+            applied.rejected,
+            chunk.dead_count,
+            chunk.skipped_count,
+            applied.filtered,
+        )
+        count(cursor, self.name, counts)
+        return counts
 
     def _enter(self, cursor: extensions.cursor) -> None:
         """Begin a transaction that changes something."""

@@ -17,6 +17,7 @@ from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.decoding.records import Decoded, Records, Rows, event_ids, summed
+from outbox.sink.decoding.values import types_of
 
 Reached = dict[int, int]  # by partition, the offset behind the last record
 
@@ -118,7 +119,7 @@ class Chunking:
 
 def encoded_rows(rows: Rows, layout: Layout) -> list[Encoded]:
     """The rows of each event for a table of this layout; columns that an event lacks are left out."""
-    types = binary.types_of(layout.columns)
+    types = types_of(layout.columns)
     return [binary.encode(layout.rows(event, table), types) for event, table in rows.items()]
 
 

@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
 from outbox.base.heavy import np, pa, pc
-from outbox.events.schema import Column, SqlType
-from outbox.sink.decoding import values
-
-Type = SqlType | Literal["integer", "bytea"]
+from outbox.sink.decoding.values import Type
 
 HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 NULL = -1  # as a field's length
@@ -38,9 +35,6 @@ DIGIT = 4  # decimal places in a digit of numeric
 NEGATIVE = 0x4000
 NUMERIC_DIGITS, NUMERIC_MAX = 5, 10**18
 NUMERIC = [("count", ">u2"), ("weight", ">i2"), ("sign", ">u2"), ("scale", ">u2"), ("digits", ">u2", NUMERIC_DIGITS)]
-
-
-PLACE: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 
 
 class Encoded(NamedTuple):
@@ -80,22 +74,10 @@ class _Pieces:
         return next(filter(None, self._pieces), b"")  # an empty one would be the end
 
 
-def types_of(columns: Iterable[Column]) -> Mapping[str, Type]:
-    """The types of the place of an event, and of these columns."""
-    return {**PLACE, **{column.name: column.type for column in columns}}
-
-
 def definitions(types: Mapping[str, Type]) -> sql.Composable:
     """The columns of a table that checks nothing."""
     columns = (sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in types.items())
     return sql.SQL(", ").join(columns)
-
-
-def table(rows: Sequence[Sequence[object]], types: Mapping[str, Type]) -> pa.Table:
-    """Rows of Python's values as columns of these types."""
-    columns = zip(types.items(), zip(*rows, strict=True), strict=True)
-    in_arrow = {**values.arrow_types(), "integer": pa.int32(), "bytea": pa.binary()}
-    return pa.table({name: pa.array(of, in_arrow[type_]) for (name, type_), of in columns})
 
 
 def encode(rows: pa.Table, types: Mapping[str, Type]) -> Encoded:

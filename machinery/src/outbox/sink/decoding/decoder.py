@@ -34,7 +34,7 @@ from outbox.events.values import (
 from outbox.kafka.records import Header
 from outbox.sink.decoding.ids import made_at_ms
 from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records, Rows, values_at
-from outbox.sink.decoding.values import convert_all, table_of
+from outbox.sink.decoding.values import convert_all, table_of, types_of
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -135,7 +135,7 @@ class RecordDecoder(ABC):
         found = defaultdict[str, list[Sequence[Any]]](list)
         for event, partition, offset in read:
             found[event.name].append((event.event_id, partition, offset, *event.values))
-        return {name: table_of(rows, self.types[name]) for name, rows in found.items()}
+        return {name: table_of(rows, types_of(self.types[name])) for name, rows in found.items()}
 
 
 class Version(NamedTuple):

@@ -24,15 +24,15 @@ from outbox.events.catalog import COLUMNS_MAX, LIMIT, ROW_MAX_BYTES, row_bytes
 from outbox.events.schema import Column
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.records import Rows
-from outbox.sink.decoding.values import schema_of
+from outbox.sink.decoding.values import PLACE_TYPES, schema_of, types_of
 
 EVENT_TYPE = "event_type"
 # What a sink with a transform knows of each event, whatever the transform made of it.
 TYPE, KEY, VERSION, IS_FILTERED, FAILURE = (
     f"outbox_{word}" for word in ("type", "key", "version", "is_filtered", "failure")
 )
+PLACE = tuple(PLACE_TYPES)
 NAME_MAX_BYTES = 63  # of an identifier of Postgres; a longer one is cut off
-PLACE = ("event_id", "partition", "offset")
 
 
 class Layout:
@@ -104,7 +104,7 @@ class Layout:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the tables as Arrow has them."""
-        return schema_of(self.columns)
+        return schema_of(types_of(self.columns))
 
     def table(self, rows: Rows) -> pa.Table:
         """All rows as one table; NULL where an event lacks a column."""

@@ -8,38 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from outbox.base.heavy import pa, pc
 from outbox.events.schema import Column, SqlType
 from outbox.events.values import NUL, convert
 
+Type = SqlType | Literal["integer", "bytea"]
+PLACE_TYPES: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
+
 
 @cache
-def arrow_types() -> Mapping[str, pa.DataType]:
+def arrow_types() -> Mapping[Type, pa.DataType]:
     """The type of a column in Arrow, by its type in SQL. A function, because Arrow takes long to import."""
     return {
         "uuid": pa.string(),
         "timestamptz": pa.timestamp("us", tz="UTC"),
         "bigint": pa.int64(),
+        "integer": pa.int32(),
         "numeric": pa.string(),  # as text: no Arrow type holds every number that Postgres does
         "boolean": pa.bool_(),
         "text": pa.string(),
+        "bytea": pa.binary(),
         "jsonb": pa.string(),
         "double precision": pa.float64(),
         "date": pa.date32(),
     }
 
 
-def schema_of(columns: Iterable[Column]) -> pa.Schema:
-    """The place of an event, and these columns."""
-    types = {"event_id": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-    return pa.schema(types | {column.name: arrow_types()[column.type] for column in columns})
+def types_of(columns: Iterable[Column]) -> Mapping[str, Type]:
+    """The types of the place of an event, and of these columns."""
+    return {**PLACE_TYPES, **{column.name: column.type for column in columns}}
 
 
-def table_of(rows: Collection[Sequence[Any]], columns: Iterable[Column]) -> pa.Table:
-    """Rows that have the place of an event, and the values of these columns."""
-    schema = schema_of(columns)
+def schema_of(types: Mapping[str, Type]) -> pa.Schema:
+    """Columns of these types as Arrow has them."""
+    return pa.schema({name: arrow_types()[type_] for name, type_ in types.items()})
+
+
+def table_of(rows: Collection[Sequence[Any]], types: Mapping[str, Type]) -> pa.Table:
+    """Rows of Python's values as columns of these types."""
+    schema = schema_of(types)
     values = zip(*rows, strict=True) if rows else ([] for _ in schema)
     return pa.table([pa.array(of, type_) for of, type_ in zip(values, schema.types, strict=True)], schema)
 

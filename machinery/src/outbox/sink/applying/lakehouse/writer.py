@@ -35,18 +35,25 @@ from psycopg2 import extensions, sql
 from pyspark.sql import SparkSession
 
 from outbox.sink.applying.lakehouse.spark_table import Table
-from outbox.sink.applying.postgres.applier import BATCH, Known
+from outbox.sink.applying.postgres.applier import BATCH, DROP_ERASED, Known
 from outbox.sink.applying.postgres.transforming import TRANSFORM_FAILED, join
 from outbox.sink.decoding import binary
 from outbox.sink.decoding.batch import Batch, Returned
-from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, PLACE, VERSION
+from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, PLACE, VERSION
 from outbox.sink.decoding.records import Fetch
+from outbox.sink.decoding.values import PLACE_TYPES, Type
 from outbox.sink.remembering import dead_letters, fence, positions
 from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.spec import SinkSpec
-from outbox.sink.writer import Applied, Applier, Counts, SinkWriter, count
+from outbox.sink.writer import Applied, Applier, Counts, SinkWriter
 
-COLUMNS: dict[str, binary.Type] = {**binary.PLACE, VERSION: "bigint", IS_FILTERED: "boolean", FAILURE: "text"}
+COLUMNS: dict[str, Type] = {
+    **PLACE_TYPES,
+    KEY: "text",
+    VERSION: "bigint",
+    IS_FILTERED: "boolean",
+    FAILURE: "text",
+}
 TABLES = sql.SQL(
     "CREATE TEMPORARY TABLE outbox_batch ({}) ON COMMIT DELETE ROWS; "
     "CREATE TEMPORARY TABLE rejections (event_id uuid, reason text, detail text) ON COMMIT DELETE ROWS"
@@ -62,17 +69,11 @@ DROP_REJECTED = """
 DELETE FROM pg_temp.outbox_batch AS batch USING pg_temp.rejections AS rejected WHERE batch.event_id = rejected.event_id
 """
 DROP_FILTERED = f'DELETE FROM pg_temp.outbox_batch AS batch WHERE batch."{IS_FILTERED}"'  # noqa: S608
-
-
-ERASED = """
-SELECT batch.event_id
-  FROM unnest(%(ids)s::uuid[], %(keys)s::text[]) AS batch (event_id, key)
-  JOIN public.erased_keys AS erased
-    ON erased.topic = %(topic)s AND erased.key_hash = sha256(convert_to(batch.key, 'UTF8'))
- WHERE batch.event_id <= erased.until
+DROP_ERASED_EVENTS = f"""
+{DROP_ERASED.replace("{key}", f'"{KEY}"')}
+   AND EXISTS (SELECT FROM public.erased_keys AS one WHERE one.topic = %(topic)s)
+RETURNING batch.event_id::text
 """
-ARE_ANY_ERASED = "SELECT FROM public.erased_keys AS erased WHERE erased.topic = %s LIMIT 1"
-DROP_EVENTS = "DELETE FROM pg_temp.outbox_batch AS batch WHERE batch.event_id = ANY(%s::uuid[])"
 
 
 def prepare(cursor: extensions.cursor) -> None:
@@ -105,23 +106,11 @@ class LakehouseApplier(Applier):
         Raises Failure if the transform has broken a rule.
         """
         cursor.execute(f"TRUNCATE {NAMES}")
-        rows = batch.chunk.frame.select(PLACE)
+        events, known = batch.chunk.frame, self._known[batch.topic]
+        rows = events.select(PLACE).append_column(KEY, events[known.key].cast(pa.string()))
         if batch.returned is not None:
-            joined = join(self.name, batch.chunk.frame, batch.returned, (), self._known[batch.topic])
-            rows = joined.select([*COLUMNS])
+            rows = join(self.name, events, batch.returned, (), known).select([*COLUMNS])
         binary.encode(rows, COLUMNS).copy(cursor, BATCH)
-
-    def drop_erased(self, cursor: extensions.cursor, batch: Batch) -> set[str]:
-        """Take out of the table ``batch`` the events from before their key was erased, and return them."""
-        cursor.execute(ARE_ANY_ERASED, [batch.topic])
-        if not cursor.rowcount:
-            return set()
-        rows = batch.chunk.frame
-        keys = rows[self._known[batch.topic].key].cast(pa.string()).to_pylist()
-        cursor.execute(ERASED, {"ids": rows["event_id"].to_pylist(), "keys": keys, "topic": batch.topic})
-        erased = {event_id for (event_id,) in cursor}
-        cursor.execute(DROP_EVENTS, [list(erased)])
-        return erased
 
     def set_aside(
         self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, known: Collection[str] = ()
@@ -221,7 +210,10 @@ class LakehouseWriter(SinkWriter):
             prepared = self._set_aside(batch, failed - self._table.missing(failed))
             rows = batch.chunk.frame if batch.returned is None else batch.returned.rows
             merged = self._table.merge(rows, {"positions": prepared.end}, {*prepared.resolved, *failed})
-            return self._conclude(batch, merged, prepared)
+            with self._connection, self._connection.cursor() as cursor:
+                self._enter(cursor)
+                dead_letters.close(cursor, self.name, prepared.to_close)
+                return self._move_past(cursor, batch, Applied(merged, prepared.rejected, prepared.filtered))
 
     @cached_property
     def _applier(self) -> LakehouseApplier:
@@ -236,9 +228,7 @@ class LakehouseWriter(SinkWriter):
         duplicates.
         """
         with self._connection, self._connection.cursor() as cursor:
-            self._enter(cursor)
-            stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
-            positions.require_no_gap(self.name, batch.topic, stored, batch.start)
+            stored = self._continue(cursor, batch)
             self._applier.take(cursor, batch)
             # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
             resolved = dead_letters.drop_resolved(
@@ -250,7 +240,8 @@ class LakehouseWriter(SinkWriter):
                 fetch=self._fetch,
                 drop_replayed=False,
             )
-            resolved |= self._applier.drop_erased(cursor, batch)
+            cursor.execute(DROP_ERASED_EVENTS, {"topic": batch.topic})
+            resolved |= {event_id for (event_id,) in cursor}
             dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
             rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
@@ -261,23 +252,6 @@ class LakehouseWriter(SinkWriter):
                 rejected,
                 filtered,
             )
-
-    def _conclude(self, batch: Batch, merged: int, prepared: Prepared) -> Counts:
-        counts = Counts(
-            batch.chunk.count,
-            applied=merged,
-            duplicates=batch.chunk.count - merged - prepared.rejected - prepared.filtered,
-            rejected=prepared.rejected,
-            dead=batch.chunk.dead_count,
-            skipped=batch.chunk.skipped_count,
-            filtered=prepared.filtered,
-        )
-        with self._connection, self._connection.cursor() as cursor:
-            self._enter(cursor)
-            dead_letters.close(cursor, self.name, prepared.to_close)
-            count(cursor, self.name, counts)
-            self._move_past(cursor, batch)
-        return counts
 
 
 def _failed(batch: Batch) -> set[str]:

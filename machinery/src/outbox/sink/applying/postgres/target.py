@@ -23,9 +23,9 @@ from outbox.sink.applying.postgres.transforming import TransformingApplier, colu
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.remembering import dead_letters, positions, strategy
+from outbox.sink.remembering import dead_letters, strategy
 from outbox.sink.spec import SinkSpec, Target, Transformed
-from outbox.sink.writer import Counts, SinkWriter, count
+from outbox.sink.writer import Applied, Counts, SinkWriter
 
 RENEWAL_S = 3600.0  # of the temporary tables; Postgres begins to act on an age of 200 million transactions
 
@@ -71,26 +71,18 @@ class PostgresWriter(SinkWriter):
         self._ensured |= missing  # a partition that is dropped later is below the horizon, where nothing is applied
 
     def _apply(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
-        self._enter(cursor)
+        self._continue(cursor, batch)
         if time.monotonic() - self._renewed_at >= RENEWAL_S:
             self._applier.renew(cursor)
             self._renewed_at = time.monotonic()
-        stored = positions.read(cursor, self.name, batch.topic, batch.topic_id)
-        positions.require_no_gap(self.name, batch.topic, stored, batch.start)
         # First, because an ordered projection looks here for what an event must wait for.
         dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
-        rows, applied, rejected, filtered = batch.chunk.count, 0, 0, 0
-        if rows:
+        applied = Applied(0, 0)
+        if count := batch.chunk.count:
             self._applier.take(cursor, encoded)
-            dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=rows, fetch=self._fetch)
-            applied, rejected, filtered = self._applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
-        duplicates = rows - applied - rejected - filtered
-        self._move_past(cursor, batch)
-        counts = Counts(
-            rows, applied, duplicates, rejected, batch.chunk.dead_count, batch.chunk.skipped_count, filtered
-        )
-        count(cursor, self.name, counts)
-        return counts
+            dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=count, fetch=self._fetch)
+            applied = self._applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
+        return self._move_past(cursor, batch, applied)
 
 
 class PostgresTarget(Target):
