@@ -318,7 +318,6 @@ def test_skipped_events_are_counted_over_parts(known: Catalog) -> None:
     decoding = decoder(known, "order.placed")
     assert dict(decoding.decode(some).skipped) == expected
     assert Counter(RecordDecoder.decode(decoding, some).skipped) == expected
-    assert dict(decoding.decode_parts(some.parts(7)).skipped) == expected
 
 
 def test_places_stay_with_their_records(known: Catalog) -> None:

@@ -213,7 +213,8 @@ class TestRecords:
 
     def test_the_records_may_come_in_parts_or_be_none(self) -> None:
         one = as_read(record(), record(b"bad"))
-        decoded = DECODER.decode_parts([one, *list(one.parts(1))[1:], as_read()])
+        parts = [one, *list(one.parts(1))[1:], as_read()]
+        decoded = Decoded.together([DECODER.decode(part) for part in parts])
         assert count(decoded) == 1
         assert [dead.offset for dead in decoded.dead] == [1, 1]
         empty = DECODER.decode(as_read())

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ UPCAST_FAILED = "upcast failed"
 Function = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Upcaster:
     """Brings payloads of one version to that of ``target``, by functions of a file.
 
@@ -38,25 +39,14 @@ class Upcaster:
     target: EventSchema
     is_personal: bool = False
     """Whether an event that it takes has personal data: then no message repeats what a function says."""
-    _functions: list[Function] = field(default_factory=list, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_functions": []}
-
-    @property
-    def functions(self) -> list[Function]:
-        """The functions, the oldest version's first. Raises Failure if the file cannot be run."""
-        if not self._functions:
-            known = _functions(self.file, self.source)
-            self._functions = [known[name] for name in self.names]
-        return self._functions
 
     def upcast(self, payload: Any) -> Any | Rejection:
         """The payload of the target's version; or a rejection if a function fails, or returns what is not valid."""
         name = self.names[0]
         try:
-            for name, function in zip(self.names, self.functions, strict=True):  # noqa: B007 - names the failure
-                payload = function(dict(payload))
+            functions = _functions(self.file, self.source)
+            for name in self.names:
+                payload = functions[name](dict(payload))
             payload = as_json(payload)
             violation = self.target.violation(payload)
         except KeyboardInterrupt:
@@ -100,6 +90,7 @@ def _read(file: Path) -> str:
         raise _unusable(str(file), error) from None
 
 
+@cache
 def _functions(file: str, source: str) -> dict[str, Function]:
     space: dict[str, Any] = {"__name__": "upcast", "__file__": file}
     try:

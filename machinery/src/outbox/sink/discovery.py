@@ -177,13 +177,8 @@ def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventD
     }
 
 
-def choose(settings: Settings, names: Sequence[str]) -> list[SinkSpec]:
-    """The sinks of these names, each once. Raises Failure for an unknown name."""
-    found = _by_name(settings)
-    return [resolve(settings, found[name]) for name in _known(found, names)]
-
-
 def chosen(settings: Settings, name: str) -> SinkSpec:
     """The sink of a name. Raises Failure for an unknown name."""
-    (found,) = choose(settings, [name])
-    return found
+    found = _by_name(settings)
+    (known,) = _known(found, [name])
+    return resolve(settings, found[known])

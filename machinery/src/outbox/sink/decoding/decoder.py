@@ -74,6 +74,7 @@ class RecordDecoder(ABC):
     types: Mapping[str, Sequence[Column]]
     is_personal = False  # whether an event has personal data
     at_once = AT_ONCE  # records that are best decoded together
+    declared_names: Collection[str] = ()  # of the events on the topic, asked for or not, and of their versions
     key: str
     version: str | None = None
 
@@ -86,11 +87,6 @@ class RecordDecoder(ABC):
     def wanted_versions(self) -> Mapping[str, Collection[int]]:
         """By the name of each event that is asked for, its versions, if it has any."""
         return dict.fromkeys(self.types, ())
-
-    @property
-    def declared_names(self) -> set[str]:
-        """The names of the events on the topic, asked for or not, and of their versions."""
-        return set(self.types)
 
     @abstractmethod
     def record(self, record: Record) -> DecodedEvent | Rejection | Skipped:
@@ -125,10 +121,6 @@ class RecordDecoder(ABC):
             else:
                 dead.append(DeadRecord(partition, offset, record, self.event_id(record), found))
         return Decoded(self.rows(events), dead, skipped)
-
-    def decode_parts(self, parts: Iterable[Records]) -> Decoded:
-        """The events among records that come in parts, and the others."""
-        return Decoded.together([self.decode(records) for records in parts])
 
     def rows(self, read: Iterable[tuple[DecodedEvent, int, int]]) -> Rows:
         """The rows of events that were each read at a partition and an offset."""
@@ -173,12 +165,7 @@ class EventDecoder(RecordDecoder):
         self._takes_every_version = {one.schema.type for one in wanted if not one.by_version}
         schemas = [schema for aggregate in aggregates for schema in aggregate.schemas]
         self._events = {schema.type: schema.event for schema in schemas}
-        self._declared_names = {name for schema in schemas for name in (schema.event, schema.name)}
-
-    @property
-    def declared_names(self) -> set[str]:
-        """The names of the events on the topic, and of their versions."""
-        return self._declared_names
+        self.declared_names = {name for schema in schemas for name in (schema.event, schema.name)}
 
     @property
     def wanted_names(self) -> set[str]:
@@ -218,7 +205,7 @@ class EventDecoder(RecordDecoder):
     def decode(self, records: Records) -> Decoded:
         """The events among records, and the others. Valid records of an event are decoded by columns, twice as fast."""
         if len(records) > self.at_once:
-            return self.decode_parts(records.parts(self.at_once))
+            return Decoded.together([self.decode(part) for part in records.parts(self.at_once)])
         headers = _by_name(records.headers)
         kinds = _places(headers[TYPE], headers[VERSION])
         found = []

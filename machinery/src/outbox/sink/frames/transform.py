@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -191,13 +190,10 @@ class Transform:
             raise TransformFailed(shortened(spark_reason(error, self._spec))) from error
 
     def _failed(self, events: pa.Table, detail: str) -> Failure:
-        offsets: dict[int, list[int]] = defaultdict(list)
-        for partition, offset in zip(events["partition"].to_pylist(), events["offset"].to_pylist(), strict=True):
-            offsets[partition].append(offset)
-        places = ", ".join(f"{partition}: {min(of)} to {max(of)}" for partition, of in sorted(offsets.items()))
+        first = f"offset {events['offset'][0].as_py()} of partition {events['partition'][0].as_py()}"
         return Failure(
-            f"sink {self._sink}: its transform {self._name} fails for many events of a batch, or without any event; by "
-            f"partition, their offsets are {places}: {detail}",
+            f"sink {self._sink}: its transform {self._name} fails for many events of a batch, or without any event; "
+            f"the first of them is at {first}: {detail}",
             "correct it, or what it reads; none of them was applied",
             code="transform-failed",
         )

@@ -76,13 +76,6 @@ RETURNING batch.event_id::text
 """
 
 
-def prepare(cursor: extensions.cursor) -> None:
-    """Make the tables of a session."""
-    cursor.execute("SET temp_buffers = '64MB'")  # as for a sink of Postgres: a replay may come to one in this session
-    cursor.execute(TABLES)
-    cursor.execute(dead_letters.TABLE)
-
-
 class LakehouseApplier(Applier):
     """Does what the writer of a Delta table does in Postgres, and applies the events of dead letters to the table."""
 
@@ -97,8 +90,12 @@ class LakehouseApplier(Applier):
         self._table, self._transform = table, transform
         self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
 
-    def prepare(self, cursor: extensions.cursor) -> None:
-        prepare(cursor)
+    @staticmethod
+    def prepare(cursor: extensions.cursor) -> None:
+        """Make the temporary tables of a session."""
+        cursor.execute("SET temp_buffers = '64MB'")  # as for a sink of Postgres: a replay may come to one here
+        cursor.execute(TABLES)
+        cursor.execute(dead_letters.TABLE)
 
     def take(self, cursor: extensions.cursor, batch: Batch) -> None:
         """Let the table ``batch`` have the events. It is truncated, because a table that never is holds vacuum back.
@@ -182,7 +179,7 @@ class LakehouseWriter(SinkWriter):
         self._spec, self._fetch, self._schema, self._uri = spec, fetch, schema, uri
         # Spark may not have started: it does when all sinks have their fences.
         with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
-            prepare(cursor)
+            LakehouseApplier.prepare(cursor)
 
     def prepare(self, returned: pa.Schema) -> None:
         """Nothing to do: the columns are the table's."""

@@ -309,10 +309,7 @@ class PostgresApplier(Applier):
             return 0
         if self._is_personal:
             cursor.execute(HIDE_DETAILS, [PARKED])
-        return self._set_aside(cursor, parameters["topic"], parameters["topic_id"], fetch)
-
-    def _set_aside(self, cursor: extensions.cursor, topic: str, topic_id: str, fetch: Fetch) -> int:
-        """Write the dead letters of the events in ``rejections``; return how many."""
+        topic, topic_id = parameters["topic"], parameters["topic_id"]
         version = f"batch.{self._names[topic]['version']}" if "version" in self._names[topic] else "NULL"
         return dead_letters.insert_rejected(cursor, self.name, topic, topic_id, version=version, fetch=fetch)
 

@@ -59,16 +59,13 @@ class PostgresWriter(SinkWriter):
             return Counts()
         refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
         with self._errors(refused):
-            self._ensure_partitions(batch)
+            # Before the transaction that applies: a partition costs locks, and other sinks may wait for it.
+            missing = {*batch.chunk.days} - self._ensured
+            strategy.ensure_partitions(self._connection, missing)
+            self._ensured |= missing  # one that is dropped later is below the horizon, where nothing is applied
             rows = self._applier.rows(batch) if batch.chunk.count else ()
             with self._connection, self._connection.cursor() as cursor:
                 return self._apply(cursor, batch, rows)
-
-    def _ensure_partitions(self, batch: Batch) -> None:
-        """Before the transaction that applies: a partition costs locks, and other sinks may wait for it."""
-        missing = {*batch.chunk.days} - self._ensured
-        strategy.ensure_partitions(self._connection, missing)
-        self._ensured |= missing  # a partition that is dropped later is below the horizon, where nothing is applied
 
     def _apply(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
         self._continue(cursor, batch)

@@ -46,7 +46,6 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?", re.ASCII)
 NUMBER_MAX_CHARACTERS = 4_000  # Python reads no number of more than 4,300 digits; Postgres has room for more
 # What Spark and Python know; Postgres knows more.
 CALENDAR = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-NUMBER_OF_EVENT, NUMBER_OF_ROW = "outbox_event", "outbox_row"
 TRANSFORM_FAILED = "transform failed"
 DROP_FILTERED = f'DELETE FROM pg_temp.new_events AS new WHERE new."{IS_FILTERED}"'  # noqa: S608
 REJECT_FAILED = f"""
@@ -169,16 +168,17 @@ def _in_order(sink: str, events: pa.Table, kept: pa.Table) -> pa.Table:
     """
     if kept.select(PLACE).equals(events.select(PLACE)):
         return kept  # as mostly: nothing is filtered, and Spark has kept the order
-    pairs = _numbered(events, NUMBER_OF_EVENT).join(_numbered(kept, NUMBER_OF_ROW), PLACE, join_type="left outer")
-    pairs = pairs.sort_by(NUMBER_OF_EVENT)
-    rows = pairs[NUMBER_OF_ROW]
-    if pairs.num_rows != events.num_rows or len(rows) - rows.null_count != kept.num_rows:
+    keys = _keys(kept)
+    rows = pc.index_in(_keys(events), keys)
+    if len(rows) - rows.null_count != len(keys):
         raise _broken(sink, events, kept)
     return kept.take(rows)
 
 
-def _numbered(rows: pa.Table, name: str) -> pa.Table:
-    return rows.select(PLACE).append_column(name, pa.array(range(rows.num_rows), pa.int64()))
+def _keys(rows: pa.Table) -> pa.Array:
+    """The place of each row as a text."""
+    texts = (rows[name].cast(pa.string()) for name in PLACE)
+    return pc.binary_join_element_wise(*texts, " ", null_handling="replace", null_replacement="NULL").combine_chunks()
 
 
 def _failures(events: pa.Table, failed: Mapping[tuple[int, int], str]) -> pa.Array:
@@ -191,11 +191,10 @@ def _failures(events: pa.Table, failed: Mapping[tuple[int, int], str]) -> pa.Arr
 
 def _broken(sink: str, events: pa.Table, kept: pa.Table) -> Failure:
     """The failure of a transform that breaks a rule, with the first event of which it does."""
-    given, found = ([tuple(row.values()) for row in one.select(PLACE).to_pylist()] for one in (events, kept))
-    strangers, twice = {*found} - {*given}, {place for place, times in Counter(found).items() if times > 1}
-    event_id, partition, offset = min(strangers | twice, key=repr)
-    is_known = (event_id, partition, offset) not in strangers
-    problem = "several rows of one event" if is_known else "a row that belongs to no event of the batch"
+    known, times = {*_keys(events).to_pylist()}, Counter(_keys(kept).to_pylist())
+    wrong = min(key for key, count in times.items() if key not in known or count > 1)
+    problem = "several rows of one event" if wrong in known else "a row that belongs to no event of the batch"
+    event_id, partition, offset = wrong.rsplit(" ", 2)
     return Failure(
         f"sink {sink}: its transform returns {problem}: event {event_id}, offset {offset} of partition {partition}",
         "return event_id, partition and offset unchanged, and at most one row per event",
