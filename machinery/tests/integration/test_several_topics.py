@@ -18,7 +18,6 @@ from outbox.events.catalog import Catalog
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.target import PostgresWriter
-from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering.asked import NAMES_MAX
 from outbox.sink.remembering.positions import Beginning
@@ -32,7 +31,7 @@ from tests.orders import cancelled, placed
 from tests.seen import NAME, ORDERED, Seen, create_tables
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import batch_of, record
-from tests.support.made_events import TOPIC_ID, Event, as_read, fetch, nth_key, uuid7
+from tests.support.made_events import TOPIC_ID, Event, fetch, nth_key, uuid7
 from tests.support.sink_driver import Database
 
 ORDER, INVOICE = "shop.order", "shop.invoice"
@@ -131,14 +130,6 @@ class TestPositions:
             seen.apply_again(INVOICE, invoice(1), start=2)
         assert seen.apply(INVOICE, invoice(1)).applied == 1
 
-    def test_one_that_was_made_again_is_reported(self, seen: Seen) -> None:
-        seen.apply(ORDER, order(1))
-        seen.apply(INVOICE, invoice(1))
-        with seen.running() as writer:
-            assert writer.positions(ORDER, TOPIC_ID) == {0: 1}
-            with raises("topic-recreated", INVOICE):
-                writer.positions(INVOICE, "another")
-
 
 class TestDeadLetters:
     def test_a_replay_applies_those_of_every_topic(self, seen: Seen) -> None:
@@ -163,31 +154,6 @@ class TestDeadLetters:
             (INVOICE, "open", "not asked for"),
             (ORDER, "open", "not JSON"),
         ]
-
-
-class TestTasks:
-    """Tasks read a large batch of one topic, and the driver applies it."""
-
-    def read(self, seen: Seen, topic: str, *records: Record) -> Batch:
-        task = seen.spec.chunking(topic)
-        read = [replace(as_read(one, partition=0), offsets=[offset]) for offset, one in enumerate(records)]
-        found = [task.first([one], max_bytes=1)[0] for one in read]
-        return Batch(topic, TOPIC_ID, {0: 0}, {0: len(records)}, Chunk.together(found))
-
-    def test_events_of_several_types_are_applied_as_their_driver_would(self, seen: Seen) -> None:
-        seen.deploy("order.placed", "invoice")
-        mixed = [order(1), record("cancelled", {"id": KEY, "number": 2}), order(3), order(4)._replace(value=b"{")]
-        with seen.running() as writer:
-            first = self.read(seen, ORDER, *mixed)
-            assert writer.apply(first) == Counts(rows=2, applied=2, dead=1, skipped=1)
-            second = self.read(seen, INVOICE, invoice(1))
-            assert writer.apply(second) == Counts(rows=1, applied=1)
-        assert seen.events("topic", "event_type", "id:text", "id:uuid", "number") == [
-            (ORDER, "order.placed", KEY, None, 1),
-            (ORDER, "order.placed", KEY, None, 3),
-            (INVOICE, "invoice.sent", None, KEY, 1),
-        ]
-        assert seen.query("SELECT topic, event FROM skipped_events") == [(ORDER, "order.cancelled")]
 
 
 class TestViews:

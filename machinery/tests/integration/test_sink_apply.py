@@ -368,15 +368,6 @@ def test_what_a_transform_leaves_out_is_filtered(databases: Settings, database: 
     assert database.totals() == sums(some[:1])
 
 
-def test_quantity_may_be_as_big_as_they_get(databases: Settings, database: Database) -> None:
-    """A total beyond bigint is the source's to refuse; the sink must not stop at it."""
-    biggest = 2**63 - 1
-    some = [Event(uuid7(RANDOM), nth_key(1), biggest, version) for version in (1, 2, 3)]
-    with open_sink(databases) as sink:
-        sink.apply(batch(some))
-    assert database.totals() == {nth_key(1): 3 * biggest}
-
-
 def test_the_role_of_the_sinks_cannot_change_tables_or_forget_events(databases: Settings) -> None:
     for statement in ("DROP TABLE stock", "CREATE TABLE mine (id int)", "DELETE FROM processed_events"):
         with (

@@ -50,7 +50,6 @@ from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
 from outbox.sink.writer import Counts, SinkWriter
-from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests.lake import NAME, folder, ids, write_source
@@ -466,20 +465,6 @@ def test_a_restored_table_gets_replayed_events_again(lake: Settings, lakehouse_s
     assert ids(lake) == sorted([first.event_id, replayed.event_id])
 
 
-def test_the_command_replays_a_letter_into_the_table(lake: Settings) -> None:
-    (one,) = events(1)
-    with driving(lake) as sink:
-        sink.apply(batch([], dead=[unread(one, 0)]))
-    before = DeltaTable(folder(lake)).version()
-    for applied in (1, 0, 1):
-        if database(lake).statuses() == {one.event_id: "replayed"} and applied:
-            DeltaTable(folder(lake)).restore(before)
-        done = outbox("dead-letters", "replay", "--sink", NAME, home=lake.home, **lake.as_env())
-        assert done.returncode == 0, done.stderr
-        assert ("1 applied" in done.stdout) is bool(applied), done.stdout
-    assert ids(lake) == [one.event_id]
-
-
 def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> None:
     kept, lost, came = events(3)
     malformed = DeadRecord(0, 2, record(b"{"), came.event_id, Rejection("malformed", ""))
@@ -533,19 +518,6 @@ def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:
     with driving(lake) as sink:
         assert sink.apply(batch([one])).applied == 1
     assert ids(lake) == [one.event_id]
-
-
-def test_without_the_package_check_says_that_it_does_not_compare(
-    databases: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query(databases, SinkRole.WRITER, "INSERT INTO sinks (name, epoch) VALUES ('lakehouse', 1), ('dedup', 1)")
-    assert {state.name: state.not_compared for state in states(databases)} == {NAME: "", "dedup": ""}
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
-    assert {state.name: state.not_compared for state in states(databases)} == {
-        NAME: table.UNREAD,
-        "dedup": "",
-    }
 
 
 def test_without_the_package_only_open_letters_are_set_aside(

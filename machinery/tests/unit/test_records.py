@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Message
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outbox.events.schema import Rejection
 from outbox.kafka.records import size_bytes
@@ -191,10 +189,6 @@ class TestRecords:
     def test_by_columns_or_one_by_one_comes_to_the_same(self, one: Record) -> None:
         both_ways(as_read(one))
         both_ways(as_read(record(), one))
-
-    @given(st.lists(st.sampled_from(CORPUS), max_size=4))
-    def test_any_mixture_by_columns_or_one_by_one_comes_to_the_same(self, records: list[Record]) -> None:
-        both_ways(as_read(*records))
 
     def test_a_bad_record_costs_only_its_neighbours_the_fast_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looked_at: list[Record] = []

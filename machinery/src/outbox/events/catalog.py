@@ -199,19 +199,10 @@ class Catalog:
         if not found:
             raise Failure(
                 f"there is no event {name}",
-                f"there are {', '.join(self._names()) or 'none'} (`outbox events`)",
+                "`outbox events` lists what is declared",
                 code="event-undeclared",
             )
         return found
-
-    def _names(self) -> list[str]:
-        names: dict[str, None] = {}
-        for aggregate in self.aggregates.values():
-            names[aggregate.name] = None
-            for schema in aggregate.schemas:
-                names[schema.event] = None
-                names[schema.name] = None
-        return list(names)
 
     def _newest(self, event: str, versions: Mapping[int, EventSchema]) -> Wanted:
         ordered = [versions[version] for version in sorted(versions)]

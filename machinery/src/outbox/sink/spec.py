@@ -173,14 +173,6 @@ class Target(ABC):
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> Applier:
         """The applier of dead letters in a replay. A sink with a transform needs ``transform``."""
 
-    def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:
-        """Rows that the sink's transform has returned, as the target takes them.
-
-        Raises ValueError for one that it does not take.
-        """
-        del spec
-        return rows
-
     def require_usable(self, spec: SinkSpec) -> None:  # noqa: B027 - a sink is, unless a target says otherwise
         """Raises Failure if the sink cannot run, as far as its files say so."""
 

@@ -36,7 +36,7 @@ from outbox.base.errors import Failure, kind_of
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.schema import shortened
-from outbox.sink.applying.postgres.transforming import sql_type
+from outbox.sink.applying.postgres.transforming import columns_of, sql_type, storable
 from outbox.sink.decoding.batch import Returned
 from outbox.sink.decoding.layout import PLACE
 from outbox.sink.frames import frame
@@ -83,10 +83,8 @@ class Transform:
 
         Raises Failure if it fails for many of them.
         """
-        if not events.num_rows:
-            return Returned(self._storable(self.returned.empty_table()))
-        found, failed = list[pa.Table](), dict[tuple[int, int], str]()
-        waiting = [events]
+        found, failed = [self._storable(self.returned.empty_table())], dict[tuple[int, int], str]()
+        waiting = [events] if events.num_rows else []
         while waiting:
             some = waiting.pop()
             try:
@@ -99,8 +97,7 @@ class Transform:
                 failed[some["partition"][0].as_py(), some["offset"][0].as_py()] = str(error)
                 if len(failed) > FAILED_MAX or self._fails_for(events.slice(0, 0)):
                     raise self._failed(events, str(error)) from error
-        rows = pa.concat_tables([self._storable(self.returned.empty_table()), *found])
-        return Returned(rows, failed)
+        return Returned(pa.concat_tables(found), failed)
 
     def apply_to_many(self, events: pa.Table) -> Returned:
         """Apply the transform to as many events as a part has. Raises TransformFailed if it fails for one of them."""
@@ -117,7 +114,9 @@ class Transform:
             raise TransformFailed(shortened(said)) from error
 
     def _storable(self, rows: pa.Table) -> pa.Table:
-        return self._spec.target.storable(self._spec, rows)
+        if self._spec.target.is_elsewhere:
+            return rows
+        return storable(rows, columns_of(rows.schema, self._spec.layout))
 
     def _load(self) -> Function:
         if importlib.util.find_spec("pandas") is None:

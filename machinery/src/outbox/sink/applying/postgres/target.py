@@ -19,7 +19,7 @@ from psycopg2 import extensions
 from outbox.base.heavy import pa
 from outbox.base.settings import Settings
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of, storable
+from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Fetch
@@ -107,6 +107,3 @@ class PostgresTarget(Target):
             return PostgresApplier(spec)
         returned = columns_of(transform.schema, spec.layout)
         return TransformingApplier(spec, returned, transform.apply)
-
-    def storable(self, spec: SinkSpec, rows: pa.Table) -> pa.Table:
-        return storable(rows, columns_of(rows.schema, spec.layout))
