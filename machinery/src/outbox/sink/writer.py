@@ -101,7 +101,6 @@ class SinkWriter(ABC):
             self._enter(cursor)
             positions.write(cursor, self.name, topic, topic_id, start)
 
-    @abstractmethod
     def apply(self, batch: Batch) -> Counts:
         """Apply a batch and commit. An empty one costs no transaction.
 
@@ -109,6 +108,14 @@ class SinkWriter(ABC):
         the database refused the batch; and if the connection broke, when the outcome is unknown and the fence is gone.
         Either way the writer is of no more use: let the sink be started again.
         """
+        if batch.is_empty:
+            return Counts()
+        with self._errors(f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"):
+            return self._apply(batch)
+
+    @abstractmethod
+    def _apply(self, batch: Batch) -> Counts:
+        """Apply a batch that is not empty."""
 
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
@@ -138,7 +145,7 @@ class SinkWriter(ABC):
             duplicates,
             applied.rejected,
             chunk.dead_count,
-            chunk.skipped_count,
+            sum(chunk.skipped.values()),
             applied.filtered,
         )
         count(cursor, self.name, counts)

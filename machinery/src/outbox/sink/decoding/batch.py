@@ -54,11 +54,6 @@ class Chunk:
         encoded = sum(one.size_bytes for one in (*self.rows, *self.dead))
         return encoded + (0 if self.events is None else self.events.nbytes)
 
-    @property
-    def skipped_count(self) -> int:
-        """The number of events that the sink has not asked for."""
-        return sum(self.skipped.values())
-
     @classmethod
     def together(cls, parts: Sequence[Chunk]) -> Chunk:
         """The records of these, which is at least one, as one."""

@@ -172,8 +172,6 @@ class LakehouseWriter(SinkWriter):
     def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, schema: Path, uri: str) -> None:
         """Acquire the fence. ``fetch`` reads the records of dead letters; ``schema`` is the file with the statement
         that makes the table at ``uri``.
-
-        Raises Failure if the sink has a driver already.
         """
         super().__init__(connection, spec.asked)
         self._spec, self._fetch, self._schema, self._uri = spec, fetch, schema, uri
@@ -198,11 +196,8 @@ class LakehouseWriter(SinkWriter):
             self._table.make()
         return stored
 
-    def apply(self, batch: Batch) -> Counts:
-        if batch.is_empty:
-            return Counts()
-        refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
-        with self._errors(refused), fence.held(self._connection, self.name):
+    def _apply(self, batch: Batch) -> Counts:
+        with fence.held(self._connection, self.name):
             failed = _failed(batch)
             prepared = self._set_aside(batch, failed - self._table.missing(failed))
             rows = batch.chunk.frame if batch.returned is None else batch.returned.rows

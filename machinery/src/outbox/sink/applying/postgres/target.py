@@ -34,10 +34,7 @@ class PostgresWriter(SinkWriter):
     """A sink whose result is in the database that it is fenced in."""
 
     def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> None:
-        """Acquire the fence and prepare the session. ``fetch`` reads the records of dead letters from their topic.
-
-        Raises Failure if the sink has a driver already, or if its job has changed (`outbox.sink.remembering.asked`).
-        """
+        """Acquire the fence and prepare the session. ``fetch`` reads the records of dead letters from their topic."""
         super().__init__(connection, spec.asked)
         self._spec, self._fetch = spec, fetch
         self._ensured = set[date]()
@@ -54,20 +51,16 @@ class PostgresWriter(SinkWriter):
             applier.prepare(cursor)
         self._renewed_at = time.monotonic()
 
-    def apply(self, batch: Batch) -> Counts:
-        if batch.is_empty:
-            return Counts()
-        refused = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}, all of them"
-        with self._errors(refused):
-            # Before the transaction that applies: a partition costs locks, and other sinks may wait for it.
-            missing = {*batch.chunk.days} - self._ensured
-            strategy.ensure_partitions(self._connection, missing)
-            self._ensured |= missing  # one that is dropped later is below the horizon, where nothing is applied
-            rows = self._applier.rows(batch) if batch.chunk.count else ()
-            with self._connection, self._connection.cursor() as cursor:
-                return self._apply(cursor, batch, rows)
+    def _apply(self, batch: Batch) -> Counts:
+        # Before the transaction that applies: a partition costs locks, and other sinks may wait for it.
+        missing = {*batch.chunk.days} - self._ensured
+        strategy.ensure_partitions(self._connection, missing)
+        self._ensured |= missing  # one that is dropped later is below the horizon, where nothing is applied
+        rows = self._applier.rows(batch) if batch.chunk.count else ()
+        with self._connection, self._connection.cursor() as cursor:
+            return self._apply_rows(cursor, batch, rows)
 
-    def _apply(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
+    def _apply_rows(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
         self._continue(cursor, batch)
         if time.monotonic() - self._renewed_at >= RENEWAL_S:
             self._applier.renew(cursor)
