@@ -109,6 +109,8 @@ class Table:
 
         Raises Failure if that fails; then nothing is merged, unless the JVM is gone.
         """
+        if without:
+            rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], pa.array([*without], pa.string()))))
         with self.errors("does not take events"):
             is_small = rows.num_rows <= FEW_ROWS_MAX and rows.nbytes <= FEW_BYTES_MAX
             self._tune(is_small=is_small)
@@ -117,9 +119,6 @@ class Table:
             incoming = self._spark.createDataFrame(rows)
             if is_small:
                 incoming = incoming.coalesce(1)
-            if without:
-                resolved = self._spark.createDataFrame(pa.table({"event_id": [*without]}))
-                incoming = incoming.join(resolved, "event_id", "left_anti")
             incoming.createOrReplaceTempView("batch")
             with self._alone():
                 [counted] = self._spark.sql(self._merge % _bounds(rows["event_id"])).collect()
