@@ -116,6 +116,7 @@ OF_TYPE: dict[SqlType, st.SearchStrategy[Any]] = {
     ("type_", "value"),
     [
         ("timestamptz", "0000-12-31T23:59:59Z"),
+        ("timestamptz", "0000-12-31T10:00:00-14:00"),
         ("timestamptz", "0001-01-01T00:00:00+14:00"),
         ("timestamptz", "9999-12-31T23:59:59-14:00"),
         ("timestamptz", "2016-12-31T23:59:60Z"),

@@ -7,6 +7,7 @@ second look: for anything else, good or bad, it raises ValueError, and the calle
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from outbox.base.heavy import pa, pc
 from outbox.events.schema import Column, SqlType
 from outbox.events.values import NUL, convert
 
+CALENDAR_BEGINS = datetime(1, 1, 2)  # in UTC; in its own zone, an earlier time may be of the year 0
 Type = SqlType | Literal["integer", "bytea"]
 PLACE_TYPES: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 
@@ -72,7 +74,9 @@ def _converted(type_: SqlType, values: Sequence[Any]) -> pa.Array:
 def _moments(type_: SqlType, values: Sequence[Any]) -> pa.Array:
     moments = pa.array(values, pa.string()).cast(arrow_types()[type_])
     # Raises if one of them is beyond Python's calendar. To name their zone, the host would need a database of zones.
-    pc.min_max(moments.cast(pa.timestamp("us"))).as_py()
+    first = pc.min_max(moments.cast(pa.timestamp("us"))).as_py()["min"]
+    if first is not None and first < CALENDAR_BEGINS:
+        raise ValueError("a time that may be written with the year 0, which Python does not know")
     return moments
 
 
