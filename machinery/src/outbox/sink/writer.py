@@ -138,16 +138,8 @@ class SinkWriter(ABC):
         asked.record(cursor, self.name, batch.topic, new)
         recorded.update(new)
         chunk = batch.chunk
-        duplicates = chunk.count - sum(applied)
-        counts = Counts(
-            chunk.count,
-            applied.applied,
-            duplicates,
-            applied.rejected,
-            chunk.dead_count,
-            sum(chunk.skipped.values()),
-            applied.filtered,
-        )
+        duplicates, skipped = chunk.count - sum(applied), sum(chunk.skipped.values())
+        counts = Counts(chunk.count, duplicates=duplicates, dead=chunk.dead_count, skipped=skipped, **applied._asdict())
         count(cursor, self.name, counts)
         return counts
 

@@ -47,13 +47,7 @@ from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applied, Applier, Counts, SinkWriter
 
-COLUMNS: dict[str, Type] = {
-    **PLACE_TYPES,
-    KEY: "text",
-    VERSION: "bigint",
-    IS_FILTERED: "boolean",
-    FAILURE: "text",
-}
+COLUMNS: dict[str, Type] = {**PLACE_TYPES, KEY: "text", VERSION: "bigint", IS_FILTERED: "boolean", FAILURE: "text"}
 TABLES = sql.SQL(
     "CREATE TEMPORARY TABLE outbox_batch ({}) ON COMMIT DELETE ROWS; "
     "CREATE TEMPORARY TABLE rejections (event_id uuid, reason text, detail text) ON COMMIT DELETE ROWS"

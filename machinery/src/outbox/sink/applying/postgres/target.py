@@ -81,22 +81,14 @@ class PostgresTarget(Target):
     def require_usable(self, spec: SinkSpec) -> None:
         PostgresApplier(spec)
 
-    def writer(
-        self,
-        settings: Settings,  # noqa: ARG002
-        connection: extensions.connection,
-        spec: SinkSpec,
-        fetch: Fetch,
-    ) -> SinkWriter:
+    def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> SinkWriter:
+        del settings
         return PostgresWriter(connection, spec, fetch)
 
     def applier(
-        self,
-        settings: Settings,  # noqa: ARG002
-        spec: SinkSpec,
-        transform: Transformed | None = None,
+        self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None
     ) -> PostgresApplier:
+        del settings
         if transform is None:
             return PostgresApplier(spec)
-        returned = columns_of(transform.schema, spec.layout)
-        return TransformingApplier(spec, returned, transform.apply)
+        return TransformingApplier(spec, columns_of(transform.schema, spec.layout), transform.apply)

@@ -162,10 +162,7 @@ def join(sink: str, events: pa.Table, returned: Returned, columns: Sequence[Colu
 
 
 def _in_order(sink: str, events: pa.Table, kept: pa.Table) -> pa.Table:
-    """The returned rows in the order of the events, with NULLs for an event without one.
-
-    Raises Failure if a row belongs to no event, or if two belong to one.
-    """
+    """The returned rows in the order of the events, with NULLs for an event without one."""
     if kept.select(PLACE).equals(events.select(PLACE)):
         return kept  # as mostly: nothing is filtered, and Spark has kept the order
     keys = _keys(kept)
