@@ -85,9 +85,7 @@ class PostgresTarget(Target):
         del settings
         return PostgresWriter(connection, spec, fetch)
 
-    def applier(
-        self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None
-    ) -> PostgresApplier:
+    def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> PostgresApplier:
         del settings
         if transform is None:
             return PostgresApplier(spec)
