@@ -13,7 +13,7 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
 from outbox.base.settings import Settings, SinkRole
-from outbox.jvm.jars import resolve
+from outbox.jvm import ivy
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config, spark_options
 from outbox_lab.stack.connect import CLIENTS
@@ -74,7 +74,7 @@ class JdbcSink(Jvm):
         return {
             **{f"{prefix}{name}": value for prefix in CLIENTS for name, value in kafka.items()},
             "listeners": "http://127.0.0.1:0",
-            "plugin.path": resolve(NAME, ivy_file=IVY_FILE),
+            "plugin.path": ivy.resolve(IVY_FILE, NAME),
             "plugin.discovery": "service_load",
             "offset.storage.file.filename": self.folder / "offsets",
             "offset.flush.interval.ms": COMMIT_INTERVAL_MS,

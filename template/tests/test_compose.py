@@ -682,7 +682,7 @@ def test_the_jars_are_made_of_the_files_that_say_which(tmp_path: Path) -> None:
         there.parent.mkdir(parents=True, exist_ok=True)
         there.symlink_to(file)
     done = subprocess.run(
-        [sys.executable, "-c", "from outbox.jvm import ivy, jars; ivy._mirror()"],
+        [sys.executable, "-c", "from outbox.jvm import jars; jars.mirror()"],
         capture_output=True,
         text=True,
         check=False,

@@ -16,8 +16,7 @@ import pytest
 
 from outbox.base.settings import DOTENV, Settings
 from outbox.base.wait import wait_for
-from outbox.jvm.ivy import pyspark_folder
-from outbox.jvm.jars import jars
+from outbox.jvm.jars import jars, pyspark_folder
 from outbox.jvm.java import java_home
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack

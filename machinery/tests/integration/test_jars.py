@@ -1,4 +1,4 @@
-"""Ivy downloads the locked jars from a repository, and what is not as locked is refused."""
+"""The locked jars are downloaded from a repository, and what is not as locked is refused."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def test_a_changed_jar_is_refused_and_downloaded_again(repository: Path) -> None
 
 def test_a_missing_jar_is_reported() -> None:
     write_lock("2.0", CONTENT)
-    with raises("jars-not-downloaded", "part;2.0"):
+    with raises("jars-not-downloaded", "part-2.0.jar"):
         jars.resolve("lakehouse")

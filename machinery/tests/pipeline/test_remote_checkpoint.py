@@ -10,7 +10,8 @@ import pytest
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.jvm.jars import resolve, spark_jars
+from outbox.jvm import ivy
+from outbox.jvm.jars import spark_jars
 from outbox.jvm.java import java
 from outbox.sink.repair import rewind
 from outbox_lab.stack import config, ports
@@ -62,7 +63,7 @@ class Hdfs(Process):
     def command(self, *words: str) -> Sequence[str | Path]:
         properties = {"fs.defaultFS": self.uri, "dfs.replication": "1", **self.properties()}
         options = [word for name, value in properties.items() for word in ("-D", f"{name}={value}")]
-        own = [*resolve("hdfs", ivy_file=_ivy_file()).glob("lib/*.jar"), *spark_jars()]
+        own = [*ivy.resolve(_ivy_file(), "hdfs").glob("lib/*.jar"), *spark_jars()]
         log_config = config.OURS / config.SPARK_LOGGING
         jvm = ["-Xmx128m", f"-Dlog4j2.configurationFile={log_config.as_uri()}", "-cp", os.pathsep.join(map(str, own))]
         return [java(), *jvm, self.main_class, *options, *words]

@@ -1,26 +1,28 @@
 """The JVM parts, downloaded once per user. ivy.xml says what is wanted, jars.lock which jars that is.
 
 python -m outbox.jvm.jars plugin     download the jars of a configuration if need be, and print their folder
-python -m outbox.jvm.jars lock       write jars.lock again, after a change of ivy.xml
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
-import re
-import shutil
+import ssl
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import platformdirs
 
 from outbox.base.errors import Failure
-from outbox.jvm import ivy
 
 if TYPE_CHECKING:
     from outbox.base.terminal import Progress
@@ -33,9 +35,10 @@ SETS = {
     ("lakehouse",): "Delta Lake for Spark: about 12 MB",
     ("s3",): "S3 for Spark: about 10 MB",
 }
-CONFIGURATION = re.compile(r'<conf name="(\w+)"')
-IVY_MODULE = """<ivy-module version="2.0"><info organisation="outbox" module="jvm"/>
-<configurations>{configurations}</configurations><dependencies>{dependencies}</dependencies></ivy-module>"""
+MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
+DOWNLOADS = 8  # at once
+SILENCE_TIMEOUT_S = 60.0
+REMEDY = "check the network, or name a mirror of Maven Central in OUTBOX_MAVEN_MIRROR"
 
 
 class Jar(NamedTuple):
@@ -52,6 +55,11 @@ class Jar(NamedTuple):
         """Where it is in the folder of its set."""
         return Path(self.configuration, "lib", f"{self.module}-{self.revision}.jar")
 
+    @property
+    def url_path(self) -> str:
+        """Where it is in a Maven repository."""
+        return f"{self.organisation.replace('.', '/')}/{self.module}/{self.revision}/{self.path.name}"
+
 
 def jars(configuration: str, report: Progress = lambda _: None) -> list[Path]:
     """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse or s3."""
@@ -60,40 +68,53 @@ def jars(configuration: str, report: Progress = lambda _: None) -> list[Path]:
 
 def spark_jars() -> list[Path]:
     """The jars of Spark itself, which PySpark brings. Raises Failure if PySpark is not installed."""
-    return sorted(ivy.pyspark_folder().glob("jars/*.jar"))
+    return sorted(pyspark_folder().glob("jars/*.jar"))
 
 
-def class_path(configuration: str, ivy_file: Path = IVY_FILE) -> str:
+def class_path(configuration: str) -> str:
     """A JVM class path of all the jars of a configuration."""
-    return str(resolve(configuration, ivy_file=ivy_file) / "lib" / "*")
+    return str(resolve(configuration) / "lib" / "*")
 
 
-def resolve(configuration: str, report: Progress = lambda _: None, ivy_file: Path = IVY_FILE) -> Path:
+def resolve(configuration: str, report: Progress = lambda _: None) -> Path:
     """The folder of a configuration; its jars are in ``lib`` in there, which makes it a plugin path of Connect.
 
-    Downloads it the first time, together with the others of its set; an existing folder is complete, because one
-    rename puts it there. Every jar of ours has the SHA-256 in jars.lock. Raises Failure if they cannot be had.
+    Downloads it the first time, together with the others of its set. Every jar has the SHA-256 in jars.lock. Raises
+    Failure if they cannot be had.
     """
-    is_ours = ivy_file == IVY_FILE
-    together = _set(configuration) if is_ours else tuple(CONFIGURATION.findall(ivy_file.read_text()))
-    version = hashlib.sha256((LOCK_FILE if is_ours else ivy_file).read_bytes()).hexdigest()[:12]
-    folder = cache_folder() / f"{version}-{together[0]}"
+    [together] = [together for together in SETS if configuration in together]
+    version = hashlib.sha256(LOCK_FILE.read_bytes()).hexdigest()[:12]
+
+    def download(folder: Path) -> None:
+        report(f"downloading {SETS[together]}, once per user")
+        _download(locked(together), folder, report)
+
+    return made_once(cache_folder() / f"{version}-{together[0]}", download) / configuration
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """A folder that ``make`` fills the first time. An existing folder is complete: it gets its name at the end.
+
+    What an interrupted ``make`` has left is kept for the next one.
+    """
     if not folder.exists():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             lock = os.open(folder.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600)
         except OSError as error:
             raise Failure(
-                f"the jars of {configuration} are missing, and {folder.parent} cannot be written: {error.strerror}",
-                f"as a user who may write there: python -m outbox.jvm.jars {configuration}",
+                f"jars are missing, and {folder.parent} cannot be written: {error.strerror}",
+                "run the command once as a user who may write there",
                 code="jars-not-writable",
             ) from None
         with os.fdopen(lock, "rb"):
             fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds them
             if not folder.exists():
-                report(f"downloading {SETS.get(together, ivy_file.name)}, once per user")
-                _download(None if is_ours else ivy_file, together, folder, report)
-    return folder / configuration
+                partly = folder.with_name(f"{folder.name}.part")
+                partly.mkdir(exist_ok=True)
+                make(partly)
+                partly.rename(folder)
+    return folder
 
 
 def locked(configurations: Iterable[str]) -> list[Jar]:
@@ -102,80 +123,72 @@ def locked(configurations: Iterable[str]) -> list[Jar]:
     return [jar for jar in map(Jar._make, map(str.split, lines)) if jar.configuration in configurations]
 
 
-def lock() -> None:
-    """Write jars.lock: what Ivy resolves ivy.xml to, and the checksum of each jar."""
-    configurations = [configuration for together in SETS for configuration in together]
-    with tempfile.TemporaryDirectory() as temporary:
-        pattern = f"{temporary}/[conf]/[organisation]/[module]/[revision]/[artifact].[ext]"
-        ivy.retrieve(IVY_FILE, configurations, pattern, Path(temporary), is_complete=False, report=lambda _: None)
-        found = [
-            Jar._make([*file.relative_to(temporary).parts[:4], _sha256(file)])
-            for configuration in configurations
-            for file in sorted(Path(temporary, configuration).rglob("*.jar"))
-        ]
-    header = (
-        "# Written by `make lock` from ivy.xml: configuration, organisation, module, version and SHA-256 of each jar.\n"
-    )
-    LOCK_FILE.write_text(header + "".join(" ".join(jar) + "\n" for jar in found))
-
-
 def cache_folder() -> Path:
     return platformdirs.user_cache_path("outbox") / "jars"
 
 
-def _set(configuration: str) -> tuple[str, ...]:
-    [together] = [together for together in SETS if configuration in together]
-    return together
+def mirror() -> str:
+    """The setting ``maven_mirror``, or Maven Central. Given by the environment, if only as empty, it takes no other
+    module: the image's jars are made without the settings, so that a change of the settings does not download them
+    again. Raises Failure if the URL has a login.
+    """
+    given = os.environ.get("OUTBOX_MAVEN_MIRROR")
+    if given is None:
+        from outbox.base import settings
+
+        given = settings.load().maven_mirror
+    if given and "@" in urlsplit(given).netloc:  # nobody here logs in by a URL, and errors would show it
+        raise Failure(
+            "the URL of OUTBOX_MAVEN_MIRROR has a login", "name a mirror that asks for none", code="jars-not-downloaded"
+        )
+    return (given or MAVEN_CENTRAL).rstrip("/")
 
 
-def _download(ivy_file: Path | None, together: Sequence[str], folder: Path, report: Progress) -> None:
-    """Download a set of ours, or the configurations of ``ivy_file``, to ``folder``."""
-    ivy_folder = folder.parent / "ivy"  # kept until all is there, so that an interrupted download goes on
-    ivy_folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        made = Path(temporary, "jars")
-        pattern = f"{made}/[conf]/lib/[artifact]-[revision](-[classifier]).[ext]"
-        if ivy_file is None:
-            expected = locked(together)
-            ivy_file = Path(temporary, "ivy.xml")
-            ivy_file.write_text(_flat(together, expected))
-            ivy.retrieve(ivy_file, together, pattern, ivy_folder, is_complete=True, report=report)
-            changed = [jar.path.name for jar in expected if _sha256(made / jar.path) != jar.sha256]
-        else:
-            ivy.retrieve(ivy_file, together, pattern, ivy_folder, is_complete=False, report=report)
-            changed = []
-        shutil.rmtree(ivy_folder)
-        if changed:
-            raise Failure(
-                f"not the jars that were locked: {', '.join(changed)}",
-                "find out what changed them; a mirror in OUTBOX_MAVEN_MIRROR may have",
-                code="jars-changed",
-            )
-        made.rename(folder)
+def pyspark_folder() -> Path:
+    """Where PySpark is installed. It is not imported. Raises Failure if it is missing."""
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        raise Failure("PySpark is not installed", "run make install", code="pyspark-missing")
+    return Path(pyspark.origin).parent
 
 
-def _flat(configurations: Sequence[str], expected: Sequence[Jar]) -> str:
-    """A file of Ivy that names every jar."""
-    return IVY_MODULE.format(
-        configurations="".join(f'<conf name="{name}"/>' for name in configurations),
-        dependencies="".join(
-            f'<dependency org="{jar.organisation}" name="{jar.module}" rev="{jar.revision}"'
-            f' conf="{jar.configuration}-&gt;default" transitive="false"/>'
-            for jar in expected
-        ),
-    )
+def _download(wanted: Sequence[Jar], folder: Path, report: Progress) -> None:
+    """Download the jars that ``folder`` lacks."""
+    import certifi  # of requests
+
+    trusted = ssl.create_default_context()  # SSL_CERT_FILE and SSL_CERT_DIR, or the machine's authorities
+    trusted.load_verify_locations(certifi.where())  # some Pythons find none on their machine
+    lacking = [jar for jar in wanted if not _is_there(folder / jar.path, jar.sha256)]
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        for number, _ in enumerate(pool.map(partial(_fetch, mirror(), trusted, folder), lacking), 1):
+            if number % 20 == 0:
+                report(f"  {number} jars")
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def _is_there(file: Path, sha256: str) -> bool:
+    return file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == sha256
+
+
+def _fetch(repository: str, trusted: ssl.SSLContext, folder: Path, jar: Jar) -> None:
+    url = f"{repository}/{jar.url_path}"
+    try:
+        with urllib.request.urlopen(url, timeout=SILENCE_TIMEOUT_S, context=trusted) as response:  # noqa: S310
+            content: bytes = response.read()
+    except (OSError, HTTPException) as error:
+        raise Failure(f"{url} could not be downloaded: {error}", REMEDY, code="jars-not-downloaded") from error
+    if hashlib.sha256(content).hexdigest() != jar.sha256:
+        raise Failure(
+            f"{url} is not the jar that was locked",
+            "find out what changed it; a mirror in OUTBOX_MAVEN_MIRROR may have",
+            code="jars-changed",
+        )
+    file = folder / jar.path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
 
 
 if __name__ == "__main__":
     try:
-        if sys.argv[1] == "lock":
-            lock()
-        else:
-            print(resolve(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201
+        print(resolve(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))  # noqa: T201
     except Failure as failure:
         sys.exit(f"outbox: {failure}")

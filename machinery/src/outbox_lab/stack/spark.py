@@ -20,7 +20,7 @@ import psutil
 
 from outbox.base import envfile, project
 from outbox.base.settings import Settings
-from outbox.jvm.ivy import pyspark_folder
+from outbox.jvm.jars import pyspark_folder
 from outbox.jvm.java import java_home, property_value
 from outbox_lab.stack import config, ports
 from outbox_lab.stack.process import Process
