@@ -17,8 +17,7 @@ import pytest
 from dotenv import dotenv_values
 from outbox.base import project
 from outbox.base.project import Project
-from outbox.base.settings import DOTENV, PREFIX, READ_ELSEWHERE, Settings, load
-from outbox_lab.testing.failures import raises
+from outbox.base.settings import PREFIX, READ_ELSEWHERE, Settings
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
@@ -139,16 +138,6 @@ def test_uncommented_the_example_sets_what_is_the_default_anyway(tmp_path: Path)
     assert set(Settings.model_fields) <= values.keys()
     read, default = Settings(**{name: value for name, value in values.items() if value}), Settings()
     assert read.model_copy(update={"home": default.home}) == default
-
-
-def test_every_placeholder_that_is_left_in_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dotenv = tmp_path / "env"
-    dotenv.write_text(uncommented())
-    monkeypatch.setenv(DOTENV, str(dotenv))
-    placeholders = [name for name, value in dotenv_values(dotenv).items() if value and value.startswith("<")]
-    assert {"OUTBOX_SOURCE_DB_NAME", "OUTBOX_TOPIC_PREFIX", "OUTBOX_CONNECTOR"} <= set(placeholders)
-    with raises("settings-wrong", *placeholders):
-        load()
 
 
 @pytest.mark.parametrize("line", uncommented().splitlines())

@@ -8,7 +8,6 @@ know whether it talks to the embedded stack, to docker-compose or to servers of 
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,12 +52,10 @@ LOGINS = {
 }
 
 FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties")
-# .env.example has placeholders in place of their defaults.
-NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix", "topic_prefix", "connector")
 NAME = "^[a-z][a-z0-9_]*$"
 SLOT = "^[a-z0-9_]+$"
 # Postgres cuts a longer name off, and then does not find what it has made.
-NAME_MAX_BYTES = 63
+NAME_MAX = 63
 
 SCRAM = "scram-sha-256"  # the name of libpq
 SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
@@ -84,12 +81,11 @@ class SinkRole(Enum):
 
 
 Role = SourceRole | SinkRole
-ROLE_PREFIX_MAX = NAME_MAX_BYTES - max(len(f"_{role.value}") for role in (*SourceRole, *SinkRole))
+ROLE_PREFIX_MAX = NAME_MAX - max(len(f"_{role.value}") for role in (*SourceRole, *SinkRole))
 
 
 def _named(name: str, **options: Any) -> Any:
     """A field whose default is a name that the project chose."""
-    options["json_schema_extra"] = {"project": name}
     return Field(default_factory=lambda: getattr(project.current(), name), **options)
 
 
@@ -118,7 +114,7 @@ class Settings(BaseModel):
 
     source_db_host: str = Field("127.0.0.1", description="Postgres of the service's database")
     source_db_port: int = Field(5432, ge=1, le=65535)
-    source_db_name: str = _named("source_database", min_length=1)
+    source_db_name: str = _named("source_database", min_length=1, max_length=NAME_MAX)
     source_db_role_prefix: str = _named(
         "source_database", pattern=NAME, max_length=ROLE_PREFIX_MAX, description="prefix of its roles' names"
     )
@@ -132,7 +128,7 @@ class Settings(BaseModel):
 
     sink_db_host: str = Field("127.0.0.1", description="Postgres of the sinks' database")
     sink_db_port: int = Field(5432, ge=1, le=65535)
-    sink_db_name: str = _named("sink_database", min_length=1)
+    sink_db_name: str = _named("sink_database", min_length=1, max_length=NAME_MAX)
     sink_db_role_prefix: str = _named(
         "sink_database", pattern=NAME, max_length=ROLE_PREFIX_MAX, description="prefix of its roles' names"
     )
@@ -165,7 +161,7 @@ class Settings(BaseModel):
     connect_password: SecretStr = SecretStr("")
     connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
     connector: str = _named(
-        "connector", description="name of the connector and its slot", pattern=SLOT, max_length=NAME_MAX_BYTES
+        "connector", description="name of the connector and its slot", pattern=SLOT, max_length=NAME_MAX
     )
     connector_poll_interval_ms: int = Field(
         5,
@@ -241,21 +237,6 @@ class Settings(BaseModel):
         if file is None or file.is_file() or (file == SYSTEM_ROOTS and str(info.field_name).endswith("sslrootcert")):
             return file
         raise ValueError(f"there is no file {file}")
-
-    @field_validator(*NAMES, mode="before")
-    @classmethod
-    def _is_no_placeholder(cls, name: object) -> object:
-        """A name such as <connector>, which .env.example shows in place of a default. Some servers would accept it."""
-        if isinstance(name, str) and re.fullmatch("<.*>", name):
-            raise ValueError(f"{name} is a placeholder of .env.example; write the name itself or leave the line out")
-        return name
-
-    @field_validator("source_db_name", "sink_db_name")
-    @classmethod
-    def _is_a_name_of_postgres(cls, name: str) -> str:
-        if len(name.encode()) > NAME_MAX_BYTES:
-            raise ValueError(f"Postgres has names of at most {NAME_MAX_BYTES} bytes")
-        return name
 
     @field_validator("connect_url")
     @classmethod
@@ -423,8 +404,7 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
         ) from None
     except pydantic.ValidationError as error:
         wrong += [
-            f"{_place(names, '_'.join(map(str, problem['loc'])), problem['input'])}: "
-            f"{problem['msg'].removeprefix('Value error, ')}"
+            f"{variable('_'.join(map(str, problem['loc'])))}: {problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors()
         ]
     if wrong:
@@ -448,18 +428,6 @@ def _logins_of_others(chosen: Mapping[str, str], given: Mapping[str, str]) -> di
     return {name: Settings.model_fields[name].default for name in names}
 
 
-def _place(chosen: project.Project, setting: str, value: object) -> str:
-    """Where a person corrects a setting: in pyproject.toml if its value is a name from there, else its variable."""
-    name = Settings.model_fields[setting].json_schema_extra if setting in NAMES else None
-    key = name["project"] if isinstance(name, dict) else None
-    if key is None or getattr(chosen, str(key)) != value:
-        return variable(setting)
-    line = f"{str(key).replace('_', '-')} = {json.dumps(value)}"
-    if setting.endswith("role_prefix"):
-        line += f" (or set {variable(setting)}, the prefix of the roles' names)"
-    return f"{chosen.root / project.FILE}: [tool.outbox] {line}"
-
-
 def require_known(environment: Mapping[str, str]) -> None:
     """Raises Failure naming each variable of a container that looks like a setting but is not one, and each that is not
     written in capitals, because a container reads no other.
@@ -474,7 +442,7 @@ def require_known(environment: Mapping[str, str]) -> None:
 def _wrong(problems: Sequence[str], dotenv: str) -> Failure:
     return Failure(
         f"wrong settings: {'; '.join(problems)}",
-        f"correct pyproject.toml, the environment variable, {dotenv} or stack.env",
+        f"correct the environment variable, {dotenv} or stack.env; the default of a name is in pyproject.toml",
         code="settings-wrong",
     )
 
