@@ -89,7 +89,6 @@ def outbox(home: Path | None) -> None:
 
 
 def main() -> None:
-    """Entry point of the console command."""
     os.umask(0o077)  # records, logs, checkpoints: what a command writes is for its user alone
     terminal.guard()
     try:

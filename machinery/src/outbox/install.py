@@ -61,7 +61,6 @@ UV_VARIABLES = {
 
 
 def main(command: str, *words: str) -> None:
-    """Run a command of this module."""
     if command == "lock":
         lock(*words)
     elif command == "lock-machinery":
@@ -170,12 +169,10 @@ def as_uv(configuration: Mapping[str, str]) -> dict[str, str]:
 
 
 def say(line: str) -> None:
-    """Write a line for people."""
     sys.stderr.write(f"{line}\n")
 
 
 def fail(what: str, remedy: str) -> None:
-    """End with a line that says what to do."""
     say(f"make: {what} — {remedy}")
     sys.exit(1)
 

@@ -150,10 +150,7 @@ def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
 def test_all_aggregates_of_a_topic_declare_its_partitions(settings: Settings, events: Path) -> None:
     declare(events, "item", partitions=3)
     declare(events, "return", "returned", topic="shop.item", partitions=3)
-    item, offsets = connectors.topic_specs(settings)[:2]
-    files = " and ".join(str(events / name / "aggregate.toml") for name in ("item", "return"))
-    assert (item.partitions, item.partitions_option) == (3, f"`partitions` in {files}")
-    assert offsets.partitions_option == "OUTBOX_TOPIC_PARTITIONS"
+    assert connectors.topic_specs(settings)[0].partitions == 3
 
 
 @pytest.mark.usefixtures("two")

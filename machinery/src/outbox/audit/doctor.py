@@ -270,7 +270,7 @@ def _partitions(wanted: TopicSpec, found: Topic) -> Diagnosis:
     if found.partitions == wanted.partitions:
         return _ok("partitions", f"topic {found.name} has {found.partitions} partitions")
     message = f"topic {found.name} has {found.partitions} partitions, {wanted.partitions} are declared"
-    remedy = f"set {wanted.partitions_option} to {found.partitions}: adding partitions breaks the order of each key"
+    remedy = f"set {topics.PARTITIONS_OPTION} to {found.partitions}: adding partitions breaks the order of each key"
     return _problem("partitions-differ", message, remedy)
 
 

@@ -28,5 +28,4 @@ def kind_of(said: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun, for a message."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -69,7 +69,6 @@ def _frames(exc_info: structlog.typing.ExcInfo) -> str:
 
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:
-    """The logger of a module."""
     import structlog
 
     return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(name))

@@ -57,7 +57,6 @@ class Project:
 
     @property
     def connect(self) -> Path:
-        """The files of connectors, worker and broker."""
         return self.folders.get("connect", self.root / "connect")
 
     def file(self, ours: Path) -> Path:
@@ -72,7 +71,6 @@ class Project:
 
     @property
     def migrations(self) -> Path:
-        """The project's own migrations: folders ``source`` and ``sink``."""
         return self.folders.get("migrations", self.root / "migrations")
 
     @property

@@ -74,4 +74,4 @@ class _Handler(WSGIRequestHandler):
     """Logs no request."""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
+        pass

@@ -315,7 +315,6 @@ class Settings(BaseModel):
         return None if name is None else (name, self.connect_password.get_secret_value())
 
     def role_name(self, role: Role) -> str:
-        """The name of a role in Postgres."""
         return f"{getattr(self, f'{role_database(role)}_role_prefix')}_{role.value}"
 
     def dsn(self, role: Role) -> dict[str, str | int]:
@@ -354,7 +353,6 @@ class Settings(BaseModel):
 
 
 def variable(setting: str) -> str:
-    """The environment variable of a setting."""
     return f"{PREFIX}{setting.upper()}"
 
 
@@ -364,12 +362,10 @@ def role_database(role: Role) -> Literal["source_db", "sink_db"]:
 
 
 def password_setting(role: Role) -> str:
-    """The setting that is the role's password."""
     return f"{role_database(role)}_{role.value}_password"
 
 
 def database_passwords() -> list[str]:
-    """The settings that are passwords of database roles."""
     return [*map(password_setting, (*SourceRole, *SinkRole)), "stack_postgres_password"]
 
 

@@ -30,11 +30,9 @@ class Visible:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write the visible text."""
         return self._stream.write(visible(text))
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several."""
         for line in lines:
             self.write(line)
 

@@ -15,7 +15,6 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 
 
 def valid(traceparent: str | None) -> str | None:
-    """The traceparent if it is valid."""
     return traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None
 
 

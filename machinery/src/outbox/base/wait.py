@@ -38,7 +38,7 @@ def timeout_scale() -> float:
 
 
 def nothing() -> None:
-    """The need of a wait that needs nothing."""
+    pass
 
 
 def wait_for(

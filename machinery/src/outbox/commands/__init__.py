@@ -23,7 +23,6 @@ class Moment(click.ParamType[datetime]):
     name = "moment"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Fails with wrong usage if it is neither."""
         try:
             found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         except ValueError:
@@ -32,7 +31,6 @@ class Moment(click.ParamType[datetime]):
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows below their headings, in columns."""
     cells = [headings, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)

@@ -31,7 +31,6 @@ def serve() -> None:
 
 
 def _app(name: str) -> tuple[str, str]:
-    """Module and function that [tool.outbox] names."""
     module, _, function = name.partition(":")
     if not module or not function.isidentifier():
         raise Failure(

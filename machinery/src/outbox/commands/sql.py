@@ -78,7 +78,6 @@ def run(connection: extensions.connection, statement: str, *, as_json: bool) -> 
 
 @contextmanager
 def _in_one_line(database: str) -> Iterator[None]:
-    """Convert an error of Postgres to a Failure of one line."""
     try:
         yield
     except psycopg2.Error as error:

@@ -200,7 +200,6 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
     def response(self) -> Response:
-        """The response."""
         return Response(self.model_dump_json(), mimetype="application/json")
 
 
@@ -225,7 +224,6 @@ def _health(engine: Engine, metrics: Metrics) -> APIBlueprint:
 
     @api.get("/metrics", doc_ui=False)
     def read_metrics() -> Response:
-        """All metrics in Prometheus' text format."""
         if not scraped.is_own_name(request.host):
             abort(HTTPStatus.MISDIRECTED_REQUEST, scraped.REFUSAL)
         return metrics.render()

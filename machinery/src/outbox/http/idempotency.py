@@ -61,8 +61,6 @@ class Answer:
 
 
 class KeyReused(Exception):
-    """The key was used for another request."""
-
     def __init__(self) -> None:
         super().__init__("the Idempotency-Key was used for another request")
 

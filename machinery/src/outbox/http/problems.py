@@ -55,7 +55,6 @@ KEY_REUSED = Kind(HTTPStatus.CONFLICT, "/problems/idempotency-key-reused", "Idem
 
 
 def of_kind(kind: Kind, detail: str) -> Problem:
-    """A problem of a declared type."""
     return Problem(type=kind.type, title=kind.title, status=kind.status, detail=detail)
 
 
@@ -65,12 +64,10 @@ def of_status(status: int, detail: str, errors: list[FieldError] | None = None) 
 
 
 def dump(problem: Problem) -> str:
-    """The problem as JSON."""
     return problem.model_dump_json(exclude_none=True)
 
 
 def respond(problem: Problem) -> Response:
-    """The problem as a response."""
     return Response(dump(problem), problem.status, mimetype=MEDIA_TYPE)
 
 

@@ -29,7 +29,6 @@ class logger_class(Logger):  # type: ignore[misc]  # noqa: N801 - gunicorn's nam
     """Send gunicorn's records to our log, from the first one on."""
 
     def setup(self, cfg: object) -> None:
-        """Leave the records to the handlers of the root logger."""
         super().setup(cfg)
         self.error_log.handlers.clear()
         self.error_log.propagate = True
@@ -42,5 +41,4 @@ def post_worker_init(worker: Worker) -> None:
 
 
 def on_exit(_: object) -> None:
-    """Remove the files in which the workers counted."""
     shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)

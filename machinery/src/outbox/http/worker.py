@@ -97,7 +97,6 @@ class Arrival:
             self._invalid = STATUSES.get(type(error), HTTPStatus.BAD_REQUEST)
 
     def expire(self) -> None:
-        """The rest has not arrived in time."""
         self._invalid = HTTPStatus.REQUEST_TIMEOUT
 
     def must_continue(self) -> bool:
@@ -118,11 +117,9 @@ class Response(bytearray):
     """A response as gunicorn writes it: in place of a socket."""
 
     def sendall(self, data: bytes) -> None:
-        """Collect the next bytes."""
         self.extend(data)
 
     def gettimeout(self) -> float:
-        """Zero: it never blocks."""
         return 0.0
 
 

@@ -52,12 +52,10 @@ class Jar(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Where it is in the folder of its set."""
         return Path(self.configuration, "lib", f"{self.module}-{self.revision}.jar")
 
     @property
     def url_path(self) -> str:
-        """Where it is in a Maven repository."""
         return f"{self.organisation.replace('.', '/')}/{self.module}/{self.revision}/{self.path.name}"
 
 
@@ -118,7 +116,6 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def locked(configurations: Iterable[str]) -> list[Jar]:
-    """The jars of configurations in jars.lock."""
     lines = (line for line in LOCK_FILE.read_text().splitlines() if not line.startswith("#"))
     return [jar for jar in map(Jar._make, map(str.split, lines)) if jar.configuration in configurations]
 

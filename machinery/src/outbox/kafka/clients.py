@@ -107,7 +107,6 @@ def consumer(
 
 @contextmanager
 def kafka_errors(settings: Settings) -> Iterator[None]:
-    """Errors of a Kafka client inside the block become Failure."""
     try:
         yield
     except KafkaException as error:
@@ -151,7 +150,6 @@ class Admin:
 
 
 def unavailable(settings: Settings, error: KafkaError) -> Failure:
-    """The failure for an error of a Kafka client, with the settings to correct."""
     code, remedy = "kafka-unavailable", "start it, or correct OUTBOX_KAFKA_BOOTSTRAP and OUTBOX_KAFKA_SECURITY_PROTOCOL"
     match error.code():
         case KafkaError._AUTHENTICATION:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain
+from itertools import accumulate, chain
 from operator import methodcaller
 from typing import Any
 
@@ -45,11 +45,14 @@ class Part:
     @property
     def count(self) -> int:
         """How many offsets it has; markers and aborted records take some."""
-        return sum(self.end[partition] - self.start[partition] for partition in self.end)
+        return sum(self._sizes)
+
+    @property
+    def _sizes(self) -> Sequence[int]:
+        return [end - self.start[partition] for partition, end in self.end.items()]
 
     @property
     def within(self) -> Within:
-        """The range as `read` wants it."""
         return {partition: (self.start[partition], self.end[partition]) for partition in self.end}
 
     def in_parts(self, records_max: int) -> Sequence[Part]:
@@ -68,21 +71,15 @@ class Part:
         return parts
 
     def first(self, count: int) -> Part:
-        """The first so many offsets. What the shares of partitions lack after rounding, one each of some makes up."""
-        cut, lacking = dict(self.start), count
-        rounded = list[int]()  # the partitions whose share is more than what they have got
-        for partition, end in self.end.items():
-            share, rest = divmod((end - self.start[partition]) * count, self.count or 1)
-            cut[partition] += share
-            lacking -= share
-            if rest:
-                rounded.append(partition)
-        for partition in rounded[:lacking]:
-            cut[partition] += 1
+        """The first so many offsets."""
+        cut, before = dict[int, int](), 0
+        for partition, until in zip(self.end, accumulate(self._sizes), strict=True):
+            share = until * count // (self.count or 1)  # of this partition and those before it
+            cut[partition] = self.start[partition] + share - before
+            before = share
         return Part(self.topic, self.start, cut)
 
     def behind(self, reached: Mapping[int, int]) -> Part:
-        """The rest of the part once it was read up to these offsets."""
         return Part(self.topic, reached, self.end)
 
 
@@ -126,7 +123,6 @@ def bounded(read: Iterable[Sequence[Message]], at_least: int) -> Generator[Seque
 def _read(
     settings: Settings, name: str, within: Within, *, require_all: bool
 ) -> Generator[Sequence[Message], None, None]:
-    """The records, as many at once as the client has."""
     end = {partition: last for partition, (first, last) in within.items() if first < last}
     others = {"auto.offset.reset": "error" if require_all else "earliest", "enable.partition.eof": True}
     with consumer(settings, others=others) as client:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -29,6 +28,7 @@ from outbox.kafka.clients import (
 )
 
 T = TypeVar("T")
+PARTITIONS_OPTION = "`partitions` in aggregate.toml, or OUTBOX_TOPIC_PARTITIONS,"  # says how many a topic has
 IDS_EVERY_S = 5.0
 # What a broker answers while a leader is elected, and for a moment after a topic was created: it knows the topic before
 # it leads its partitions.
@@ -48,21 +48,11 @@ class Topic(NamedTuple):
 
 
 class TopicSpec(NamedTuple):
-    """A topic to create: with so many partitions and this configuration.
-
-    ``declared_in`` are the files that may say how many partitions it has; without them a setting says so.
-    """
+    """A topic to create: with so many partitions and this configuration."""
 
     name: str
     partitions: int
     config: dict[str, str]
-    declared_in: Sequence[Path] = ()
-
-    @property
-    def partitions_option(self) -> str:
-        """Where the number of its partitions is chosen."""
-        files = " and ".join(map(str, self.declared_in))
-        return f"`partitions` in {files}" if files else "OUTBOX_TOPIC_PARTITIONS"
 
 
 class TopicIds:
@@ -133,7 +123,6 @@ def describe(settings: Settings, name: str) -> Topic:
 
 
 def exists(settings: Settings, name: str) -> bool:
-    """Whether the topic exists. Raises Failure if Kafka is unavailable."""
     return bool(existing(settings, [name]))
 
 
@@ -210,8 +199,6 @@ def wait_decided(settings: Settings, name: str, timeout_s: float) -> dict[int, i
 
 
 def ask_leaders(name: str, ask: Callable[[], T | None]) -> T:
-    """The answer of a partition's leader, once there is one."""
-
     def answer() -> T | None:
         try:
             return ask()
@@ -247,6 +234,6 @@ def _require_partitions(spec: TopicSpec, found: Topic) -> None:
     if found.partitions < spec.partitions:
         raise Failure(
             f"topic {found.name} has {found.partitions} partitions; {spec.partitions} are required",
-            f"set {spec.partitions_option} to {found.partitions}: more partitions would break the order of each key",
+            f"set {PARTITIONS_OPTION} to {found.partitions}: more partitions would break the order of each key",
             code="topic-partitions",
         )

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,6 @@ class Subject:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The values that statements name."""
         names = [aggregate.name for aggregate in self.aggregates]
         return {"aggregates": names, "key": self.key, "topic": self.aggregates[0].topic}
 
@@ -172,8 +172,7 @@ def _events(settings: Settings, source: extensions.connection, one: Subject, *, 
             arrivals.copy(cursor, file, cursor.mogrify(OF_KEY, one.parameters).decode())
         for events in arrivals.chunks(settings, file):
             found += events
-            missing = arrivals.missing(settings, events) if relayed else {}
-            if missing and (missing := arrivals.missing_elsewhere(settings, missing, event_topics(settings))):
+            if relayed and (missing := arrivals.missing(settings, events, partial(event_topics, settings))):
                 raise Failure(
                     f"{plural(len(missing), 'event')} of the key on no topic, the first is {min(missing)}",
                     "nothing was erased: wait until the relay has sent them; `outbox check` finds lost ones",
@@ -230,7 +229,6 @@ def _erase_rows(settings: Settings, cursor: extensions.cursor, one: Subject) -> 
 
 
 def _changed(cursor: extensions.cursor) -> int:
-    """How many rows this session has changed."""
     cursor.execute(CHANGED)
     ((rows,),) = cursor.fetchall()
     return int(rows)

@@ -96,12 +96,10 @@ class Rule(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """The rows, as the end of a SELECT."""
         return f"FROM public.{self.table} WHERE sink = %(sink)s AND {self.condition}"
 
     @property
     def delete(self) -> str:
-        """The statement that deletes some of the rows."""
         key = ", ".join(f'"{column}"' for column in self.key)
         same = " AND ".join(f'kept."{column}" = useless."{column}"' for column in self.key)
         return f"""
@@ -112,7 +110,6 @@ class Rule(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, object]:
-        """The parameters of its statements."""
         return {**self.parameters, "sink": self.sink}
 
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import IO, Any
 
 from psycopg2 import extensions
@@ -53,12 +54,10 @@ class PruneResult:
     first_missing: str | None = None  # id
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
 
 def count_old(settings: Settings, keep_hours: int) -> int:
-    """The number of events older than ``keep_hours``."""
     with _pruner(settings) as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*) FROM public.outbox WHERE {OLD}", [keep_hours])  # noqa: S608
         ((count,),) = cursor.fetchall()
@@ -98,9 +97,7 @@ def prune(
         _copy_old(connection, keep_hours, old_events)
         for events in arrivals.chunks(settings, old_events):
             report(f"looking up {len(events)} events on their topics; {result.deleted} deleted so far")
-            missing = arrivals.missing(settings, events)
-            if missing:
-                missing = arrivals.missing_elsewhere(settings, missing, event_topics(settings, sinks=sinks))
+            missing = arrivals.missing(settings, events, partial(event_topics, settings, sinks=sinks))
             result.deleted += _delete(connection, [event_id for event_id in events if event_id not in missing])
             overdue = [event_id for event_id, event in missing.items() if event.at_s < overdue_s]
             result.on_their_way += len(missing) - len(overdue)

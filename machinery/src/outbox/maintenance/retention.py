@@ -83,7 +83,6 @@ class RetentionResult:
     deleted: dict[str, int] = field(default_factory=dict)  # rows, by table
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "horizon": str(self.horizon),
             "evidence": [str(found) for found in self.evidence],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import IO, NamedTuple
@@ -74,26 +74,17 @@ def chunks(settings: Settings, file: IO[bytes]) -> Iterator[Events]:
         yield events
 
 
-def missing(settings: Settings, events: Events) -> dict[str, Written]:
-    """The events that are not on the topics to which they are routed. Each topic is read from where the oldest of its
-    events may have arrived until all are found, at most up to its last stable offsets.
+def missing(settings: Settings, events: Events, others: Callable[[], Collection[str]]) -> Events:
+    """The events that are neither on the topics to which they are routed nor, if some are left, on other topics.
+
+    Each topic is read from where the oldest of its events may have arrived until all are found, at most up to its last
+    stable offsets.
     """
-    by_topic: dict[str, dict[str, Written]] = {}
-    for event_id, event in events.items():
-        by_topic.setdefault(event.topic, {})[event_id] = event
-    left: dict[str, Written] = {}
-    for topic, sought in by_topic.items():
-        left |= _missing_on(settings, topic, sought)
-    return left
-
-
-def missing_elsewhere(settings: Settings, events: Events, names: Collection[str]) -> dict[str, Written]:
-    """The events that none of these topics has, beside the topics to which they are routed."""
     left = dict(events)
-    for topic in names:
-        sought = {event_id: event for event_id, event in left.items() if event.topic != topic}
-        for event_id in sought.keys() - _missing_on(settings, topic, sought).keys():
-            del left[event_id]
+    for topic in {event.topic for event in events.values()}:
+        _find(settings, topic, left, {event_id for event_id, event in left.items() if event.topic == topic})
+    for topic in others() if left else ():
+        _find(settings, topic, left, {event_id for event_id, event in left.items() if event.topic != topic})
     return left
 
 
@@ -113,11 +104,11 @@ def all_arrive(settings: Settings, names: Sequence[str], timeout_s: float) -> bo
 
 
 def _arrive(settings: Settings, events: Events, names: Sequence[str], timeout_s: float) -> bool:
-    left = dict(events)
+    left = events
 
     def arrived() -> bool:
         nonlocal left
-        left = missing_elsewhere(settings, missing(settings, left), names)
+        left = missing(settings, left, lambda: names)
         return not left
 
     try:
@@ -126,22 +117,23 @@ def _arrive(settings: Settings, events: Events, names: Sequence[str], timeout_s:
         return False
 
 
-def _missing_on(settings: Settings, topic: str, events: Events) -> dict[str, Written]:
-    """The events that a topic does not have."""
-    left = dict(events)
+def _find(settings: Settings, topic: str, left: dict[str, Written], sought: set[str]) -> None:
+    """Look up some of the events that are left on a topic, and remove what it has."""
     # An undeclared aggregate type may be any text, which the brokers would refuse as a topic.
-    if not left or not TOPIC.fullmatch(topic) or not topics.exists(settings, topic):
-        return left
+    if not sought or not TOPIC.fullmatch(topic) or not topics.exists(settings, topic):
+        return
     # The topic's timestamps are those of arrival, so no event is before its own time.
-    oldest = datetime.fromtimestamp(min(event.at_s for event in events.values()), UTC)
+    oldest = datetime.fromtimestamp(min(left[event_id].at_s for event_id in sought), UTC)
     begin = topics.offsets_since(settings, topic, oldest - records.CLOCK_MARGIN)
     end = topics.last_stable_offsets(settings, topic)
     within = {partition: (begin[partition], end[partition]) for partition in begin.keys() & end.keys()}
     for message in records.read(settings, topic, within):
         try:
-            left.pop(str(header_id(message)), None)
+            event_id = str(header_id(message))
         except (KeyError, ValueError):
             continue  # no event
-        if not left:
+        if event_id in sought:
+            sought.remove(event_id)
+            del left[event_id]
+        if not sought:
             break
-    return left

@@ -19,7 +19,7 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events import catalog
-from outbox.events.catalog import AGGREGATE_FILE, Catalog
+from outbox.events.catalog import Catalog
 from outbox.kafka.topics import TopicSpec
 from outbox.migrations import publication
 
@@ -59,13 +59,11 @@ class Connector:
 
     @property
     def table(self) -> tuple[str, str]:
-        """Schema and name of the table that it captures."""
         schema, _, name = self.config["table.include.list"].partition(".")
         return schema, name
 
     @property
     def topic(self) -> str:
-        """The one topic of a captured table."""
         (topic,) = self.topics
         return topic
 
@@ -92,7 +90,6 @@ class Connector:
 
 
 def folder() -> Path:
-    """The folder of the connectors' files."""
     return project.current().connect
 
 
@@ -162,8 +159,7 @@ def topic_specs(settings: Settings, connector: Connector | None = None) -> list[
     if connector.is_outbox:
         events = catalog.of_project(settings)
         for topic, aggregates in events.topics.items():
-            files = tuple(events.folder / aggregate.name / AGGREGATE_FILE for aggregate in aggregates)
-            specs.append(_records(settings, topic, aggregates[0].partitions, files))
+            specs.append(_records(settings, topic, aggregates[0].partitions))
     else:
         specs.append(_records(settings, connector.topic))
     # The others have one partition: an exactly-once transaction writes a marker to each partition that it touches.
@@ -174,9 +170,7 @@ def topic_specs(settings: Settings, connector: Connector | None = None) -> list[
     return specs
 
 
-def _records(
-    settings: Settings, topic: str, partitions: int | None = None, declared_in: tuple[Path, ...] = ()
-) -> TopicSpec:
+def _records(settings: Settings, topic: str, partitions: int | None = None) -> TopicSpec:
     config = {
         "cleanup.policy": "delete",
         "retention.ms": str(settings.topic_retention_hours * 3_600_000),
@@ -184,7 +178,7 @@ def _records(
         # an outage or with a first snapshot could be deleted before any sink has read it.
         "message.timestamp.type": "LogAppendTime",
     }
-    return TopicSpec(topic, partitions or settings.topic_partitions, config, declared_in)
+    return TopicSpec(topic, partitions or settings.topic_partitions, config)
 
 
 def add_routers(config: Config, events: Catalog) -> Config:

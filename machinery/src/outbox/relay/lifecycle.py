@@ -40,7 +40,6 @@ class Status(State):
         return "at-least-once"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**asdict(self), "mode": self.mode}
 
 
@@ -89,7 +88,6 @@ def apply(settings: Settings, connector: Connector | None = None, on_release: Ca
 
 
 def status(settings: Settings, connector: Connector | None = None) -> Status:
-    """The status of the connector. Raises Failure if Connect is unavailable."""
     connector = connector or connectors.load(settings)
     rest = Rest(settings, connector)
     state = rest.state()
@@ -158,7 +156,6 @@ def released(connector: Connector) -> str:
 
 
 def failed(connector: Connector, error: str) -> Failure:
-    """The failure of a connector that Connect reports as failed."""
     return Failure(
         f"connector {connector.name} failed: {error}",
         f"fix the cause, then `{connector.command('apply')}` restarts it",

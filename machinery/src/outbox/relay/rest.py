@@ -32,7 +32,6 @@ class State:
 
     @property
     def is_running(self) -> bool:
-        """The connector and its task run."""
         return self.connector == "RUNNING" and self.tasks == ["RUNNING"]
 
     @property
@@ -77,7 +76,6 @@ class Rest:
         return wait_for("the connector that another client created", self.config, timeout_s=START_TIMEOUT_S)
 
     def put_config(self, config: Config) -> None:
-        """Replace the connector's configuration."""
         self._call("PUT", f"/connectors/{self._name}/config", json=config)
 
     def stop(self) -> None:
@@ -104,7 +102,6 @@ class Rest:
         wait_for("the connector to be gone", lambda: self.state().connector == "MISSING", timeout_s=START_TIMEOUT_S)
 
     def state(self) -> State:
-        """The states of connector and tasks."""
         answer = self._call("GET", f"/connectors/{self._name}/status", missing_is_none=True)
         if answer is None:
             return State("MISSING")
@@ -199,7 +196,6 @@ def already_exists(response: requests.Response) -> bool:
 
 
 def _unavailable(settings: Settings, error: requests.RequestException) -> Failure:
-    """The failure for an error of the HTTP client, with the settings to correct."""
     reason, remedy = _cause(error), "start it, or correct OUTBOX_CONNECT_URL"
     if isinstance(error, requests.exceptions.SSLError):
         remedy = "correct OUTBOX_CONNECT_CAFILE, or OUTBOX_CONNECT_URL: https, and a host that the certificate names"

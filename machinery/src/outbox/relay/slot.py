@@ -222,5 +222,4 @@ def _owning(settings: Settings, connector: Connector) -> Iterator[psycopg2.exten
 
 
 def lsn(position: int) -> str:
-    """A position in the write-ahead log as Postgres writes it."""
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
