@@ -335,13 +335,13 @@ class TestExpire:
         does(databases)
         wanted: list[date] = []
 
-        def held(_: Settings, day: date) -> Evidence:
+        def held(_: Settings, day: date, __: object) -> list[Evidence]:
             wanted.append(day)
-            return Evidence("test", evidence.first_uuid(day - timedelta(days=1)))
+            return [Evidence("test", evidence.first_uuid(day - timedelta(days=1)))]
 
-        monkeypatch.setattr(evidence, "glance", held)
+        monkeypatch.setattr(evidence, "gather", held)
         assert retention.expire(databases).dropped == ()
-        monkeypatch.setattr(evidence, "glance", lambda *_: Evidence("test", evidence.first_uuid(ago(due - 1))))
+        monkeypatch.setattr(evidence, "gather", lambda *_: [Evidence("test", evidence.first_uuid(ago(due - 1)))])
         retention.expire(databases)
         assert wanted == [ago(due)]
         assert day_of(kept_rows.horizon(databases)) == ago(due - 1)

@@ -86,12 +86,6 @@ def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(
     assert [spec.name for spec in connectors.topic_specs(settings, orders)] == [orders.topic, "mine_orders.offsets"]
 
 
-def test_the_topic_of_a_captured_table_is_no_topic_of_the_outbox(settings: Settings, two: list[str]) -> None:
-    outbox, orders = (connectors.load(settings, kind) for kind in two)
-    assert orders.topics == (orders.topic,)
-    assert orders.topic not in outbox.topics
-
-
 # Routing ----------------------------------------------------------------------------------------------------------
 
 
@@ -145,12 +139,6 @@ def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
     assert added["transforms"] == "outbox,mask,topic-of-order"
     assert added["transforms.mask.type"] == "Mask"
     assert connectors.transforms({**added, "tasks.max": "1"}) == added
-
-
-def test_all_aggregates_of_a_topic_declare_its_partitions(settings: Settings, events: Path) -> None:
-    declare(events, "item", partitions=3)
-    declare(events, "return", "returned", topic="shop.item", partitions=3)
-    assert connectors.topic_specs(settings)[0].partitions == 3
 
 
 @pytest.mark.usefixtures("two")

@@ -126,23 +126,6 @@ class TestUnknown:
     def test_what_a_process_of_ours_inherits_is_allowed(self) -> None:
         assert {process.MARK, *process.KEPT} <= READ_ELSEWHERE.keys()
 
-    def test_variables_of_a_kubernetes_service_are_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        links = {
-            "PORT": "tcp://10.0.0.11:9400",
-            "PORT_9400_TCP": "tcp://10.0.0.11:9400",
-            "PORT_9400_TCP_ADDR": "10.0.0.11",
-            "SERVICE_HOST": "10.0.0.11",
-            "SERVICE_PORT": "9400",
-            "SERVICE_PORT_METRICS": "9400",
-        }
-        for name, value in links.items():
-            monkeypatch.setenv(f"OUTBOX_SINK_{name}", value)
-        load()
-        monkeypatch.delenv("OUTBOX_SINK_PORT")
-        monkeypatch.delenv("OUTBOX_SINK_PORT_9400_TCP")
-        with raises("settings-wrong", "OUTBOX_SINK_SERVICE_HOST"):
-            load()
-
 
 @pytest.mark.parametrize(
     ("variable", "wrong"),

@@ -384,7 +384,7 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
             found = (home or names.home).resolve()
             return Settings(**{**_given(dotenv_values(found / "stack.env")), "home": found, **overrides})
         in_dotenv = dotenv_values(dotenv)
-        wrong += _unknown("the environment", _without_service_links(os.environ))
+        wrong += _unknown("the environment", os.environ)
         wrong += _unknown(dotenv, in_dotenv)
         given = {**_given(in_dotenv), **_given(os.environ)}
         found = (home or Path(given.get("home", names.home))).resolve()
@@ -428,9 +428,8 @@ def require_known(environment: Mapping[str, str]) -> None:
     """Raises Failure naming each variable of a container that looks like a setting but is not one, and each that is not
     written in capitals, because a container reads no other.
     """
-    names = _without_service_links(environment)
-    small = [name for name in names if name.upper().startswith(PREFIX) and name != name.upper()]
-    wrong = [*_unknown(".env", names), *(f"{name} in .env: write it in capitals" for name in small)]
+    small = [name for name in environment if name.upper().startswith(PREFIX) and name != name.upper()]
+    wrong = [*_unknown(".env", environment), *(f"{name} in .env: write it in capitals" for name in small)]
     if wrong:
         raise _wrong(wrong, ".env")
 
@@ -453,13 +452,3 @@ def _unknown(place: str | Path, names: Iterable[str]) -> Iterator[str]:
         if name.startswith(PREFIX) and name not in known and name not in READ_ELSEWHERE:
             [nearest] = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0)
             yield f"{name} in {place}: there is no such setting; {nearest} is the nearest"
-
-
-def _without_service_links(environment: Mapping[str, str]) -> list[str]:
-    """The variables without those that Kubernetes adds for a Service whose name begins with ``outbox``.
-
-    For a Service ``outbox-sink`` they are OUTBOX_SINK_PORT, whose value is a URL, OUTBOX_SINK_SERVICE_HOST and more.
-    """
-    services = [name.removesuffix("_PORT") for name, value in environment.items() if re.match(r"(tcp|udp)://", value)]
-    links = re.compile("|".join(rf"{re.escape(name)}_(SERVICE_(HOST|PORT)|PORT)(_\w+)?" for name in services) or "(?!)")
-    return [name for name in environment if not links.fullmatch(name)]

@@ -98,19 +98,9 @@ def horizon(settings: Settings) -> tuple[UUID, date]:
     return UUID(row[0]), row[1]
 
 
-def glance(settings: Settings, wanted: date) -> Evidence | None:
-    """A place that holds an event of a day before ``wanted``, found without waiting and without reading the topics.
-
-    None proves nothing: only `gather` can show that no place holds such an event. Raises Failure if a place cannot be
-    read.
-    """
-    floor, _ = horizon(settings)
-    return next((found for found in _at_a_glance(settings, floor, wanted) if found.day < wanted), None)
-
-
 def gather(settings: Settings, wanted: date, nudge: Nudge = lambda: None) -> Iterator[Evidence]:
     """The evidence of each place, in the order in which events move. It ends with the first place that holds an event
-    of a day before ``wanted``.
+    of a day before ``wanted``. A place where a glance finds one, without waiting, is the only evidence.
 
     ``nudge`` commits something that the relay reads, because a slot is confirmed by what comes through it: Debezium
     confirms a transaction when it has seen the next. It is called again and again until the slot has confirmed enough.
@@ -118,6 +108,10 @@ def gather(settings: Settings, wanted: date, nudge: Nudge = lambda: None) -> Ite
     Raises Failure if a place cannot be read, or if the slot does not exist or was invalidated.
     """
     floor, yesterday = horizon(settings)
+    for found in _at_a_glance(settings, floor, wanted):
+        if found.day < wanted:
+            yield found
+            return
     for found in _in_order(settings, floor, wanted, nudge):
         yield found
         if found.day < wanted:

@@ -11,7 +11,6 @@ topic or the log make useless are deleted in small batches (`outbox.maintenance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, NamedTuple
@@ -107,7 +106,9 @@ def expire(
     day, due = day_of(horizon), _due(settings)
     found: tuple[Evidence, ...] = ()
     if due is not None and due <= yesterday:
-        found = tuple(_collect(settings, due, report, nudge))
+        for each in evidence.gather(settings, due, nudge):
+            report(str(each))
+            found += (each,)
         allowed = min(each.day for each in found)
         day = max(day, allowed) if allowed >= due else day
     else:
@@ -141,13 +142,6 @@ def drop(settings: Settings, day: date) -> tuple[Partition, ...]:
         while some := between_batches(connection, fence.all_sinks, lambda cursor: _partitions(cursor, DROP, day)):
             dropped += some
     return dropped
-
-
-def _collect(settings: Settings, due: date, report: Progress, nudge: Nudge) -> Iterator[Evidence]:
-    held = evidence.glance(settings, due)
-    for found in evidence.gather(settings, due, nudge) if held is None else (held,):
-        report(str(found))
-        yield found
 
 
 def _due(settings: Settings) -> date | None:
