@@ -164,6 +164,8 @@ def unavailable(settings: Settings, error: KafkaError) -> Failure:
         case KafkaError.TOPIC_AUTHORIZATION_FAILED | KafkaError.CLUSTER_AUTHORIZATION_FAILED:
             code = "kafka-not-authorized"
             remedy = f"grant it to {settings.kafka_username or 'the client'} in Kafka's access control lists"
+        case KafkaError.TOPIC_EXCEPTION:  # a name that differs from another in `.` and `_` only
+            code, remedy = "topic-refused", "choose another name"
         case _ if "refused" in error.str() and settings.is_embedded("kafka_bootstrap"):
             remedy = "`outbox up` starts the embedded one"
     return Failure(f"Kafka at {settings.kafka_bootstrap}: {error.str()}", remedy, code=code)

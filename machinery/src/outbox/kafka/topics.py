@@ -94,14 +94,24 @@ def create(settings: Settings, specs: Sequence[TopicSpec]) -> list[str]:
         operation_timeout=request_timeout_s(),
         request_timeout=request_timeout_s(),
     )
-    created = [name for name, request in requests.items() if _is_created(admin, name, request)]
+    created = [
+        name
+        for name, request in requests.items()
+        if admin.result(request, missing=KafkaError.TOPIC_ALREADY_EXISTS) is not MISSING
+    ]
     names = [spec.name for spec in specs]
     # The controller has answered; the brokers learn of the topics a moment later.
     found = wait_for(
         f"the brokers to know {', '.join(names)}", lambda: _all(settings, names), timeout_s=REQUEST_TIMEOUT_S
     )
     for spec in specs:
-        _require_partitions(spec, found[spec.name])
+        partitions = found[spec.name].partitions
+        if partitions < spec.partitions:
+            raise Failure(
+                f"topic {spec.name} has {partitions} partitions; {spec.partitions} are required",
+                f"set {PARTITIONS_OPTION} to {partitions}: more partitions would break the order of each key",
+                code="topic-partitions",
+            )
     return created
 
 
@@ -213,27 +223,6 @@ def ask_leaders(name: str, ask: Callable[[], T | None]) -> T:
         raise Failure(str(error), "wait until all brokers are up again", code="kafka-unavailable") from error
 
 
-def _is_created(admin: Admin, name: str, request: Future[None]) -> bool:
-    """Whether the topic did not exist. Kafka also refuses a name that differs from another in `.` and `_` only."""
-    try:
-        return admin.result(request, missing=KafkaError.TOPIC_ALREADY_EXISTS) is not MISSING
-    except Failure as failure:
-        cause = failure.__cause__
-        if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_EXCEPTION:
-            refused = f"Kafka refuses topic {name}: {cause.args[0].str()}"
-            raise Failure(refused, "choose another name", code="topic-refused") from cause
-        raise
-
-
 def _all(settings: Settings, names: Sequence[str]) -> dict[str, Topic] | None:
     found = existing(settings, names)
     return found if len(found) == len(names) else None
-
-
-def _require_partitions(spec: TopicSpec, found: Topic) -> None:
-    if found.partitions < spec.partitions:
-        raise Failure(
-            f"topic {found.name} has {found.partitions} partitions; {spec.partitions} are required",
-            f"set {PARTITIONS_OPTION} to {found.partitions}: more partitions would break the order of each key",
-            code="topic-partitions",
-        )
