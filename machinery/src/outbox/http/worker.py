@@ -5,17 +5,11 @@ clients that send half a request, or do not read, hold all threads, and gunicorn
 it. This worker is that buffer: its loop receives every request and sends every response, and a thread has the whole
 request, and gives the whole response.
 
-Alternatives failed `test_http_worker.py`. With gunicorn 27's own ``gthread``, and with granian 2.8 in WSGI mode,
-clients that send half a body hold every thread; granian has no time limit for a body. waitress 3.0 buffers both ways,
-but it never ends a client that sends or reads a byte a second, and at SIGTERM it drops requests that are still
-arriving. hypercorn 0.18 reads a body before it calls the application, but gives no 408, bounds only each read, and
-keeps clients that do not read. uvicorn, and gunicorn's ``asgi`` worker, run no WSGI application, and have no time limit
-for a request or for a client that does not read.
-
 Bounds per worker process: `CONNECTIONS` connections, and for each about `HEAD_MAX_BYTES` plus `body.MAX_BYTES`, or one
 response, and twice `BUFFER_BYTES` in the system, each way. For one client more, the client that the worker has waited
 for the longest is disconnected. A request that takes longer than ``request_timeout_s`` to arrive gets 408; a client
-that takes longer to read its response is disconnected. TLS ends in front of the service.
+that takes longer to read its response is disconnected; after SIGTERM both have `LINGER_S`. TLS ends in front of the
+service. docs/architecture.md says why no other server does.
 """
 
 from __future__ import annotations
@@ -46,7 +40,7 @@ from outbox.http import body, problems
 
 CONNECTIONS = 500  # with the files of the process below 1024, the usual limit of open files
 HEAD_MAX_BYTES = 32 * 1024
-LINGER_S = 2.0  # after the last response, for the client to close its side; at SIGTERM, for a request on its way
+LINGER_S = 2.0  # after the last response, for the client to close its side; after SIGTERM, for every client
 RECEIVE_BYTES = BUFFER_BYTES = 64 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: drop what the client has not read
@@ -67,9 +61,9 @@ class Arrival:
         self.received = bytearray()
         self._parser = PythonProtocol(on_headers_complete=self._end_head, on_body=self._count)
         self._has_head = False
-        self._invalid: HTTPStatus | None = None
-        self._is_continued = False
         self._body_bytes = 0
+        self._is_continued = False
+        self.invalid: HTTPStatus | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -79,8 +73,8 @@ class Arrival:
     @property
     def rejection(self) -> HTTPStatus | None:
         """The status of a request that is malformed, too large or late, else None."""
-        if self._invalid:
-            return self._invalid
+        if self.invalid:
+            return self.invalid
         if max(self._parser.content_length or 0, self._body_bytes) > body.MAX_BYTES:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         if self.is_complete or len(self.received) <= HEAD_MAX_BYTES + body.MAX_BYTES:
@@ -94,10 +88,7 @@ class Arrival:
         try:
             self._parser.feed(data)
         except (ParseError, ValueError) as error:  # ValueError: a number with too many digits for Python
-            self._invalid = STATUSES.get(type(error), HTTPStatus.BAD_REQUEST)
-
-    def expire(self) -> None:
-        self._invalid = HTTPStatus.REQUEST_TIMEOUT
+            self.invalid = STATUSES.get(type(error), HTTPStatus.BAD_REQUEST)
 
     def must_continue(self) -> bool:
         """Whether the client waits for ``100 Continue`` before it sends the body: true once per request."""
@@ -132,8 +123,7 @@ class Worker(base.Worker):  # type: ignore[misc]
         """Serve until SIGTERM. gunicorn calls this once the application is loaded."""
         self._threads = ThreadPoolExecutor(self.cfg.threads)
         self._clients = set[asyncio.Task[None]]()
-        self._waiting = dict[asyncio.Task[None], None]()  # clients that the loop waits for, the longest first
-        self._idle = set[asyncio.Timeout]()  # of clients that have sent nothing of a request
+        self._waiting = dict[asyncio.Task[None], asyncio.Timeout]()  # clients that are waited for, the longest first
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
@@ -149,8 +139,9 @@ class Worker(base.Worker):  # type: ignore[misc]
         accepting.cancel()
         with suppress(asyncio.CancelledError):
             await accepting  # raises why nothing can be accepted
-        for limit in self._idle:
-            limit.reschedule(loop.time() + LINGER_S)
+        for limit in self._waiting.values():
+            if not limit.expired():
+                limit.reschedule(loop.time() + LINGER_S)
         if self._clients:
             await asyncio.wait(self._clients, timeout=self.cfg.graceful_timeout)
 
@@ -202,9 +193,11 @@ class Worker(base.Worker):  # type: ignore[misc]
 
     async def _receive(self, client: socket.socket, rest: bytes) -> Arrival:
         """The next request, of which ``rest`` is here. It stays incomplete if the client sends nothing or has gone."""
-        loop, arrival = asyncio.get_running_loop(), Arrival()
-        data = rest or await self._first_bytes(client)
+        loop, arrival, data = asyncio.get_running_loop(), Arrival(), rest
         try:
+            if not data:
+                async with self._wait(self.request_timeout_s):
+                    data = await loop.sock_recv(client, RECEIVE_BYTES)
             async with self._wait(self.request_timeout_s):
                 while data:
                     arrival.add(data)
@@ -214,27 +207,17 @@ class Worker(base.Worker):  # type: ignore[misc]
                         await loop.sock_sendall(client, CONTINUE)
                     data = await loop.sock_recv(client, RECEIVE_BYTES)
         except TimeoutError:
-            arrival.expire()
+            if arrival.received:
+                arrival.invalid = HTTPStatus.REQUEST_TIMEOUT
         return arrival
 
-    async def _first_bytes(self, client: socket.socket) -> bytes:
-        with suppress(TimeoutError):
-            async with self._wait(self.request_timeout_s if self.alive else LINGER_S) as limit:
-                self._idle.add(limit)
-                try:
-                    return await asyncio.get_running_loop().sock_recv(client, RECEIVE_BYTES)
-                finally:
-                    self._idle.discard(limit)
-        return b""
-
     @asynccontextmanager
-    async def _wait(self, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
+    async def _wait(self, limit_s: float) -> AsyncIterator[None]:
         """Wait for a client, no longer than this. It may be disconnected meanwhile, to make room for another."""
         task = cast("asyncio.Task[None]", asyncio.current_task())
-        self._waiting[task] = None
         try:
-            async with asyncio.timeout(limit_s) as limit:
-                yield limit
+            async with asyncio.timeout(limit_s if self.alive else LINGER_S) as self._waiting[task]:
+                yield
         finally:
             del self._waiting[task]
 
