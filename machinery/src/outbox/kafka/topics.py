@@ -105,13 +105,7 @@ def create(settings: Settings, specs: Sequence[TopicSpec]) -> list[str]:
         f"the brokers to know {', '.join(names)}", lambda: _all(settings, names), timeout_s=REQUEST_TIMEOUT_S
     )
     for spec in specs:
-        partitions = found[spec.name].partitions
-        if partitions < spec.partitions:
-            raise Failure(
-                f"topic {spec.name} has {partitions} partitions; {spec.partitions} are required",
-                f"set {PARTITIONS_OPTION} to {partitions}: more partitions would break the order of each key",
-                code="topic-partitions",
-            )
+        _require_partitions(spec, found[spec.name])
     return created
 
 
@@ -226,3 +220,12 @@ def ask_leaders(name: str, ask: Callable[[], T | None]) -> T:
 def _all(settings: Settings, names: Sequence[str]) -> dict[str, Topic] | None:
     found = existing(settings, names)
     return found if len(found) == len(names) else None
+
+
+def _require_partitions(spec: TopicSpec, found: Topic) -> None:
+    if found.partitions < spec.partitions:
+        raise Failure(
+            f"topic {found.name} has {found.partitions} partitions; {spec.partitions} are required",
+            f"set {PARTITIONS_OPTION} to {found.partitions}: more partitions would break the order of each key",
+            code="topic-partitions",
+        )
