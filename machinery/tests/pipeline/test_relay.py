@@ -9,6 +9,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle, slot
+from outbox.relay.connectors import Config
 from outbox.relay.rest import Rest
 from outbox_lab.stack import config
 from outbox_lab.stack.postgres import Postgres
@@ -404,3 +406,33 @@ def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
         disturbing.join()
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_of_two_that_create_the_connector_the_later_finds_it(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, config = threading.current_thread(), Rest.config
+    has_looked, is_created = threading.Event(), threading.Event()
+    looks: list[Config | None] = []
+
+    def looked(rest: Rest) -> Config | None:
+        found = config(rest)
+        if threading.current_thread() is not ours and not looks:
+            looks.append(found)
+            has_looked.set()
+            is_created.wait(300)
+        return found
+
+    monkeypatch.setattr(Rest, "config", looked)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(lifecycle.apply, topic)
+            try:
+                assert has_looked.wait(300)
+                assert lifecycle.apply(topic) == "created"
+            finally:
+                is_created.set()
+            assert late.result() == "unchanged"
+        assert looks == [None]
+        insert(topic, row())
+        assert [record.id for record in relayed(topic)] == ids(topic)
+    finally:
+        lifecycle.remove(topic, drop_slot=True)

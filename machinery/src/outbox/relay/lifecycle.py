@@ -65,7 +65,7 @@ def apply(settings: Settings, connector: Connector | None = None, on_release: Ca
     is_released = offsets.end_hanging(settings, connector, on_release)
     if effective is None:
         # Connect keeps the offsets of a removed connector, and returns them only for an existing one.
-        rest.create_stopped(requested)
+        effective = rest.create_stopped(requested)
     slot.require_continuity(settings, rest.offset_lsn, connector, effective)
     if effective is None:
         done = "created"

@@ -65,9 +65,15 @@ class Rest:
         answer = self._call("GET", f"/connectors/{self._name}/config", missing_is_none=True)
         return None if answer is None else dict(answer)
 
-    def create_stopped(self, config: Config) -> None:
-        """Create the connector without starting it. Raises Failure if another client has created it meanwhile."""
-        self._call("POST", "/connectors", json={"name": self._name, "config": config, "initial_state": "STOPPED"})
+    def create_stopped(self, config: Config) -> Config | None:
+        """Create the connector without starting it.
+
+        If another client has created it meanwhile, its configuration is returned and left unchanged.
+        """
+        body = {"name": self._name, "config": config, "initial_state": "STOPPED"}
+        if self._call("POST", "/connectors", json=body, existing_is_none=True) is not None:
+            return None
+        return wait_for("the connector that another client created", self.config, timeout_s=START_TIMEOUT_S)
 
     def put_config(self, config: Config) -> None:
         self._call("PUT", f"/connectors/{self._name}/config", json=config)
@@ -130,7 +136,9 @@ class Rest:
         answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
         return next((dict(entry["offset"]) for entry in answer["offsets"] if entry["offset"]), {})
 
-    def _call(self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False) -> Any:
+    def _call(
+        self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False, existing_is_none: bool = False
+    ) -> Any:
         def answer() -> tuple[requests.Response] | None:  # a tuple, because a response with an error status is false
             response = self._session.request(
                 method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S, verify=self._cafile
@@ -147,6 +155,8 @@ class Rest:
         except requests.RequestException as error:
             raise _unavailable(self._settings, error) from error
         if missing_is_none and response.status_code == requests.codes.not_found:
+            return None
+        if existing_is_none and already_exists(response):
             return None
         self._require_ok(response, f"{method} {path}")
         try:
@@ -177,7 +187,12 @@ def is_repeatable(response: requests.Response) -> bool:
     """
     if response.status_code == requests.codes.server_error:
         return any(words in response.text for words in REPEATABLE)
-    return response.status_code == requests.codes.conflict and EXISTS not in _message(response)
+    return response.status_code == requests.codes.conflict and not already_exists(response)
+
+
+def already_exists(response: requests.Response) -> bool:
+    """Whether Connect refuses to create a connector because it exists."""
+    return response.status_code == requests.codes.conflict and EXISTS in _message(response)
 
 
 def _unavailable(settings: Settings, error: requests.RequestException) -> Failure:
