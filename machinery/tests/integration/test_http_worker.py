@@ -24,7 +24,7 @@ from outbox.http.body import MAX_BYTES
 from outbox.http.worker import CONNECTIONS, HEAD_MAX_BYTES
 from outbox_lab.stack import ports
 from outbox_lab.stack.command import Command
-from tests.support.echo import LARGE_PATH, PATH
+from tests.support.echo import PATH
 from tests.support.paths import ROOT
 
 TIMEOUT_S = 4.0
@@ -219,13 +219,6 @@ def test_more_clients_than_a_worker_holds_block_nobody(served: Service) -> None:
             with suppress(OSError):  # one of the first is disconnected for one of the last
                 client.sendall(begins[number % len(begins)])
         wait_for("their end", lambda: have_ended(clients), timeout_s=5 * TIMEOUT_S, poll_s=1)
-
-
-def test_a_client_that_does_not_read_its_response_is_disconnected(served: Service) -> None:
-    request = WHOLE.split(b"Content-", 1)[0].replace(f"POST {PATH}".encode(), f"GET {LARGE_PATH}".encode()) + b"\r\n"
-    with connected(served, 1, receive_bytes=1) as [client]:
-        client.sendall(request)
-        wait_for("its end", lambda: have_ended([client]), timeout_s=5 * TIMEOUT_S)
 
 
 @pytest.mark.parametrize("pieces", [2, 5])

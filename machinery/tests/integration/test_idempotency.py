@@ -54,14 +54,6 @@ def test_rows_event_and_answer_are_written_together(client: Client, databases: S
     assert audit(databases) == {}
 
 
-def test_a_refusal_writes_nothing_but_its_answer(client: Client, databases: Settings) -> None:
-    client.move(ITEM, 5)
-    refused(client.move(ITEM, 5, "LTR", key="k"), "unit-mismatch")
-    assert len(outbox_records(databases)) == 1
-    refused(client.move(ITEM, 5, "LTR", key="k"), "unit-mismatch")
-    assert query(databases, "SELECT stock, version FROM items") == [(5, 1)]
-
-
 def test_the_same_key_and_body_give_the_first_answer_again(client: Client, databases: Settings) -> None:
     first, second = (client.move(ITEM, 60, key="k") for _ in range(2))
     assert (first.status_code, first.data) == (second.status_code, second.data)

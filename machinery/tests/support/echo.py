@@ -11,8 +11,6 @@ from outbox.http.app import SECURITY, Metrics, make_app
 from outbox.http.database import make_engine
 
 PATH = "/echo"
-LARGE_PATH = "/large"
-LARGE_BYTES = 32 * 1024 * 1024
 TITLE = "Echo" * 8_000  # makes /openapi.json as large as that of a service with many routes
 
 
@@ -37,10 +35,6 @@ def create_app(settings: Settings | None = None) -> Flask:
     @api.post(PATH)
     def echo(body: Text) -> Response:
         return Response(body.text, mimetype="text/plain")
-
-    @api.get(LARGE_PATH)
-    def large() -> Response:
-        return Response(b"x" * LARGE_BYTES, mimetype="text/plain")
 
     @api.get("/texts/<name>")
     @api.delete("/texts/<name>")

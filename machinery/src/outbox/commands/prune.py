@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import click
 
@@ -55,7 +56,7 @@ def prune_command(*, keep_hours: int | None, only: str | None, dry_run: bool, as
         nothing = "" if expired.due else "; nothing older to forget"
         show(f"sinks        ids from {expired.horizon} on are kept{nothing}")
     if as_json:
-        outbox = {"old": old} if result is None else result.as_dict()
+        outbox = {"old": old} if result is None else asdict(result)
         forgotten = None if expired is None else expired.as_dict()
         click.echo(json.dumps({"dry_run": dry_run, "outbox": outbox, "retention": forgotten}, indent=2))
     if result is not None and result.missing:

@@ -21,16 +21,7 @@ def serve() -> None:
     """Run the service under gunicorn. On SIGTERM it completes the requests that have arrived, and exits."""
     from outbox.http.app import FOLDER_VARIABLE
 
-    module, function = _app(project.current().service)
-    # An invalid setting is one line here, instead of a traceback from each worker.
-    getattr(importlib.import_module(module), function)()
-    # Each worker counts in a file, so that /metrics can add them up. The folder is removed at the end.
-    os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="outbox-metrics-")
-    gunicorn = [sys.executable, "-m", "gunicorn", "--config", f"python:{GUNICORN_MODULE}", f"{module}:{function}()"]
-    os.execv(sys.executable, gunicorn)  # noqa: S606
-
-
-def _app(name: str) -> tuple[str, str]:
+    name = project.current().service
     module, _, function = name.partition(":")
     if not module or not function.isidentifier():
         raise Failure(
@@ -38,7 +29,12 @@ def _app(name: str) -> tuple[str, str]:
             "name the function that makes the WSGI application, as service.app:create_app",
             code="project-wrong",
         )
-    return module, function
+    # An invalid setting is one line here, instead of a traceback from each worker.
+    getattr(importlib.import_module(module), function)()
+    # Each worker counts in a file, so that /metrics can add them up. The folder is removed at the end.
+    os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="outbox-metrics-")
+    gunicorn = [sys.executable, "-m", "gunicorn", "--config", f"python:{GUNICORN_MODULE}", f"{module}:{function}()"]
+    os.execv(sys.executable, gunicorn)  # noqa: S606
 
 
 @click.command()

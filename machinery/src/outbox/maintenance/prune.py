@@ -4,13 +4,11 @@ An event is deleted once a topic has it: the topic to which its aggregate type i
 it (`outbox.maintenance.evidence.event_topics`). Consumers of committed records see it there, so its row is no longer
 the last copy.
 
-The relay's stored offset, or the slot's position, would prove less. Both pass events that the slot never delivered:
-after somebody has advanced or recreated the slot, while the publication lacked the table, or if a topic was deleted.
-So an event that is on no topic stays and is reported, whatever the reason: not relayed yet, lost, or dropped by its
-topic. `outbox check` distinguishes these; `outbox connect apply` after `remove --drop-slot` resends all of them.
+An event that is on no topic stays and is reported, whatever the reason: not relayed yet, lost, or dropped by its topic.
+`outbox check` distinguishes these; `outbox connect apply` after `remove --drop-slot` resends all of them.
 
-Markers are rows that the relay sends to a topic of their own. They prove nothing. A slot moves only by what comes
-through it, and a broker forgets a task that relays nothing for a week. Both matter for an idle outbox.
+Markers are rows that the relay sends to a topic of their own. They prove nothing, and move an idle slot and task.
+docs/architecture.md says why, and why no offset or position proves that a row may go.
 
 No snapshot stays open while prune reads topics. Deletes are small transactions. An interrupted prune can be run again.
 """
@@ -21,9 +19,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
 
 from psycopg2 import extensions
 
@@ -52,9 +49,6 @@ class PruneResult:
     on_their_way: int = 0  # stay, and are too young to be missing
     missing: int = 0  # stay: not relayed, lost, or dropped by their topic
     first_missing: str | None = None  # id
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def count_old(settings: Settings, keep_hours: int) -> int:
@@ -94,7 +88,8 @@ def prune(
     mark(settings)
     with _pruner(settings) as connection, tempfile.TemporaryFile() as old_events:
         _require_alone(connection)
-        _copy_old(connection, keep_hours, old_events)
+        with connection, connection.cursor() as cursor:
+            arrivals.copy(cursor, old_events, cursor.mogrify(f"WHERE {OLD}", [keep_hours]).decode())
         for events in arrivals.chunks(settings, old_events):
             report(f"looking up {len(events)} events on their topics; {result.deleted} deleted so far")
             missing = arrivals.missing(settings, events, partial(event_topics, settings, sinks=sinks))
@@ -128,11 +123,6 @@ def _require_alone(connection: extensions.connection) -> None:
         ((is_alone,),) = cursor.fetchall()
     if not is_alone:
         raise Failure("another `outbox prune` is running", "wait until it ends", code="prune-running")
-
-
-def _copy_old(connection: extensions.connection, keep_hours: int, file: IO[bytes]) -> None:
-    with connection, connection.cursor() as cursor:
-        arrivals.copy(cursor, file, cursor.mogrify(f"WHERE {OLD}", [keep_hours]).decode())
 
 
 def _delete(connection: extensions.connection, ids: Sequence[str]) -> int:
