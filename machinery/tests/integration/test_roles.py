@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from psycopg2 import extensions
+from sqlalchemy.exc import OperationalError
 
 from outbox.audit.doctor import examine
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings, SinkRole, SourceRole, password_setting
+from outbox.http.database import make_engine
 from outbox.migrations import migrate, roles
 from outbox.migrations.roles import Administrator
 from outbox_lab.stack.postgres import Postgres
@@ -114,3 +116,50 @@ def test_printed_sql_makes_the_same(
     migrate.migrate(settings)
     for role in (*SourceRole, *SinkRole):
         connect(settings, role).close()
+
+
+@pytest.fixture
+def token(managed: tuple[Settings, Administrator], tmp_path: Path) -> Path:
+    """A file with the one password of all roles of a sink database, which a command prints."""
+    file = tmp_path / "token"
+    file.write_text("first")
+    return file
+
+
+def with_token(settings: Settings, file: Path) -> Settings:
+    """Settings without passwords of the sink's roles, whose command prints the file."""
+    return settings.model_copy(update={"db_password_command": f"cat '{file}'"})
+
+
+def rotate(settings: Settings, admin: Administrator, token: Path, password: str) -> None:
+    """Let the server take another password of all roles only."""
+    changed = {password_setting(role): password for role in (*SourceRole, *SinkRole)}
+    made = type(settings).model_validate({**settings.model_dump(), **changed})
+    for database in roles.DATABASES:
+        roles.make(made, database, admin)
+    token.write_text(password)
+
+
+def test_a_command_prints_the_password_at_each_connection(
+    managed: tuple[Settings, Administrator], token: Path, replication: str
+) -> None:
+    settings, admin = managed
+    settings = with_token(settings, token)
+    rotate(settings, admin, token, "first")
+    engine = make_engine(settings)
+    for password in ("second", "third"):
+        rotate(settings, admin, token, password)
+        connect(settings, SinkRole.WRITER).close()
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("SELECT current_user").scalar() == settings.role_name(SourceRole.APP)
+        engine.dispose()
+    assert replication
+
+
+def test_a_command_that_prints_no_password_is_told(template: Settings, tmp_path: Path) -> None:
+    for command in ("false", str(tmp_path / "missing"), "sh -c 'echo no token here >&2; exit 3'"):
+        settings = template.model_copy(update={"db_password_command": command})
+        with raises("password-command-failed", "OUTBOX_DB_PASSWORD_COMMAND"):
+            connect(settings, SinkRole.WRITER)
+        with pytest.raises(OperationalError, match="prints no password"):
+            make_engine(settings).connect()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -24,6 +26,7 @@ from outbox.base.settings import PREFIX, Role, Settings, SinkRole, SourceRole, p
 Row = Mapping[str, Any]  # by column
 
 CONNECT_TIMEOUT_S = 5
+PASSWORD_TIMEOUT_S = 10
 # Detect a vanished host within half a minute, not after hours.
 WAITS = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -66,12 +69,38 @@ NO_ROOM = "No space left on device"  # at a login it writes a cache
 COLUMN_NAMES = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 
 
+def login(settings: Settings, role: Role) -> dict[str, str | int]:
+    """libpq's parameters of a login now. The password of a managed server may be a token that lives for minutes: then
+    a command prints it.
+
+    Raises Failure `password-command-failed` if that does not end well within PASSWORD_TIMEOUT_S.
+    """
+    parameters = settings.dsn(role)
+    if settings.db_password_command is None:
+        return parameters
+    words = shlex.split(settings.db_password_command)
+    given = {"PGHOST": "host", "PGPORT": "port", "PGUSER": "user", "PGDATABASE": "dbname"}
+    environment = {**os.environ, **{name: str(parameters[parameter]) for name, parameter in given.items()}}
+    try:
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=PASSWORD_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().rpartition("\n")[2]
+        raise Failure(
+            f"{words[0]} prints no password of {parameters['user']}: {said}",
+            f"correct {PREFIX}DB_PASSWORD_COMMAND",
+            code="password-command-failed",
+        ) from error
+    return {**parameters, "password": done.stdout.strip()}
+
+
 def connect(settings: Settings, role: Role, **options: str) -> connection:
     """A psycopg2 connection as a role, to the database that the role belongs to; with further settings of the session.
 
     Raises Failure naming the server if it refuses the login or is unavailable.
     """
-    parameters = settings.dsn(role)
+    parameters = login(settings, role)
     try:
         return psycopg2.connect(make_dsn(None, **parameters, **session(role, **options), application_name="outbox"))
     except psycopg2.OperationalError as error:

@@ -139,6 +139,10 @@ class Settings(BaseModel):
     sink_db_pruner_password: SecretStr = Field(SecretStr(""), description="role that deletes expired rows")
     sink_db_auditor_password: SecretStr = Field(SecretStr(""), description="role with which `outbox check` reads")
 
+    db_password_command: str | None = Field(
+        None, description="prints the password of role $PGUSER at $PGHOST:$PGPORT; it is run before each connection"
+    )
+
     kafka_bootstrap: str = Field("127.0.0.1:9092", description="comma-separated list of host:port")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"

@@ -20,7 +20,7 @@ import psycopg2
 from psycopg2 import extensions
 from psycopg2.extras import wait_select
 
-from outbox.base.database import connect, session
+from outbox.base.database import connect, login, session
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole, load
 from outbox.commands import table
@@ -98,7 +98,7 @@ def _become_psql(settings: Settings, role: Role, options: Mapping[str, str]) -> 
             "install psql 16 or newer (Debian: postgresql-client), or the extra `stack`; or give the statement",
             code="psql-missing",
         )
-    parameters = {**settings.dsn(role), **session(role, **options), "application_name": "outbox"}
+    parameters = {**login(settings, role), **session(role, **options), "application_name": "outbox"}
     # Neither the password on a command line nor somebody's PGOPTIONS in the session.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     environment["PGPASSWORD"] = str(parameters.pop("password"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -13,7 +14,8 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from outbox.base.database import SESSION, is_cut_off, session_options
+from outbox.base.database import SESSION, is_cut_off, login, session_options
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 
 CONNECT_TIMEOUT_S = 3
@@ -43,6 +45,8 @@ def make_engine(settings: Settings) -> Engine:
         hide_parameters=True,  # an error would print the payloads
         use_native_hstore=False,  # saves a query per connection
     )
+    if settings.db_password_command is not None:
+        event.listen(engine, "do_connect", partial(_set_password, settings))
     event.listen(engine, "connect", _bound_transactions)
     event.listen(engine, "checkout", _require_open)
     return engine
@@ -75,6 +79,13 @@ def _wait_for_answer(connection: psycopg2.extensions.connection) -> None:
         socket.register(connection, select.POLLIN if state == psycopg2.extensions.POLL_READ else select.POLLOUT)
         if not socket.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
             raise psycopg2.OperationalError(f"no response from the server within {ANSWER_TIMEOUT_S} s")
+
+
+def _set_password(settings: Settings, _dialect: object, _record: object, _: object, parameters: dict[str, Any]) -> None:
+    try:
+        parameters["password"] = login(settings, SourceRole.APP)["password"]
+    except Failure as failure:  # the service is unavailable, as without its server
+        raise psycopg2.OperationalError(str(failure)) from failure
 
 
 def _bound_transactions(connection: psycopg2.extensions.connection, _record: object) -> None:
