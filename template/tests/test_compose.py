@@ -268,7 +268,8 @@ SHARES = {service: {*map(variable, names)} for service, names in envfile.SHARES.
 
 # Not of a stack that is all in containers: the embedded stack's own, and foreign servers, files, folders and logins.
 ELSEWHERE = re.compile(
-    r"home|stack_(?!postgres_password)|(source|sink)_db_(port|sslmode|sslrootcert)|kafka_(?!bootstrap)|spark_properties"
+    r"home|stack_(?!postgres_password)|(source|sink)_db_(port|sslmode|sslrootcert)|db_password_command|kafka_(?!bootstrap)"
+    r"|spark_properties"
     r"|connect_(username|cafile|group_id|offsets_topic|source_db_)|sink_(checkpoints|lakehouse)"
 )
 
@@ -366,7 +367,7 @@ def test_sinks_are_healthy_when_each_of_them_runs(name: str) -> None:
     metrics = Metrics()
     metrics.now("one", State.RUNNING)
     metrics.now("two", State.STARTING)
-    with served(settings, metrics, []):
+    with served(settings, metrics):
         assert not is_healthy()
         metrics.now("two", State.RUNNING)
         assert is_healthy()
