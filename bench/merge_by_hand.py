@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from outbox.base.settings import load
+from outbox.kafka.records import Part
 from outbox.sink import discovery
 from outbox.sink.frames import frame
 from outbox.sink.spark.session import session
@@ -34,7 +35,7 @@ def main(topic: str, at: str, progress: str, batch_events: str, *ends: str) -> N
     reached, merged, share = dict.fromkeys(end, 0), 0, int(batch_events) // len(end)
     while reached != end:
         until = {partition: min(reached[partition] + share, last) for partition, last in end.items()}
-        events = frame.events(spark, settings, spec.job.events, start={topic: reached}, end={topic: until})
+        events = frame.events_within(spark, settings, spec.decoders, [Part(topic, reached, until)])
         events.drop(frame.TOPIC).cache().createOrReplaceTempView("batch")
         [(first_id, last_id)] = spark.sql("SELECT min(event_id), max(event_id) FROM batch").collect()
         bounds = {"first_id": f"'{first_id}'", "last_id": f"'{last_id}'", "days": DAYS}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,9 @@ def exposed_by_the_service() -> str:
 
 def exposed_by_the_monitor() -> str:
     asked = ("outbox_slot_", "outbox_dead_letters", "outbox_connector_running")
-    samples = [(name, 1.0, ["a"]) for name in monitor.METRICS if name.startswith(asked)]
+    samples: list[tuple[str, float, Sequence[str]]] = [
+        (name, 1.0, ["a"]) for name in monitor.METRICS if name.startswith(asked)
+    ]
     collector = Monitor({"all": lambda: samples})
     compared = SinkReport("a", comparisons=[ComparisonReport("b")])
     assert collector.check(lambda: Report(topics=[TopicReport("t")], sinks=[compared])) is None

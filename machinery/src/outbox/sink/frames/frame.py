@@ -54,8 +54,14 @@ def events(
     records while they are read makes the Spark job fail, with ``events-lost``.
     """
     decoders = event_decoders(settings, names)
+    return events_within(spark, settings, decoders, [_range(settings, topic, start, end) for topic in sorted(decoders)])
+
+
+def events_within(
+    spark: SparkSession, settings: Settings, decoders: Mapping[str, RecordDecoder], ranges: Sequence[Part]
+) -> DataFrame:
+    """The events within ranges of offsets, with the columns of `events`."""
     layout = Layout.of_decoders(decoders)
-    ranges = [_range(settings, topic, start, end) for topic in sorted(decoders)]
     shares = [share for one in ranges for share in one.in_parts(TASK_MAX_RECORDS)]
     read = EventsTask(settings.without_secrets("kafka_password"), decoders, layout, shares)
     if not shares:
