@@ -99,14 +99,14 @@ WRONG = {
          WHERE (status, account_version) IS DISTINCT FROM (newest.type, newest.version)""",
     "versions that are not 1, 2, 3 …": f"""
         SELECT aggregatetype, key, version
-          FROM (SELECT *, row_number() OVER (PARTITION BY aggregatetype, key ORDER BY version) AS due FROM {EVENTS})
+          FROM (SELECT *, row_number() OVER (PARTITION BY aggregatetype, key ORDER BY version) AS due FROM {EVENTS}) AS found
          WHERE version <> due""",
     "events whose balance_after is not the sum of amounts until then": """
         SELECT id
           FROM (SELECT id, (payload ->> 'balance_after')::numeric AS stated,
                        sum((payload ->> 'amount')::numeric)
                            OVER (PARTITION BY aggregateid ORDER BY (payload ->> 'version')::bigint) AS due
-                  FROM outbox WHERE aggregatetype = 'balance')
+                  FROM outbox WHERE aggregatetype = 'balance') AS found
          WHERE stated <> due""",
     "transfers without their two events": """
         SELECT transfers.id, count(outbox.id)

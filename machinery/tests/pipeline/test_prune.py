@@ -185,7 +185,7 @@ def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: S
     with closing(connect(shared_chain, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE neighbour AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
         connection.commit()
-    postgres.psql("SELECT pg_log_standby_snapshot()")
+    postgres.psql("CHECKPOINT")
     assert slots.existing(shared_chain).lag_bytes > 20 * MIB
     wait_for("the log to be let go of", lambda: lag_after_prune() < MIB, timeout_s=60)
 
