@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from click import UsageError
 from click.testing import CliRunner, Result
 
 from outbox import cli
@@ -111,7 +112,7 @@ def test_migrations_follow_each_other_and_the_machinery(shop: Project) -> None:
     first, second = (shop.root / "migrations" / "source" / name for name in ("0001_orders.py", "0002_shelf.py"))
     assert 'depends_on = ("source_machinery_0001",)' in first.read_text()
     assert 'down_revision = "source_domain_0001"' in second.read_text()
-    assert history.view_columns("source_orders") == {"key", "version", "cents", "note", "occurred_at"}
+    assert history.view_columns("source_orders") == {"key", "version", "cents", "note", "occurred_at", "status"}
     shop.write("migrations/source/0003_more.py", 'revision = "b"\ndown_revision = "source_domain_0001"\n')
     with raises("migrations-branch", "b, source_domain_0002"):
         shop.new("aggregate", "late")
@@ -163,6 +164,10 @@ def test_an_upcaster_is_added_behind_what_is_there(shop: Project) -> None:
         (("aggregate", "task", "--property", "startsAt:timestamp"), "name-unusable"),
         (("aggregate", "task", "--property", "cents:money"), "name-unusable"),
         (("aggregate", "task", "--property", "cents"), "name-unusable"),
+        (("aggregate", "task", "--property", "cents:integer=1"), "name-unusable"),
+        (("aggregate", "task", "--property", "owner:text:secret"), "name-unusable"),
+        (("aggregate", "task", "--key", "owner:text:personal"), "event-declaration-unusable"),
+        (("aggregate", "task", "--events", "a,b", "--status", "user"), "name-unusable"),
         (("aggregate", "task", "--property", "version:integer"), "name-unusable"),
         (("aggregate", "task", "--key", "ready:boolean"), "event-declaration-unusable"),
         (("event", "order.placed"), "name-unusable"),
@@ -171,6 +176,9 @@ def test_an_upcaster_is_added_behind_what_is_there(shop: Project) -> None:
         (("event", "task.done"), "name-unusable"),
         (("version", "order.lost"), "name-unusable"),
         (("version", "order.placed", "--property", "cents:integer"), "name-unusable"),
+        (("version", "order.placed", "--property", "vat:integer=none"), "name-unusable"),
+        (("version", "order.placed", "--property", "paid_at:timestamp=never"), "name-unusable"),
+        (("version", "order.placed", "--optional", "channel:text=shop"), "name-unusable"),
         (("version", "order.placed", "--remove", "order_id"), "name-unusable"),
         (("version", "order.placed", "--remove", "colour"), "name-unusable"),
         (("sink", "Orders", "--events", "order"), "name-unusable"),
@@ -181,6 +189,9 @@ def test_an_upcaster_is_added_behind_what_is_there(shop: Project) -> None:
         (("sink", "orders", "--events", "order", "--table", "dead_letters"), "name-taken"),
         (("sink", "orders", "--events", "order", "--total", "note"), "events-unsuitable"),
         (("sink", "orders", "--events", "order,stock", "--total", "cents"), "events-unsuitable"),
+        (("sink", "orders", "--events", "order", "--status", "note"), "events-unsuitable"),
+        (("sink", "shelf", "--events", "stock", "--status", "kind"), "events-unsuitable"),
+        (("sink", "days", "--events", "order", "--history", "--status", "kind"), "events-unsuitable"),
     ],
 )
 def test_what_cannot_be_written_leaves_everything_as_it_is(shop: Project, words: tuple[str, ...], code: str) -> None:
@@ -188,6 +199,107 @@ def test_what_cannot_be_written_leaves_everything_as_it_is(shop: Project, words:
     with raises(code):
         shop.new(*words)
     assert shop.files == before
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("sink", "order", "--events", "order"), "--table"),
+        (("sink", "notes", "--events", "order", "--total", "note"), "note is text"),
+        (("sink", "notes", "--events", "order", "--total", "weight"), "a number weight"),
+        (("version", "order.placed", "--property", "vat:integer=none"), '"none" is not of type "integer"'),
+    ],
+)
+def test_a_refusal_names_what_is_wrong(shop: Project, words: tuple[str, ...], text: str) -> None:
+    with pytest.raises(Failure) as caught:
+        shop.new(*words)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--lakehouse", "--total", "cents"), "--lakehouse cannot be combined with --total"),
+        (("--lakehouse", "--history"), "--lakehouse cannot be combined with --history"),
+        (("--lakehouse", "--table", "lake"), "--lakehouse cannot be combined with --table"),
+        (("--history", "--total", "cents"), "--total cannot be combined with --history"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(shop: Project, options: tuple[str, ...], named: str) -> None:
+    before = shop.files
+    with pytest.raises(UsageError, match=named):
+        shop.new("sink", "orders", "--events", "order", *options)
+    assert shop.files == before
+
+
+def test_example_values_tell_properties_and_events_apart(shop: Project) -> None:
+    types = ("uuid", "integer", "number", "timestamp", "date", "text", "array", "object")
+    properties = [f"--property=p{number}_{type_}:{type_}" for type_ in types for number in "12"]
+    shop.new("aggregate", "task", "--events", "begun,ended", *properties)
+    shop.new("event", "task.lost", *properties)
+    found = [payload(shop, f"task/{type_}.v1") for type_ in ("begun", "ended", "lost")]
+    assert len({one["task_id"] for one in found}) == 1
+    assert len({one["occurred_at"] for one in found}) == 3
+    for one in found:
+        values = [json.dumps(value) for name, value in one.items() if name != "version"]
+        assert len({*values}) == len(values)
+    for name in found[0].keys() - {"task_id", "version"}:
+        assert len({json.dumps(one[name]) for one in found}) == 3, name
+
+
+def payload(shop: Project, name: str) -> Mapping[str, object]:
+    """The example of a schema."""
+    [found] = json.loads(shop.files[f"connect/events/{name}.schema.json"])["examples"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_state_has_the_type_of_the_newest_event_where_the_source_has_it(shop: Project) -> None:
+    shop.new("sink", "orders", "--events", "order")
+    assert "substr(event_type, length('order.') + 1)" in shop.files[f"{shop.package}/orders/projections/orders.sql"]
+    assert "-- table: orders (order_id)" in shop.files[f"{shop.package}/orders/comparisons/orders.sql"]
+    shop.new("aggregate", "task", "--events", "begun,ended", "--status", "")
+    shop.new("sink", "tasks", "--events", "task")
+    assert "status" not in shop.files[f"{shop.package}/tasks/projections/tasks.sql"]
+    result = shop.new("sink", "phases", "--events", "task", "--status", "phase")
+    assert "source_tasks lacks phase" in result.output
+    assert "`-- table: phases (task_id)`" in result.output
+    assert "[sink]" in shop.files[f"{shop.package}/phases/comparisons/phases.sql"]
+    shop.new("aggregate", "visit", "--events", "begun,ended", "--property", "status:text")
+    shop.new("sink", "visits", "--events", "visit")
+    assert "event_type" not in shop.files[f"{shop.package}/visits/projections/visits.sql"]
+
+
+def test_the_test_of_a_state_has_the_row_after_each_event(shop: Project) -> None:
+    shop.new("sink", "orders", "--events", "order")
+    written = shop.files["tests/integration/test_orders_sink.py"]
+    for type_ in ("paid", "placed"):
+        assert written.count(f'moment("{payload(shop, f"order/{type_}.v1")["occurred_at"]}")') == 1
+    assert 'differing_keys(databases, "orders") == {"orders": set()}' in written
+
+
+def test_an_option_gives_what_older_events_get(shop: Project) -> None:
+    result = shop.new("version", "order.placed", "--property", "room:text=none=yet", "--property", "beds:integer=-2")
+    assert 'return {**payload, "room": "none=yet", "beds": -2}' in shop.files["connect/events/order/upcast.py"]
+    assert "choose" not in result.output
+    assert "get as fee" in shop.new("version", "order.paid", "--property", "fee:number").output
+
+
+def test_rows_of_personal_data_can_be_erased(shop: Project) -> None:
+    shop.new("aggregate", "patient", "--events", "come,gone", "--property", "owner:text:personal")
+    shop.new("event", "patient.weighed", "--property", "weight:integer")
+    shop.new("sink", "patients", "--events", "patient")
+    shop.new("sink", "weights", "--events", "patient", "--total", "weight")
+    shop.new("sink", "days", "--events", "patient,order")
+    shop.new("sink", "orders", "--events", "order")
+    files = {name: text for name, text in shop.files.items() if name.endswith(".erase.sql")}
+    folders = {name.split("/")[1] for name in files}
+    assert folders == {"patients", "weights", "days"}
+    statement = "DELETE FROM patients WHERE sink = %(sink)s AND patient_id = %(key)s::uuid;"
+    assert statement in files[f"{shop.package}/patients/projections/patients.erase.sql"]
+    project.load.cache_clear()
+    catalog.load.cache_clear()
+    assert examination.examine(load(environment=False)) == []
 
 
 def test_nothing_is_overwritten_and_nothing_is_written_in_part(shop: Project) -> None:

@@ -116,7 +116,7 @@ class SinkSpec:
         missing = [file.name for file in files if not file.exists()]
         if missing and self.decoders[topic].is_personal:
             raise Failure(
-                f"sink {self.name} takes personal data, and {folder} has no {', '.join(missing)}",
+                f"sink {self.name}: its events have personal data, and {folder} has no {', '.join(missing)}",
                 "write it; a file of comments says that there is nothing to erase",
                 code="erase-unsupported",
             )

@@ -68,13 +68,12 @@ def check(published: str | None, as_json: bool) -> None:
     # The topics' names of the project, wherever this runs: the revision knows no environment.
     settings = load(environment=False, topic_prefix=project.current().topic_prefix)
     known = catalog.of_project(settings)
-    found = examples.check(known) + payloads.check(project.current(), known)
+    edits = []
     if published is not None:
-        found += compatibility.compare(
-            revision.published(project.current(), published, settings.topic_partitions), known
-        )
+        before = revision.published(project.current(), published, settings.topic_partitions)
+        edits = compatibility.compare(before, known)
     of_sinks, note = _of_sinks(settings)
-    found += of_sinks
+    found = examples.check(known) + payloads.check(project.current(), known) + edits + of_sinks
     if note is not None:
         click.echo(f"note: {note}", err=True)
     if as_json:
@@ -85,7 +84,7 @@ def check(published: str | None, as_json: bool) -> None:
     if found:
         raise Failure(
             f"{plural(len(found), 'problem')} found; first: {found[0]}",
-            "docs/events.md says which edit needs a new version",
+            "docs/events.md says which edit needs a new version" if edits else "correct the named files",
             code="problems-found",
         )
     if not as_json:

@@ -16,19 +16,21 @@ from outbox_lab.new import change, properties
 from outbox_lab.new.change import Change
 
 TYPES = ", ".join(properties.TYPES)
+STATUS = "A column for the type of the newest event, if there are several types"
 Function = Callable[..., None]
 
 
 def _properties(function: Function) -> Function:
     """The options that give an event properties."""
     for name, what in (("optional", "A property that an event may lack"), ("property", "A property of each event")):
-        described = f"{what}, as NAME:TYPE; repeat it. Types: {TYPES}."
+        described = f"{what}, as NAME:TYPE or NAME:TYPE:personal; repeat it. Types: {TYPES}."
         function = click.option(f"--{name}", f"{name}_", multiple=True, metavar="NAME:TYPE", help=described)(function)
     return function
 
 
-def _read(required: Sequence[str], optional: Sequence[str]) -> list[properties.Property]:
-    return [*map(properties.read, required), *(properties.read(one, is_required=False) for one in optional)]
+def _read(required: Sequence[str], optional: Sequence[str], *, is_later: bool = False) -> list[properties.Property]:
+    found = [properties.read(one, may_have_blank=is_later) for one in required]
+    return [*found, *(properties.read(one, is_required=False) for one in optional)]
 
 
 def _names(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> list[str]:  # noqa: ARG001
@@ -52,17 +54,16 @@ def new() -> None:
 @click.option("--events", multiple=True, callback=_names, help="The types of events.  [default: created]")
 @click.option("--table", help="The table of the service.  [default: NAMEs]")
 @click.option("--no-table", is_flag=True, help="The service has a table: write no migration of one.")
+@click.option("--status", default="status", show_default=True, help=f'{STATUS}; "" for none.')
 @_properties
 def aggregate(
     *,
     name: str,
-    key: str | None,
-    version: str,
     events: list[str],
-    table: str | None,
     no_table: bool,
     property_: Sequence[str],
     optional_: Sequence[str],
+    **options: Any,
 ) -> None:
     """An aggregate type with its events, and a table of the service with the view that checks read.
 
@@ -71,17 +72,8 @@ def aggregate(
     """
     from outbox_lab.new import schemas
 
-    made = schemas.aggregate(
-        load(),
-        name,
-        _read(property_, optional_),
-        events or ["created"],
-        key=key,
-        version=version,
-        table=table,
-        has_table=not no_table,
-    )
-    _write(made)
+    given = _read(property_, optional_)
+    _write(schemas.aggregate(load(), name, given, events or ["created"], has_table=not no_table, **options))
 
 
 @new.command()
@@ -103,14 +95,14 @@ def event(name: str, property_: Sequence[str], optional_: Sequence[str]) -> None
 @click.option("--remove", multiple=True, callback=_names, help="Properties that the new version lacks.")
 @_properties
 def version(name: str, remove: list[str], property_: Sequence[str], optional_: Sequence[str]) -> None:
-    """The next version of an event, and the upcaster from the present one.
+    """The next version of an event, and the upcaster from the present one. NAME:TYPE=VALUE says what older events get.
 
     \b
-    outbox new version order.placed --property channel:text
+    outbox new version order.placed --property channel:text=shop
     """
     from outbox_lab.new import schemas
 
-    _write(schemas.version(load(), name, _read(property_, optional_), remove))
+    _write(schemas.version(load(), name, _read(property_, optional_, is_later=True), remove))
 
 
 @new.command()
@@ -121,6 +113,7 @@ def version(name: str, remove: list[str], property_: Sequence[str], optional_: S
 @click.option("--history", "is_history", is_flag=True, help="Count the events of each day, and keep no state.")
 @click.option("--transform", "is_transformed", is_flag=True, help="With a DataFrame function that the events pass.")
 @click.option("--lakehouse", "is_lakehouse", is_flag=True, help="Keep the events in a Delta table.")
+@click.option("--status", help=f'{STATUS}; "" for none.  [default: status, where the source has it]')
 def sink(**options: Any) -> None:
     """A sink: its job, projection, table, comparison and test.
 
@@ -132,6 +125,9 @@ def sink(**options: Any) -> None:
     """
     from outbox_lab.new import sinks
 
+    given = [name.removeprefix("is_") for name in ("is_lakehouse", "total", "is_history", "table") if options[name]]
+    if "lakehouse" in given[:-1] or {"total", "history"} <= {*given}:
+        raise click.UsageError(f"--{given[0]} cannot be combined with --{given[1]}")
     _write(sinks.sink(load(), sinks.Wish(**options)))
 
 

@@ -32,9 +32,10 @@ def aggregate(
     version: str,
     table: str | None,
     has_table: bool,
+    status: str,
 ) -> Change:
     """A new aggregate type with events of these types; and with ``has_table`` a table of the service, which has a view
-    ``source_TABLE``.
+    ``source_TABLE``. If there are several types, the table has the newest event's in a column ``status``.
 
     Raises Failure for a name that something else has, or cannot have.
     """
@@ -45,17 +46,20 @@ def aggregate(
     word = name.replace("-", "_").lower()
     table = (table or f"{word}s") if has_table else None
     ordering = properties.read(key or f"{word}_id", "uuid")
+    ordering = ordering._replace(example=ordering.example_of(name, 0))  # all examples are of one key
     numbers = [properties.version(version)] if version else []
     every = [ordering, *given, *numbers, properties.read(f"{OCCURRED_AT}:timestamp")]
+    status = status if table and len(types) > 1 and status not in {one.name for one in every} else ""
     values = {"aggregate": name, "key": ordering.name, "numbered": version, "types": types, "table": table}
+    values["status"] = status
     change = Change(templates.render("aggregate", values))
-    for type_ in types:
-        change.new |= _event(name, type_, every)
+    for number, type_ in enumerate(types):
+        change.new |= _event(name, type_, every, number)
     made = change.declared(settings).aggregates[name]
     if table is not None:
-        properties.require_word(f"table {table!r}", table)
+        properties.require_word("table", table)
         following = history.following("source", table, f"source_{table}")
-        columns = merged(made.schemas, {made.key, version})
+        columns = merged(made.schemas, {made.key, version}) + status_columns(status)
         more = {"migration": following, "number": following.number, "columns": columns, "key_type": key_type(made)}
         change.new |= templates.render("table", {**values, **more})
     more = {"topic": made.topic, "class_name": class_name(made.events[types[0]][1])}
@@ -68,11 +72,13 @@ def event(settings: Settings, name: str, given: Sequence[Property]) -> Change:
     of, type_ = _found(settings, name)
     if type_ in of.events:
         raise unusable(f"event {name}", "it is declared", f"`outbox new version {name}` makes its next version")
-    like = _document(max(of.schemas, key=lambda schema: schema.version))
-    example: dict[str, Any] = next(iter(like.get("examples", ())), {})
+    newest = max(of.schemas, key=lambda schema: schema.version)
+    like = _document(newest)
+    made_of = dict.fromkeys(like["properties"]) | next(iter(newest.examples), {})
+    made_of |= {one.name: properties.TYPES["timestamp"][1] for one in newest.columns if one.type == "timestamptz"}
     shared = [str(one) for one in (of.key, of.version, OCCURRED_AT) if one in like["properties"]]
-    key, *others = [Property(one, like["properties"][one], example.get(one)) for one in shared]
-    change = Change(_event(of.name, type_, [key, *given, *others]))
+    key, *others = [Property(one, like["properties"][one], made_of[one]) for one in shared]
+    change = Change(_event(of.name, type_, [key, *given, *others], len(of.events)))
     made = change.declared(settings).schema(of.name, type_, 1)
     values = {"aggregate": of.name, "given": given, "class_name": class_name(made)}
     change.next_steps = templates.next_steps("event", values)
@@ -118,13 +124,18 @@ def merged(schemas: Iterable[EventSchema], but: Iterable[str | None] = ()) -> li
     return found
 
 
+def status_columns(name: str) -> list[Column]:
+    """The column for the type of the newest event; none if it has no name. Raises Failure if no table can have it."""
+    return [Column(properties.read(f"{name}:text").name, "text", is_nullable=False)] if name else []
+
+
 def key_type(of: Aggregate) -> str:
     """The type of the key's column."""
     return next(column.type for column in of.schemas[0].columns if column.name == of.key)
 
 
-def _event(of: str, type_: str, every: Sequence[Property]) -> dict[Path, str]:
-    """The schema of version 1. Examples of texts differ between events."""
+def _event(of: str, type_: str, every: Sequence[Property], number: int) -> dict[Path, str]:
+    """The schema of version 1, with an example. ``number``: how many events of the aggregate type come before."""
     if not catalog.TYPE.fullmatch(type_):
         remedy = "begin with a letter; use letters, digits, _, . and -"
         raise unusable(f"event type {type_!r}", "it is not a valid name", remedy)
@@ -137,7 +148,7 @@ def _event(of: str, type_: str, every: Sequence[Property]) -> dict[Path, str]:
         "type": "object",
         "required": [one.name for one in every if one.is_required],
         "properties": {one.name: one.rule for one in every},
-        "examples": [{one.name: type_ if one.example == "text" else one.example for one in every}],
+        "examples": [{one.name: one.example_of(type_, number) for one in every}],
     }
     return _schema(of, type_, 1, document)
 
@@ -177,6 +188,6 @@ def _next(document: dict[str, Any], number: int, given: Sequence[Property], remo
     found["required"] = [one for one in document.get("required", ()) if one not in removed]
     found["required"] += [one.name for one in given if one.is_required]
     found["properties"] = before | {one.name: one.rule for one in given}
-    examples = {one.name: one.example for one in given}
+    examples = {one.name: one.example_of(found["title"], number) for one in given}
     found["examples"] = [{**kept(example), **examples} for example in document.get("examples", ())]
     return found

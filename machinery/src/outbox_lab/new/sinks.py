@@ -22,7 +22,7 @@ from outbox.sink import discovery
 from outbox_lab.new import history, properties, templates
 from outbox_lab.new.change import Change
 from outbox_lab.new.properties import unusable
-from outbox_lab.new.schemas import OCCURRED_AT, key_type, merged
+from outbox_lab.new.schemas import OCCURRED_AT, key_type, merged, status_columns
 
 SINKS_LINE = re.compile(r"^(sinks = \[)(.*)(\].*)$", re.MULTILINE)
 
@@ -37,6 +37,7 @@ class Wish(NamedTuple):
     is_history: bool = False
     is_transformed: bool = False
     is_lakehouse: bool = False
+    status: str | None = None
 
 
 class Example(NamedTuple):
@@ -66,16 +67,13 @@ def sink(settings: Settings, wish: Wish) -> Change:
     values = {**wish._asdict(), "sink": wish.name, "module": module, "kind": kind, "table": wish.table or module}
     values |= {"package": project.current().sinks_package, "aggregates": aggregates, "has_types": len(wanted) > 1}
     values |= {"examples": _examples(aggregates, wanted), "has_contract": _has_contract(), "key": None}
+    values["is_personal"] = any(schema.personal for one in wanted for schema, _ in one.accepts.values())
     if of is not None:
-        values |= {
-            "key": templates.quoted(of.key),
-            "numbered": of.version and templates.quoted(of.version),
-            "source": of.source,
-        }
-        values |= {"key_type": key_type(of)}
+        values |= {"key": templates.quoted(of.key), "numbered": of.version and templates.quoted(of.version)}
+        values |= {"key_type": key_type(of), "source": of.source}
     values |= _columns(wish, kind, aggregates, wanted, is_whole=is_whole)
     if kind != "lakehouse":
-        properties.require_word(f"table {values['table']!r}", values["table"])
+        properties.require_word("table", values["table"])
         values["migration"] = history.following("sink", values["table"])
         values["number"] = values["migration"].number
     new = {**templates.render("sink", values), **templates.render(kind, values)}
@@ -93,24 +91,30 @@ def _columns(
     ordering = {"version", *(name for one in aggregates for name in (one.key, one.version))}
     columns = merged((one.schema for one in wanted), () if kind == "lakehouse" else ordering)
     in_view = history.view_columns(aggregates[0].source)
+    types = {column.name: column.type for one in wanted for column in one.schema.columns}
+    status = wish.status or ("status" if wish.status is None and "status" in (in_view or {"status"}) else "")
+    status = status if kind == "state" and len(wanted) > 1 and status not in types else ""
+    if wish.status and not status:
+        raise _unsuitable(wish, f"they give no state of several, or have {wish.status} already", "omit --status")
+    columns += status_columns(status)
     moments = [one.name for one in columns if one.type == "timestamptz" and not one.is_nullable]
     if not moments and (kind == "history" or wish.is_transformed):
         raise _unsuitable(wish, "an event has no time", "give each event a required property of type timestamp")
-    adding = [one.name for one in wanted for column in one.schema.columns if _is_added(column.name, column.type, wish)]
+    added = {(wish.total, "bigint"), (wish.total, "numeric")}
+    adding = [one.name for one in wanted for column in one.schema.columns if (column.name, column.type) in added]
     if kind == "total" and (len(aggregates) > 1 or not adding):
-        raise _unsuitable(wish, f"they are not of one aggregate type with a number {wish.total}", "see `outbox events`")
+        of_one = f"{wish.total} is {types[wish.total]}, not a number" if wish.total in types else ""
+        problem = f"they are not of one aggregate type with a number {wish.total}"
+        raise _unsuitable(wish, problem if len(aggregates) > 1 else of_one or problem, "see `outbox events`")
     is_known = is_whole and all(one.version and one.source for one in aggregates)
     return {
         "columns": columns,
+        "status": status,
         "compared": [one for one in columns if one.name in in_view],
         "moment": OCCURRED_AT if OCCURRED_AT in moments else next(iter(moments), None),
         "adding": adding if len(adding) < len(wanted) else [],
         "is_comparable": is_known and (kind != "total" or wish.total in in_view),
     }
-
-
-def _is_added(name: str, type_: str, wish: Wish) -> bool:
-    return name == wish.total and type_ in {"bigint", "numeric"}
 
 
 def _kind(wish: Wish, *, is_stateful: bool) -> str:
