@@ -14,11 +14,11 @@ home = test_guide.home
 
 # Two of each, and a sink of events that the sample has.
 COMMANDS = """
-outbox new aggregate appointment --events booked,moved --property starts_at:timestamp --property status:text
-outbox new aggregate invoice --key number:text --events issued --property cents:integer --optional note:text
+outbox new aggregate appointment --events booked,moved --property starts_at:timestamp --property vet:text
+outbox new aggregate invoice --key number:text --events issued --property cents:integer --optional note:text:personal
 outbox new event appointment.cancelled --property reason:text
 outbox new event invoice.paid --property cents:integer
-outbox new version appointment.booked --property room:text
+outbox new version appointment.booked --property room:text=unassigned
 outbox new version invoice.issued --property channel:text --remove note
 outbox new sink appointments --events appointment
 outbox new sink invoiced --events invoice --total cents

@@ -294,6 +294,9 @@ class TestSinks:
     def test_projection_that_does_not_say_how_personal_data_is_erased_is_found(self, shop: Repository) -> None:
         shop.events.aggregate("order", placed_v1=payload({"price": {"type": "number", "x-personal": True}}))
         assert shop.findings() == [("erase-unsupported", "sink orders", "")]
+        done = shop.run("check")
+        assert done.stdout.startswith("sink orders: its events have personal data")
+        assert "docs/events.md" not in done.stderr
         shop.write(f"{self.folder}/projections/totals.erase.sql", "-- nothing\n")
         assert shop.findings() == []
 
@@ -342,6 +345,7 @@ class TestAgainst:
         repository.events.write("order/upcast.py", UPCAST.replace("''", "True"))
         file = "order/placed.v2.schema.json"
         assert repository.findings() == []
+        assert "docs/events.md says which edit" in repository.run("check", "--against", "main").stderr
         assert repository.findings("--against", "main") == [
             ("type-changed", file, "label"),
             ("column-changed", file, "label"),
