@@ -67,7 +67,7 @@ def sink(settings: Settings, wish: Wish) -> Change:
     values = {**wish._asdict(), "sink": wish.name, "module": module, "kind": kind, "table": wish.table or module}
     values |= {"package": project.current().sinks_package, "aggregates": aggregates, "has_types": len(wanted) > 1}
     values |= {"examples": _examples(aggregates, wanted), "has_contract": _has_contract(), "key": None}
-    values["is_personal"] = any(schema.personal for one in wanted for schema, _ in one.accepts.values())
+    values["is_personal"] = any(schema.is_personal for one in wanted for schema, _ in one.accepts.values())
     if of is not None:
         values |= {"key": templates.quoted(of.key), "numbered": of.version and templates.quoted(of.version)}
         values |= {"key_type": key_type(of), "source": of.source}
