@@ -35,7 +35,7 @@ WRONG = {
         HAVING stock <> coalesce(sum(quantity), 0) OR items.version <> count(event_id)""",
     "versions that are not 1, 2, 3": f"""
         SELECT key, version
-          FROM (SELECT key, version, row_number() OVER (PARTITION BY key ORDER BY version) AS due FROM {EVENTS}) AS found
+          FROM (SELECT key, version, row_number() OVER (PARTITION BY key ORDER BY version) AS due FROM {EVENTS}) AS one
          WHERE version <> due""",
     "events whose stock_after is not the sum until then": f"""
         SELECT event_id
