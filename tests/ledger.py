@@ -99,7 +99,8 @@ WRONG = {
          WHERE (status, account_version) IS DISTINCT FROM (newest.type, newest.version)""",
     "versions that are not 1, 2, 3 …": f"""
         SELECT aggregatetype, key, version
-          FROM (SELECT *, row_number() OVER (PARTITION BY aggregatetype, key ORDER BY version) AS due FROM {EVENTS}) AS one
+          FROM (SELECT *, row_number() OVER (PARTITION BY aggregatetype, key ORDER BY version) AS due
+                  FROM {EVENTS}) AS one
          WHERE version <> due""",
     "events whose balance_after is not the sum of amounts until then": """
         SELECT id
