@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import click
 from outbox.base import project
-from outbox.base.settings import Settings, load
+from outbox.base.settings import FIELDS, Settings, description, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
@@ -60,9 +60,10 @@ STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that execut
 
 def _with(option: str, setting: str) -> Callable[[F], F]:
     """An option for a setting of the stack."""
-    field = Settings.model_fields[setting]
     kind = click.IntRange(1)
-    return click.option(option, setting, type=kind, default=field.default, show_default=True, help=field.description)
+    return click.option(
+        option, setting, type=kind, default=FIELDS[setting].default, show_default=True, help=description(setting)
+    )
 
 
 @click.group()
@@ -138,7 +139,7 @@ def relay_backlog(events: int, rounds: int) -> None:
     it off, and by polling, in turns; nothing else runs.
     """
     with _stack() as settings:
-        at_least_once = settings.model_copy(update={"exactly_once": False})
+        at_least_once = settings.replace(exactly_once=False)
         ours, without = connectors.load(settings), connectors.load(at_least_once)
         defaults = relay.with_defaults(without)
         sides: dict[str, Callable[[], Drain]] = {

@@ -33,12 +33,7 @@ def drain(settings: Settings, name: str, workers: int, events: int, report: Call
     """Drain the topic with a sink on so many workers; with none in the driver's own threads."""
     stack = Stack(settings)
     stack.up(workers=workers, report=report)
-    settings = stack.settings.model_copy(
-        update={
-            "log_format": "json",
-            "spark_master": stack.settings.spark_master if workers else None,
-        }
-    )
+    settings = stack.settings.replace(log_format="json", spark_master=stack.settings.spark_master if workers else None)
     executors = [stack.part(f"spark-worker-{number + 1}") for number in range(workers)]
     backlog.empty(settings)
     shutil.rmtree(Path(settings.lakehouse.removeprefix("file://")), ignore_errors=True)

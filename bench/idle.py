@@ -26,7 +26,7 @@ class Idle(NamedTuple):
 
 def measure(settings: Settings, sinks: tuple[str, ...], trigger_interval_ms: int, seconds: float) -> Idle:
     """Let the sinks run beside the stack, with this interval between their batches, and read the clocks."""
-    process = sink(settings.model_copy(update={"sink_trigger_interval_ms": trigger_interval_ms}), *sinks)
+    process = sink(settings.replace(sink_trigger_interval_ms=trigger_interval_ms), *sinks)
     parts = [*map(Stack(settings).part, SERVERS), process]
     process.start()
     try:

@@ -65,7 +65,7 @@ class Group:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         url = f"http://{ports.LOOPBACK}:{ports.choose(0)[0]}"
-        second = chain.settings.model_copy(update={"connect_url": url})
+        second = chain.settings.replace(connect_url=url)
         self.workers = [Worker(chain.settings, "connect", DISABLED), Worker(second, "connect-2", DISABLED)]
         self.workers[1].start()
 

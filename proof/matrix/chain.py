@@ -90,7 +90,7 @@ class Chain:
     def switch(self, *, exactly_once: bool) -> None:
         """Restart the worker in the other mode, and apply the connectors."""
         self.exactly_once = exactly_once
-        self._stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
+        self._stack = Stack(self.settings.replace(exactly_once=exactly_once))
         self._stack.up(["connect"])
         for connector in self.connectors:
             lifecycle.apply(self.settings, connector)

@@ -18,14 +18,13 @@ import pytest
 import yaml
 from outbox.base import envfile, project
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Settings, database_passwords, load
+from outbox.base.settings import FIELDS, PREFIX, SECRET_NAMES, database_passwords, load
 from outbox.install import LOCKS
 from outbox.jvm import jars, java
 from outbox.sink.running.metrics import Metrics, State, served
 from outbox_lab.stack import config, connect, kafka, ports, postgres
 from outbox_lab.testing.failures import raises
 from outbox_lab.walkthrough import containers
-from pydantic import SecretStr
 
 from template.tests import dockerfile, test_env_example
 from template.tests.paths import ROOT
@@ -263,7 +262,7 @@ NEEDED = {
     "monitor": AUDITORS | {"CONNECT_PASSWORD"},
     "spark": set(),
 }
-SECRETS = {variable(name) for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
+SECRETS = {variable(name) for name in SECRET_NAMES}
 SHARES = {service: {*map(variable, names)} for service, names in envfile.SHARES.items()}
 
 # Not of a stack that is all in containers: the embedded stack's own, and foreign servers, files, folders and logins.
@@ -315,7 +314,7 @@ def test_every_setting_reaches_the_containers_that_read_it() -> None:
     ours = {name: environment_of(name) for name in COMPOSE["services"] if name in OURS - {HOLDER}}
     assert all("OUTBOX_TIMEOUT_SCALE" in environment for environment in ours.values())
     assert all("OUTBOX_JVM_LOG_LEVEL" in environment_of(name) for name in ("kafka", "connect"))
-    for setting in Settings.model_fields:
+    for setting in FIELDS:
         name = variable(setting)
         if setting == "maven_mirror":
             builds = {of["build"]["target"]: of["build"] for of in SERVICES.values() if "build" in of}

@@ -10,16 +10,16 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 from unittest import mock
 
 import pytest
 from dotenv import dotenv_values
+from msgspec import NODEFAULT
+from msgspec.structs import FieldInfo
 from outbox.base import project
 from outbox.base.project import Project
-from outbox.base.settings import PREFIX, READ_ELSEWHERE, Settings
-from pydantic import SecretStr
-from pydantic.fields import FieldInfo
+from outbox.base.settings import FIELDS, PREFIX, READ_ELSEWHERE, Secret, description, load
 
 from template.tests.paths import ROOT
 
@@ -78,18 +78,18 @@ def with_names(text: str) -> str:
 
 
 def _lines() -> Iterator[str]:
-    for name, field in Settings.model_fields.items():
+    for name, field in FIELDS.items():
         if name in GROUPS:
             yield ""
             yield f"# {GROUPS[name]} ".ljust(80, "-")
-        if comment := "; ".join(filter(None, [field.description, _choices(field)])):
+        if comment := "; ".join(filter(None, [description(name), _choices(field)])):
             yield from textwrap.wrap(comment, 100, initial_indent="# ", subsequent_indent="# ")
         yield f"# {PREFIX}{name.upper()}={_quoted(_default(field))}"
 
 
 def _choices(field: FieldInfo) -> str:
-    is_choice = get_origin(field.annotation) is Literal
-    return f"one of {', '.join(get_args(field.annotation))}" if is_choice else ""
+    kind = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+    return f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else ""
 
 
 def _quoted(value: str) -> str:
@@ -98,11 +98,11 @@ def _quoted(value: str) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    default = field.get_default(call_default_factory=True, validated_data={})
+    default = field.default_factory() if field.default is NODEFAULT else field.default
     match default:
         case None:
             return ""
-        case SecretStr() as secret:
+        case Secret() as secret:
             return secret.get_secret_value()
         case Path() as path:
             return path.relative_to(ROOT).as_posix()
@@ -124,7 +124,7 @@ def test_the_example_lists_every_setting_with_its_default() -> None:
 
 def test_every_variable_of_the_example_is_known() -> None:
     names = {line.partition("=")[0] for line in uncommented().splitlines()}
-    assert names <= {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | READ_ELSEWHERE.keys()
+    assert names <= {f"{PREFIX}{name.upper()}" for name in FIELDS} | READ_ELSEWHERE.keys()
 
 
 def test_as_it_is_the_example_sets_nothing() -> None:
@@ -135,9 +135,11 @@ def test_uncommented_the_example_sets_what_is_the_default_anyway(tmp_path: Path)
     dotenv = tmp_path / "env"
     dotenv.write_text(with_names(uncommented()))
     values = {name.removeprefix(PREFIX).lower(): value for name, value in dotenv_values(dotenv).items()}
-    assert set(Settings.model_fields) <= values.keys()
-    read, default = Settings(**{name: value for name, value in values.items() if value}), Settings()
-    assert read.model_copy(update={"home": default.home}) == default
+    assert set(FIELDS) <= values.keys()
+    read = load(
+        tmp_path, environment=False, **{name: value for name, value in values.items() if value and name != "home"}
+    )
+    assert read == load(tmp_path, environment=False)
 
 
 @pytest.mark.parametrize("line", uncommented().splitlines())

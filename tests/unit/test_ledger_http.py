@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from flask import Flask
 from outbox import Failure, Settings, load_settings
-from pydantic import SecretStr
 from werkzeug.test import TestResponse
 
 from service.app import create_app
@@ -31,7 +30,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     home: Path = tmp_path_factory.mktemp("home")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        yield load_settings(home, service_token=SecretStr(TOKEN), source_db_port=taken.getsockname()[1])
+        yield load_settings(home, service_token=TOKEN, source_db_port=taken.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def problem(response: TestResponse, status: int) -> dict[str, Any]:
 
 def test_a_service_without_a_token_refuses_to_start(settings: Settings) -> None:
     with pytest.raises(Failure) as failed:
-        create_app(settings.model_copy(update={"service_token": SecretStr("")}))
+        create_app(settings.without_secrets())
     assert failed.value.code == "service-token-missing"
 
 

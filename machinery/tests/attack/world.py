@@ -193,7 +193,7 @@ class World:
     """A sink, its topic and its source, all empty at the beginning of an example."""
 
     def __init__(self, settings: Settings, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.settings = settings.model_copy(update={"prune_landed_events_days": 1})
+        self.settings = settings.replace(prune_landed_events_days=1)
         self._folder = folder
         self._catalogs: dict[frozenset[str], Catalog] = {}
         self._idle: dict[str, list[Pooled]] = {}

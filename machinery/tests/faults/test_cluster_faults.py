@@ -57,7 +57,7 @@ def clustered(topic: Settings, cluster: Stack) -> Settings:
     """A topic, and the cluster to run sinks on."""
     found = cluster.settings
     own = {"spark_master": found.spark_master, "spark_properties": found.stack_spark_properties}
-    return topic.model_copy(update=own)
+    return topic.replace(**own)
 
 
 def reading(worker: Process, brokers: Collection[int]) -> psutil.Process | None:
@@ -211,7 +211,7 @@ class Submitted(Process):
 
 
 def test_a_master_that_cannot_be_one_is_reported_in_one_line(topic: Settings) -> None:
-    nowhere = topic.model_copy(update={"spark_master": "nowhere:7077"})
+    nowhere = topic.replace(spark_master="nowhere:7077")
     assert "Spark on nowhere:7077 does not start" in reported_failure(catch_up_alone(nowhere))
 
 

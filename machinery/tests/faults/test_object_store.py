@@ -92,12 +92,10 @@ def stored(topic: Settings, object_store: ObjectStore, tmp_path: Path, monkeypat
     """A topic whose sinks keep all that they have in S3."""
     for name, value in object_store.environment.items():
         monkeypatch.setenv(name, value)
-    return topic.model_copy(
-        update={
-            "sink_lakehouse": f"s3a://{BUCKET}/{topic.topic_prefix}/tables",
-            "sink_checkpoints": f"s3a://{BUCKET}/{topic.topic_prefix}/checkpoints",
-            "spark_properties": object_store.write_properties(tmp_path / "spark.properties"),
-        }
+    return topic.replace(
+        sink_lakehouse=f"s3a://{BUCKET}/{topic.topic_prefix}/tables",
+        sink_checkpoints=f"s3a://{BUCKET}/{topic.topic_prefix}/checkpoints",
+        spark_properties=object_store.write_properties(tmp_path / "spark.properties"),
     )
 
 

@@ -100,7 +100,7 @@ def test_apply_repeats_requests_for_which_the_worker_was_forgotten(stack: Stack)
 
 def test_monitor_restarts_a_task_that_was_forgotten(stack: Stack) -> None:
     [port] = ports.choose(0)
-    settings = stack.settings.model_copy(update={"monitor_port": port})
+    settings = stack.settings.replace(monitor_port=port)
     lifecycle.apply(settings)
     error, lines, ended = quiet(settings), list[str](), threading.Event()
     with ThreadPoolExecutor(1) as pool:

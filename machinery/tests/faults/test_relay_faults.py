@@ -32,7 +32,7 @@ PAUSE_S = 0.02  # between the writer's transactions: a worker that starts again 
 
 def switched(stack: Stack, exactly_once: bool) -> Settings:
     """The stack with its one switch so, its connector applied."""
-    settings = stack.settings.model_copy(update={"exactly_once": exactly_once})
+    settings = stack.settings.replace(exactly_once=exactly_once)
     Stack(settings).up()
     lifecycle.apply(settings)
     status = lifecycle.status(settings)

@@ -146,7 +146,7 @@ def test_an_encoding_that_cannot_hold_json_is_named(
     name = f"{getattr(databases, f'{database}_db_name')}_{encoding.lower()}"
     owner = databases.role_name(migrate.ROLES[database].OWNER)
     superuser.execute(f"CREATE DATABASE {name} OWNER {owner} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
-    unfit = databases.model_copy(update={f"{database}_db_name": name})
+    unfit = databases.replace(**{f"{database}_db_name": name})
     try:
         with raises("encoding-unfit", f"database {name} has the encoding {encoding}", "ENCODING 'UTF8'"):
             migrate.migrate(unfit)
@@ -219,7 +219,7 @@ def test_a_function_of_the_service_is_left_as_it_is(empty: Settings) -> None:
 
 
 def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
-    nowhere = databases.model_copy(update={"sink_db_port": ports.choose(0)[0]})
+    nowhere = databases.replace(sink_db_port=ports.choose(0)[0])
     with raises("database-unavailable", f"{databases.sink_db_name} at 127.0.0.1:{nowhere.sink_db_port}"):
         migrate.migrate(nowhere)
 

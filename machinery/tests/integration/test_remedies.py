@@ -35,7 +35,7 @@ EVENT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES (
 @pytest.fixture
 def slotted(databases: Settings) -> Iterator[Settings]:
     """A migrated pair whose outbox has a slot; nobody reads it."""
-    settings = databases.model_copy(update={"connector": databases.source_db_name})
+    settings = databases.replace(connector=databases.source_db_name)
     migrate(settings)  # the markers of this connector
     query(settings, f"SELECT pg_create_logical_replication_slot('{settings.connector}', 'pgoutput')", SourceRole.CDC)
     yield settings

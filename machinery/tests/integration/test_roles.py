@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from outbox.audit.doctor import examine
 from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, SourceRole, password_setting
+from outbox.base.settings import Secret, Settings, SinkRole, SourceRole, password_setting
 from outbox.http.database import make_engine
 from outbox.migrations import migrate, roles
 from outbox.migrations.roles import Administrator
@@ -33,7 +33,7 @@ def managed(template: Settings, superuser: extensions.cursor) -> Iterator[tuple[
         for database in ("source", "sink")
         for name in ("name", "role_prefix")
     }
-    settings, admin = template.model_copy(update=names), Administrator(f"admin_{suffix}", "of-the-admin")
+    settings, admin = template.replace(**names), Administrator(f"admin_{suffix}", "of-the-admin")
     superuser.execute(f"CREATE ROLE {admin.user} LOGIN CREATEROLE CREATEDB REPLICATION PASSWORD '{admin.password}'")
     yield settings, admin
     for name in (settings.source_db_name, settings.sink_db_name):
@@ -76,7 +76,7 @@ def test_an_administrator_who_is_no_superuser_makes_everything(
 def test_passwords_are_rotated(managed: tuple[Settings, Administrator]) -> None:
     settings, admin = managed
     roles.make(settings, "sink", admin)
-    changed = type(settings).model_validate({**settings.model_dump(), "sink_db_writer_password": "another one"})
+    changed = settings.replace(sink_db_writer_password=Secret("another one"))
     with raises("database-login-refused"):
         connect(changed, SinkRole.WRITER)
     roles.make(changed, "sink", admin)
@@ -87,7 +87,7 @@ def test_passwords_are_rotated(managed: tuple[Settings, Administrator]) -> None:
 
 @pytest.mark.parametrize("password", ["", "pässword"])
 def test_a_password_that_no_server_would_keep_as_we_do_is_refused(template: Settings, password: str) -> None:
-    wrong = type(template).model_validate({**template.model_dump(), "sink_db_owner_password": password})
+    wrong = template.replace(sink_db_owner_password=Secret(password))
     with raises("password-unfit"):
         list(roles.statements(wrong, "sink"))
 
@@ -128,13 +128,13 @@ def token(managed: tuple[Settings, Administrator], tmp_path: Path) -> Path:
 
 def with_token(settings: Settings, file: Path) -> Settings:
     """Settings without passwords of the sink's roles, whose command prints the file."""
-    return settings.model_copy(update={"db_password_command": f"cat '{file}'"})
+    return settings.replace(db_password_command=f"cat '{file}'")
 
 
 def rotate(settings: Settings, admin: Administrator, token: Path, password: str) -> None:
     """Let the server take another password of all roles only."""
-    changed = {password_setting(role): password for role in (*SourceRole, *SinkRole)}
-    made = type(settings).model_validate({**settings.model_dump(), **changed})
+    changed = {password_setting(role): Secret(password) for role in (*SourceRole, *SinkRole)}
+    made = settings.replace(**changed)
     for database in roles.DATABASES:
         roles.make(made, database, admin)
     token.write_text(password)
@@ -158,7 +158,7 @@ def test_a_command_prints_the_password_at_each_connection(
 
 def test_a_command_that_prints_no_password_is_told(template: Settings, tmp_path: Path) -> None:
     for command in ("false", str(tmp_path / "missing"), "sh -c 'echo no token here >&2; exit 3'"):
-        settings = template.model_copy(update={"db_password_command": command})
+        settings = template.replace(db_password_command=command)
         with raises("password-command-failed", "OUTBOX_DB_PASSWORD_COMMAND"):
             connect(settings, SinkRole.WRITER)
         with pytest.raises(OperationalError, match="prints no password"):

@@ -521,7 +521,7 @@ def test_debezium_sends_no_password_if_it_is_asked_in_another_way(up: Stack, que
     settings = up.settings
     url = f"{settings.connect_url}/connector-plugins/PostgresConnector/config/validate"
     with listening(question) as fake:
-        config = connectors.load(settings.model_copy(update={"source_db_port": fake.port})).config
+        config = connectors.load(settings.replace(source_db_port=fake.port)).config
         config |= {"name": "theirs", "database.password": "hush"}
         assert requests.put(url, json=config, auth=settings.connect_login, timeout=60).ok
         assert fake.logins

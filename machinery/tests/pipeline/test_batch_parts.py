@@ -54,7 +54,7 @@ def test_a_batch_that_dies_between_two_parts_is_applied_once(
     run_faulty(faulty_sink.death_between_parts, topic, "naive", "dedup")
     first, first_of_dedup = naive.applied(), database.applied()
     assert 0 < first < len(some)
-    lower = topic.model_copy(update={"sink_max_offsets_per_trigger": PART_RECORDS // 2})
+    lower = topic.replace(sink_max_offsets_per_trigger=PART_RECORDS // 2)
     done = catch_up(lower, "naive", "dedup")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr

@@ -50,7 +50,7 @@ def changes(chain: Settings) -> Iterator[Connector]:
 
 @pytest.fixture
 def service(chain: Settings) -> Client:
-    app: Flask = create_app(chain.model_copy(update={"service_threads": 8}))
+    app: Flask = create_app(chain.replace(service_threads=8))
     return Client(app, chain)
 
 

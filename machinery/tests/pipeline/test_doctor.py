@@ -90,15 +90,15 @@ def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, po
     assert [diagnosis.hop for diagnosis in found] == ["sink-db"]
     assert writer in found[0].message
 
-    behind = chain.model_copy(update={"topic_retention_hours": 1})
+    behind = chain.replace(topic_retention_hours=1)
     assert problems(behind) == {"kafka": ["topic-config-differs"] * 2}, "each topic of the events"
 
-    wider = chain.model_copy(update={"topic_partitions": 5})
+    wider = chain.replace(topic_partitions=5)
     assert problems(wider) == {"kafka": ["partitions-differ"]}
     assert diagnosed(wider, "partitions-differ").message == f"topic {topic_of(chain)} has 4 partitions, 5 are declared"
     assert "item/aggregate.toml to 4" in str(diagnosed(wider, "partitions-differ").remedy)
 
-    other_mode = chain.model_copy(update={"exactly_once": False})
+    other_mode = chain.replace(exactly_once=False)
     assert problems(other_mode) == {"connector": ["delivery-differs"]}
 
 
@@ -185,7 +185,7 @@ def test_unavailable_server_does_not_hide_the_rest(topic: Settings, monkeypatch:
         ("sink_db_port", 1, {"sink-db", "sinks", "retention", "clocks"}),
         ("source_db_port", 1, {"source-db", "slot", "retention", "clocks"}),
     ):
-        assert set(problems(topic.model_copy(update={setting: value}))) - before == hops - before, setting
+        assert set(problems(topic.replace(**{setting: value}))) - before == hops - before, setting
 
 
 def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings) -> None:
@@ -250,7 +250,7 @@ def test_a_sink_is_looked_at_on_each_of_its_topics(topic: Settings, postgres: Po
     postgres.psql(statements, topic.sink_db_name)
     assert problems(topic)["sinks"] == ["topic-recreated", "sink-not-running", "job-changed"]
     assert f"offset 7 of {order}, partition 0" in diagnosed(topic, "topic-recreated").message
-    gone = topic.model_copy(update={"topic_prefix": "missing"})
+    gone = topic.replace(topic_prefix="missing")
     assert [one.code for one in examine(gone) if one.hop == "sinks" and not one.is_ok] == ["topic-missing"] * 2
 
 

@@ -101,8 +101,8 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     postgres, embedded = Postgres(stack.settings), stack.settings
     postgres.psql(f"CREATE ROLE library LOGIN PASSWORD '{PASSWORD}'")
     postgres.psql("CREATE DATABASE library OWNER library")
-    settings = embedded.model_copy(
-        update={"source_db_name": "library", "source_db_role_prefix": "library"}
+    settings = embedded.replace(
+        **{"source_db_name": "library", "source_db_role_prefix": "library"}
         | {"topic_prefix": "library", "connector": "library_outbox"}
     )
 

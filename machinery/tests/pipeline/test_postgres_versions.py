@@ -41,7 +41,7 @@ def version(settings: Settings, role: Role = SourceRole.AUDITOR) -> int:
 def mixed(chain: Settings, other: Settings) -> Settings:
     """The chain, with the sink database on the other server."""
     names = ["sink_db_host", "sink_db_port", "sink_db_name", *map(password_setting, SinkRole)]
-    return chain.model_copy(update={name: getattr(other, name) for name in names})
+    return chain.replace(**{name: getattr(other, name) for name in names})
 
 
 def test_source_and_sink_are_on_servers_of_different_versions(mixed: Settings, client: Client) -> None:

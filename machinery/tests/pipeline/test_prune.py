@@ -213,7 +213,7 @@ def test_without_a_route_for_markers_none_is_sent(
     shared_chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Failure) as failure:
-        prune.prune(shared_chain.model_copy(update={"connector": "nobody"}), keep_hours=0)
+        prune.prune(shared_chain.replace(connector="nobody"), keep_hours=0)
     assert failure.value.code == "connector-missing"
     before = len(read(shared_chain)), markers(shared_chain)
     file = tmp_path / "outbox.json"

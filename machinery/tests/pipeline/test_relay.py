@@ -119,7 +119,7 @@ def test_a_second_snapshot_may_repeat_an_event_with_exactly_once_on(chain: Setti
 
 
 def test_registering_before_migrating_is_refused_and_loses_nothing(unapplied: Settings, postgres: Postgres) -> None:
-    empty = unapplied.model_copy(update={"source_db_name": f"{unapplied.source_db_name}_empty"})
+    empty = unapplied.replace(source_db_name=f"{unapplied.source_db_name}_empty")
     postgres.psql(f"CREATE DATABASE {empty.source_db_name} OWNER stock_source_owner")
     try:
         with raises("publication-wrong", "outbox migrate"):

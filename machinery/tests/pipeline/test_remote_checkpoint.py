@@ -137,7 +137,7 @@ def _ivy_file() -> Path:
 @pytest.fixture
 def remote(topic: Settings, name_node: NameNode) -> Settings:
     """A topic whose sinks keep their checkpoints in HDFS."""
-    return topic.model_copy(update={"sink_checkpoints": f"{name_node.uri}/check points/{topic.topic_prefix}"})
+    return topic.replace(sink_checkpoints=f"{name_node.uri}/check points/{topic.topic_prefix}")
 
 
 def test_a_killed_sink_continues_where_its_remote_checkpoint_says(remote: Settings, database: Database) -> None:

@@ -307,7 +307,7 @@ def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(
 ) -> None:
     if setting == "kafka_bootstrap":  # a server that never answers
         monkeypatch.setattr(clients, "REQUEST_TIMEOUT_S", 1.0)
-    elsewhere = settled.model_copy(update={setting: value})
+    elsewhere = settled.replace(**{setting: value})
     with pytest.raises(Failure, match=message):
         retention.expire(elsewhere, nudge=lambda: relay(settled))
     assert len(kept_rows.names(settled)) == 3
@@ -325,7 +325,7 @@ def test_with_a_real_relay_a_commit_nudges_the_slot(chain: Settings) -> None:
 
 def test_with_nothing_to_forget_kafka_and_the_source_are_not_asked(settled: Settings) -> None:
     expire(settled)
-    nowhere = settled.model_copy(update={"kafka_bootstrap": "127.0.0.1:1", "source_db_port": 1})
+    nowhere = settled.replace(kafka_bootstrap="127.0.0.1:1", source_db_port=1)
     assert retention.expire(nowhere, nudge=unwanted) == RetentionResult(ago(1))
 
 

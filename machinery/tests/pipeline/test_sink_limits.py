@@ -61,7 +61,7 @@ def test_a_batch_of_garbage_larger_than_the_heap_is_set_aside(topic: Settings, p
     produce(topic, INVALID_RECORDS, json.dumps({"note": "x" * INVALID_BYTES}).encode(), at=partition)
     publisher = Publisher(topic)
     publisher.send(publisher.events(10))
-    small = topic.model_copy(update={"sink_driver_memory": f"{HEAP_MIB}m"})
+    small = topic.replace(sink_driver_memory=f"{HEAP_MIB}m")
     done = catch_up_alone(small)
     assert done.returncode == 0, done.stderr[-2000:]
     dead = [int(str(line["dead"])) for line in logged(done, "applied") if line["batch"] == 0]
@@ -192,7 +192,7 @@ def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Setting
     old = publisher.events(3_000)
     spread = [replace(event, event_id=uuid7(RANDOM, NOW_MS - number * 6 * DAY_MS)) for number, event in enumerate(old)]
     publisher.send(spread)
-    done = catch_up(topic.model_copy(update={"sink_id_age_max_days": 3663}))
+    done = catch_up(topic.replace(sink_id_age_max_days=3663))
     assert done.returncode == 0, done.stderr[-2000:]
     reasons = Database(topic).query("SELECT reason, count(*) FROM dead_letters GROUP BY reason")
     assert reasons == [("id too old", 3_000 - 611)]

@@ -96,7 +96,7 @@ def test_between_triggers_a_sink_is_idle_and_stops_at_once(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     later = {"sink_trigger_interval_ms": 10**12, "sink_metrics_port": ports.choose(0)[0]}  # the next one is in 2033
-    rare = topic.model_copy(update=later)
+    rare = topic.replace(**later)
     some = publisher.events(40)
     publisher.send(some[:20])
     with running_warm(rare, "dedup") as sink:
@@ -248,11 +248,11 @@ def test_empty_database_with_a_used_checkpoint_is_not_a_new_sink(
     assert catch_up(topic).returncode == 0
     publisher.send(some[20:])
     with fresh_databases() as empty:
-        assert catch_up(topic.model_copy(update={"sink_db_name": empty.sink_db_name})).returncode == 0
+        assert catch_up(topic.replace(sink_db_name=empty.sink_db_name)).returncode == 0
         assert Database(empty).totals() == sums(some), "the topic has everything"
     drop_records(topic)
     with fresh_databases() as empty:
-        done = catch_up(topic.model_copy(update={"sink_db_name": empty.sink_db_name}))
+        done = catch_up(topic.replace(sink_db_name=empty.sink_db_name))
         assert [line["code"] for line in logged(done, "sink failed")] == ["events-lost"]
         assert "were never applied" in reported_failure(done)
 
@@ -292,7 +292,7 @@ def test_metrics_of_a_running_sink_show_what_it_has_applied(
     assert sum(before["markers"].offsets[name].values()) > 0
     assert before["markers"].age_s == 0.0, "behind by no record"
 
-    observed = topic.model_copy(update={"sink_metrics_port": ports.choose(0)[0]})
+    observed = topic.replace(sink_metrics_port=ports.choose(0)[0])
     with running_warm(observed) as sink:
         wait_applied(sink, database, 40)
 
@@ -320,7 +320,7 @@ def test_ui_names_jobs_to_its_owner_only_and_ends_by_ctrl_c(
     properties = f"spark.ui.enabled true\nspark.ui.port {port}\nspark.ui.filters {UI_FILTER}\n{UI_SECRET} {'k' * 43}\n"
     file = tmp_path / "spark.properties"
     file.write_text(properties)
-    observed = topic.model_copy(update={"spark_properties": file})
+    observed = topic.replace(spark_properties=file)
     with running(observed, "dedup", "lakehouse") as sink:
         for one in (database, Database(topic, "lakehouse")):
             wait_applied(sink, one, DRIVER_MAX_RECORDS + 100)

@@ -119,11 +119,11 @@ def servers(topic: Settings, homes: Homes) -> Iterator[tuple[Postgres, Replica]]
     if topic.stack_postgres_version < FAILOVER_SINCE:
         pytest.skip("this server does not copy slots to a replica")
     first, second = ports.choose(0, 0)
-    primary = Primary(topic.model_copy(update={"home": homes.new("primary"), "source_db_port": first}))
-    replica = Replica(topic.model_copy(update={"home": homes.new("replica"), "source_db_port": second}), primary)
+    primary = Primary(topic.replace(home=homes.new("primary"), source_db_port=first))
+    replica = Replica(topic.replace(home=homes.new("replica"), source_db_port=second), primary)
     try:
         primary.start()
-        migrate(topic.model_copy(update={"source_db_port": first}))
+        migrate(topic.replace(source_db_port=first))
         replica.start()
         yield primary, replica
     finally:
@@ -145,7 +145,7 @@ def test_source_that_failed_over_to_a_replica(
     topic: Settings, servers: tuple[Postgres, Replica], address: Proxy
 ) -> None:
     primary, replica = servers
-    settings = topic.model_copy(update={"source_db_port": address.port})
+    settings = topic.replace(source_db_port=address.port)
     one = Rehearsal(settings, client_of(settings), "The source failed over to a replica")
     lifecycle.apply(settings)
     try:

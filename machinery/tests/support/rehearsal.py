@@ -129,7 +129,7 @@ Rehearse = Callable[[str], Rehearsal]  # the rehearsal of an entry, by its title
 
 def client_of(settings: Settings) -> Client:
     """A client of the service in this process, on other databases than those of the fixtures."""
-    app = create_app(settings.model_copy(update={"service_threads": 2}))  # connections for a few clients
+    app = create_app(settings.replace(service_threads=2))  # connections for a few clients
     return Client(app, settings)
 
 

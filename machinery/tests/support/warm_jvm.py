@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base import log, project
-from outbox.base.settings import DOTENV, Settings, load
+from outbox.base.settings import DOTENV, FIELDS, Settings, load
 from outbox.sink import discovery
 from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.process import Process
@@ -43,7 +43,7 @@ class WarmJvm(Process):
         """``with_jars`` are those of the targets of all sinks."""
         super().__init__("jvm-with-jars" if with_jars else "jvm", settings.home)
         self._with_jars = with_jars
-        default = type(settings).model_fields["sink_driver_memory"].default
+        default = FIELDS["sink_driver_memory"].default
         assert settings.sink_driver_memory == default, "its heap is that of the default setting"
         self._gateway = self.folder / "gateway.json"
 

@@ -397,7 +397,7 @@ def test_a_point_is_of_no_use_for_a_stricter_contract(
 ) -> None:
     since = msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.declared))
     verified.store(settings, since)
-    younger = settings.model_copy(update={"sink_id_age_max_days": 1})
+    younger = settings.replace(sink_id_age_max_days=1)
     assert verified.load(younger, chain.declared).is_beginning
     stricter = {**audit_chain.EVENTS["stock/changed.v1"], "change": {"type": "number", "minimum": 0}}
     monkeypatch.setitem(audit_chain.EVENTS, "stock/changed.v1", stricter)
@@ -410,7 +410,7 @@ def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: 
     assert verified.load(settings, chain.declared) == Verified(since.of)
     verified.store(settings, since)
     assert verified.load(settings, chain.declared) == since
-    other = settings.model_copy(update={"source_db_name": "elsewhere"})
+    other = settings.replace(source_db_name="elsewhere")
     assert verified.load(other, chain.declared).is_beginning
     count = Comparison(Path("count.sql"), (AddsLine(1, None),), "")
     for changed in ({"names": ("stock.changed",)}, {"comparisons": (STOCK, count)}):

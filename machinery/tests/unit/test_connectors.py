@@ -157,7 +157,7 @@ def test_a_topic_that_something_else_writes_is_refused(
 ) -> None:
     declare(events, aggregate, **options)
     with raises("topic-taken", what):
-        connectors.load(settings.model_copy(update={"topic_prefix": "mine"}))
+        connectors.load(settings.replace(topic_prefix="mine"))
 
 
 # Settings ---------------------------------------------------------------------------------------------------------

@@ -335,7 +335,6 @@ def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_idle_chain_polls_less_often_unless_somebody_has_set_that(tmp_path: Path) -> None:
-    given = load(tmp_path, environment=False, connector_poll_interval_ms=7)
-    found = deployment.patient(given)
-    assert (found.connector_poll_interval_ms, found.sink_trigger_interval_ms) == (7, 100)
-    assert given.sink_trigger_interval_ms == 0
+    (tmp_path / "stack.env").write_text("OUTBOX_CONNECTOR_POLL_INTERVAL_MS=5\n")  # the default, on purpose
+    found = load(tmp_path, environment=False, defaults=deployment.PATIENT_MS)
+    assert (found.connector_poll_interval_ms, found.sink_trigger_interval_ms) == (5, 100)

@@ -33,8 +33,8 @@ REPORT = Report(
 def settings(tmp_path: Path) -> Settings:
     """Of servers of which none answers."""
     [port] = ports.choose(0)
-    return load(tmp_path, environment=False).model_copy(
-        update={"source_db_port": port, "sink_db_port": port, "connect_url": f"http://127.0.0.1:{port}"}
+    return load(tmp_path, environment=False).replace(
+        source_db_port=port, sink_db_port=port, connect_url=f"http://127.0.0.1:{port}"
     )
 
 
@@ -94,7 +94,7 @@ def test_a_port_that_is_taken_is_reported(settings: Settings) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        there = settings.model_copy(update={"monitor_port": taken.getsockname()[1]})
+        there = settings.replace(monitor_port=taken.getsockname()[1])
         with raises("port-taken"):
             monitor.serve(there, 1, lambda _: None, threading.Event())
 
@@ -102,9 +102,7 @@ def test_a_port_that_is_taken_is_reported(settings: Settings) -> None:
 def test_a_web_page_whose_name_leads_to_the_monitor_reads_nothing(settings: Settings) -> None:
     [port] = ports.choose(0)
     ended, said = threading.Event(), queue.SimpleQueue[str]()
-    serving = threading.Thread(
-        target=monitor.serve, args=(settings.model_copy(update={"monitor_port": port}), 3600, said.put, ended)
-    )
+    serving = threading.Thread(target=monitor.serve, args=(settings.replace(monitor_port=port), 3600, said.put, ended))
     serving.start()
     try:
         url = said.get(timeout=60).partition(" on ")[2]

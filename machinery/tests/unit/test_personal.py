@@ -198,7 +198,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bool], St
     def configure(format_: str, is_personal: bool) -> StringIO:
         out = StringIO()
         monkeypatch.setattr(sys, "stderr", out)
-        log.configure(load(environment=False).model_copy(update={"log_format": format_}), is_personal=is_personal)
+        log.configure(load(environment=False).replace(log_format=format_), is_personal=is_personal)
         return out
 
     yield configure

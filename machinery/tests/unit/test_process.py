@@ -12,9 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pydantic import SecretStr
 
-from outbox.base.settings import Settings, load, variable
+from outbox.base.settings import SECRET_NAMES, load, variable
 from outbox.base.wait import wait_for
 from outbox_lab.stack.command import Command, service, sink
 from outbox_lab.stack.process import EMPTY_READS, MARK, Process, environment
@@ -103,8 +102,7 @@ def test_it_starts_in_its_folder_and_session_and_gets_nothing_else_from_the_shel
 
 
 def test_a_command_gets_the_shell_s_variables_and_its_own_secrets_only(tmp_path: Path) -> None:
-    every = {name for name, field in Settings.model_fields.items() if field.annotation is SecretStr}
-    settings = load(tmp_path, environment=False, **dict.fromkeys(every, "hush"))
+    settings = load(tmp_path, environment=False, **dict.fromkeys(SECRET_NAMES, "hush"))
 
     def given(one: Command) -> set[str]:
         assert one.inherits("AWS_SECRET_ACCESS_KEY")
@@ -113,8 +111,8 @@ def test_a_command_gets_the_shell_s_variables_and_its_own_secrets_only(tmp_path:
 
     assert given(service(settings)) == {"OUTBOX_SOURCE_DB_APP_PASSWORD", "OUTBOX_SERVICE_TOKEN"}
     assert given(sink(settings, "any")) == {"OUTBOX_SINK_DB_WRITER_PASSWORD", "OUTBOX_KAFKA_PASSWORD"}
-    of_servers = {variable(name) for name in every if name.startswith("stack_")}
-    assert given(Command("check", settings, ["check"])) == {variable(name) for name in every} - of_servers
+    of_servers = {variable(name) for name in SECRET_NAMES if name.startswith("stack_")}
+    assert given(Command("check", settings, ["check"])) == {variable(name) for name in SECRET_NAMES} - of_servers
 
 
 def test_a_wait_that_needs_a_process_ends_with_it(script: Make) -> None:

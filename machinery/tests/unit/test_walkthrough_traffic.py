@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import requests
-from pydantic import SecretStr
 
 from outbox.base.settings import load
 from outbox_lab.testing.failures import raises
@@ -64,7 +63,7 @@ class Fixed:
 
 def traffic(service: Service, workload: Fixed, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     monkeypatch.setattr(Traffic, "session", lambda _: service)
-    return Traffic(load(Path("/nonexistent"), environment=False, service_token=SecretStr("secret")), workload)
+    return Traffic(load(Path("/nonexistent"), environment=False, service_token="secret"), workload)
 
 
 def test_request_is_repeated_with_its_key_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from outbox.sink.running.metrics import Lag, Metrics, State
 from outbox.sink.writer import Counts
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import SecretStr
 
 from service.app import create_app
 from template.tests import dockerfile
@@ -100,7 +99,7 @@ def exposed_by_the_sinks() -> str:
 
 
 def exposed_by_the_service() -> str:
-    app = create_app(load(Path("/nonexistent"), environment=False, service_token=SecretStr("secret")))
+    app = create_app(load(Path("/nonexistent"), environment=False, service_token="secret"))
     app.test_client().get("/healthz")
     return app.test_client().get("/metrics").text
 
@@ -184,7 +183,7 @@ def test_every_job_that_is_asked_for_is_scraped() -> None:
 
 def test_an_alert_on_requests_looks_at_every_route_but_the_probes() -> None:
     # Probes would make a failing service look better, and an idle one look busy.
-    app = create_app(load(Path("/nonexistent"), environment=False, service_token=SecretStr("secret")))
+    app = create_app(load(Path("/nonexistent"), environment=False, service_token="secret"))
     routes = {rule.rule for rule in app.url_map.iter_rules()}
     selected = [found for rule in RULES for found in re.findall(r"http_request_\w+(\{[^}]*\})?", rule["expr"])]
     assert len(selected) > 2

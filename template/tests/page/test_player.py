@@ -16,12 +16,11 @@ from typing import Any, cast
 import psycopg2
 import pytest
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, load
+from outbox.base.settings import Secret, Settings, load
 from outbox.base.wait import wait_for
 from outbox_lab.stack import ports
 from outbox_lab.walkthrough import Chain, Story
 from outbox_lab.walkthrough.processes import Processes
-from pydantic import SecretStr
 
 from demo.page import player
 from demo.page.actions import ACTIONS, Action
@@ -39,17 +38,15 @@ SECRET = "a-password"
 def settings(tmp_path: Path) -> Settings:
     """Of servers of which none answers."""
     [port, page] = ports.choose(0, 0)
-    return load(tmp_path, environment=False).model_copy(
-        update={
-            "source_db_port": port,
-            "sink_db_port": port,
-            "source_db_auditor_password": SecretStr(SECRET),
-            "sink_db_auditor_password": SecretStr(SECRET),
-            "kafka_bootstrap": f"127.0.0.1:{port}",
-            "connect_url": f"http://127.0.0.1:{port}",
-            "service_port": port,
-            "demo_port": page,
-        }
+    return load(tmp_path, environment=False).replace(
+        source_db_port=port,
+        sink_db_port=port,
+        source_db_auditor_password=Secret(SECRET),
+        sink_db_auditor_password=Secret(SECRET),
+        kafka_bootstrap=f"127.0.0.1:{port}",
+        connect_url=f"http://127.0.0.1:{port}",
+        service_port=port,
+        demo_port=page,
     )
 
 

@@ -11,14 +11,15 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
-import pydantic
+import msgspec
 from dotenv import dotenv_values
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from msgspec import Meta
 
 from outbox.base import project, wait
 from outbox.base.errors import Failure
@@ -52,8 +53,8 @@ LOGINS = {
 }
 
 FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties")
-NAME = "^[a-z][a-z0-9_]*$"
-SLOT = "^[a-z0-9_]+$"
+NAME = r"^[a-z][a-z0-9_]*\Z"
+SLOT = r"^[a-z0-9_]+\Z"
 # Postgres cuts a longer name off, and then does not find what it has made.
 NAME_MAX = 63
 
@@ -84,210 +85,190 @@ Role = SourceRole | SinkRole
 ROLE_PREFIX_MAX = NAME_MAX - max(len(f"_{role.value}") for role in (*SourceRole, *SinkRole))
 
 
-def _named(name: str, **options: Any) -> Any:
-    """A field whose default is a name that the project chose."""
-    return Field(default_factory=lambda: getattr(project.current(), name), **options)
+class Secret:
+    """A password or a token. Neither `repr`, `str` nor an encoder shows the value."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def get_secret_value(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Secret({str(self)!r})"
+
+    def __str__(self) -> str:
+        return "**********" if self._value else ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
 
 
-class Settings(BaseModel):
-    """All settings; the environment variable of a field is ``OUTBOX_`` and the field's name in capitals."""
+def _named(name: str) -> Any:
+    """A default that is a name of the project."""
+    return msgspec.field(default_factory=lambda: getattr(project.current(), name))
 
-    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
 
-    home: Path = _named("home", description="folder of everything that the commands write")
+EMPTY = Secret("")
+PortOrAny = Annotated[int, Meta(ge=0, le=65535)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+DatabaseName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+RolePrefix = Annotated[str, Meta(pattern=NAME, max_length=ROLE_PREFIX_MAX)]
+SlotName = Annotated[str, Meta(pattern=SLOT, max_length=NAME_MAX)]
 
-    stack_postgres_port: int = Field(
-        15432, ge=0, le=65535, description="ports of the embedded stack; another free one is used if it is taken or 0"
-    )
-    stack_kafka_port: int = Field(19092, ge=0, le=65535)
-    stack_connect_port: int = Field(18083, ge=0, le=65535)
-    stack_controller_port: int = Field(19093, ge=0, le=65535, description="port of the embedded Kafka's controller")
-    stack_spark_port: int = Field(17077, ge=0, le=65535, description="port of the embedded Spark cluster's master")
-    stack_spark_workers: int = Field(
-        0, ge=0, description="workers of the embedded Spark cluster; `outbox up --workers` sets this"
-    )
-    stack_postgres_version: int = Field(18, ge=15, le=18, description="major version of the embedded Postgres")
-    stack_postgres_password: SecretStr = Field(SecretStr(""), description="superuser of the embedded Postgres")
-    stack_kafka_password: SecretStr = Field(SecretStr(""), description="the embedded broker's login at itself")
-    stack_connect_password: SecretStr = Field(SecretStr(""), description="the embedded worker's login at the broker")
-    maven_mirror: str | None = Field(None, description="URL of a mirror of Maven Central for the JVM parts")
 
-    source_db_host: str = Field("127.0.0.1", description="Postgres of the service's database")
-    source_db_port: int = Field(5432, ge=1, le=65535)
-    source_db_name: str = _named("source_database", min_length=1, max_length=NAME_MAX)
-    source_db_role_prefix: str = _named(
-        "source_database", pattern=NAME, max_length=ROLE_PREFIX_MAX, description="prefix of its roles' names"
-    )
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings; the environment variable of a field is ``OUTBOX_`` and the field's name in capitals.
+
+    `load` converts and validates values; the constructor takes them as they are.
+    """
+
+    home: Annotated[Path, "folder of everything that the commands write"] = _named("home")
+
+    stack_postgres_port: Annotated[
+        PortOrAny, "ports of the embedded stack; another free one is used if it is taken or 0"
+    ] = 15432
+    stack_kafka_port: PortOrAny = 19092
+    stack_connect_port: PortOrAny = 18083
+    stack_controller_port: Annotated[PortOrAny, "port of the embedded Kafka's controller"] = 19093
+    stack_spark_port: Annotated[PortOrAny, "port of the embedded Spark cluster's master"] = 17077
+    stack_spark_workers: Annotated[Count, "workers of the embedded Spark cluster; `outbox up --workers` sets this"] = 0
+    stack_postgres_version: Annotated[Annotated[int, Meta(ge=15, le=18)], "major version of the embedded Postgres"] = 18
+    stack_postgres_password: Annotated[Secret, "superuser of the embedded Postgres"] = EMPTY
+    stack_kafka_password: Annotated[Secret, "the embedded broker's login at itself"] = EMPTY
+    stack_connect_password: Annotated[Secret, "the embedded worker's login at the broker"] = EMPTY
+    maven_mirror: Annotated[str | None, "URL of a mirror of Maven Central for the JVM parts"] = None
+
+    source_db_host: Annotated[str, "Postgres of the service's database"] = "127.0.0.1"
+    source_db_port: Port = 5432
+    source_db_name: DatabaseName = _named("source_database")
+    source_db_role_prefix: Annotated[RolePrefix, "prefix of its roles' names"] = _named("source_database")
     source_db_sslmode: SslMode = "prefer"
-    source_db_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
-    source_db_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
-    source_db_app_password: SecretStr = Field(SecretStr(""), description="role of the service")
-    source_db_cdc_password: SecretStr = Field(SecretStr(""), description="role of Debezium")
-    source_db_pruner_password: SecretStr = Field(SecretStr(""), description="role that deletes relayed outbox rows")
-    source_db_auditor_password: SecretStr = Field(SecretStr(""), description="role with which `outbox check` reads")
+    source_db_sslrootcert: Annotated[Path | None, "CA file, for verify-ca and verify-full"] = None
+    source_db_owner_password: Annotated[Secret, "role that migrates"] = EMPTY
+    source_db_app_password: Annotated[Secret, "role of the service"] = EMPTY
+    source_db_cdc_password: Annotated[Secret, "role of Debezium"] = EMPTY
+    source_db_pruner_password: Annotated[Secret, "role that deletes relayed outbox rows"] = EMPTY
+    source_db_auditor_password: Annotated[Secret, "role with which `outbox check` reads"] = EMPTY
 
-    sink_db_host: str = Field("127.0.0.1", description="Postgres of the sinks' database")
-    sink_db_port: int = Field(5432, ge=1, le=65535)
-    sink_db_name: str = _named("sink_database", min_length=1, max_length=NAME_MAX)
-    sink_db_role_prefix: str = _named(
-        "sink_database", pattern=NAME, max_length=ROLE_PREFIX_MAX, description="prefix of its roles' names"
-    )
+    sink_db_host: Annotated[str, "Postgres of the sinks' database"] = "127.0.0.1"
+    sink_db_port: Port = 5432
+    sink_db_name: DatabaseName = _named("sink_database")
+    sink_db_role_prefix: Annotated[RolePrefix, "prefix of its roles' names"] = _named("sink_database")
     sink_db_sslmode: SslMode = "prefer"
-    sink_db_sslrootcert: Path | None = Field(None, description="CA file, for verify-ca and verify-full")
-    sink_db_owner_password: SecretStr = Field(SecretStr(""), description="role that migrates")
-    sink_db_writer_password: SecretStr = Field(SecretStr(""), description="role of the sinks")
-    sink_db_pruner_password: SecretStr = Field(SecretStr(""), description="role that deletes expired rows")
-    sink_db_auditor_password: SecretStr = Field(SecretStr(""), description="role with which `outbox check` reads")
+    sink_db_sslrootcert: Annotated[Path | None, "CA file, for verify-ca and verify-full"] = None
+    sink_db_owner_password: Annotated[Secret, "role that migrates"] = EMPTY
+    sink_db_writer_password: Annotated[Secret, "role of the sinks"] = EMPTY
+    sink_db_pruner_password: Annotated[Secret, "role that deletes expired rows"] = EMPTY
+    sink_db_auditor_password: Annotated[Secret, "role with which `outbox check` reads"] = EMPTY
 
-    db_password_command: str | None = Field(
-        None, description="prints the password of role $PGUSER at $PGHOST:$PGPORT; it is run before each connection"
-    )
+    db_password_command: Annotated[
+        str | None, "prints the password of role $PGUSER at $PGHOST:$PGPORT; it is run before each connection"
+    ] = None
 
-    kafka_bootstrap: str = Field("127.0.0.1:9092", description="comma-separated list of host:port")
+    kafka_bootstrap: Annotated[str, "comma-separated list of host:port"] = "127.0.0.1:9092"
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    kafka_username: str | None = Field(None, validate_default=True)
-    kafka_password: SecretStr = SecretStr("")
-    kafka_cafile: Path | None = Field(None, description="CA file (PEM) of the brokers")
-    topic_prefix: str = _named("topic_prefix", description="first part of the names of the events' topics")
-    topic_partitions: int = Field(
-        4, ge=1, description="partitions of a topic, unless its aggregate.toml names another number"
-    )
-    topic_retention_hours: int = Field(168, ge=1, description="how long the topics keep events")
-    topic_replication: int = Field(1, ge=1, description="replication factor of the topics that we create")
+    kafka_username: str | None = None
+    kafka_password: Secret = EMPTY
+    kafka_cafile: Annotated[Path | None, "CA file (PEM) of the brokers"] = None
+    topic_prefix: Annotated[str, "first part of the names of the events' topics"] = _named("topic_prefix")
+    topic_partitions: Annotated[Positive, "partitions of a topic, unless its aggregate.toml names another number"] = 4
+    topic_retention_hours: Annotated[Positive, "how long the topics keep events"] = 168
+    topic_replication: Annotated[Positive, "replication factor of the topics that we create"] = 1
 
-    prune_keep_hours: int = Field(24, ge=0, description="how long `outbox prune` leaves relayed events in the outbox")
-    prune_landed_events_days: int = Field(90, ge=1, description="how long strategy `merge` keeps events, at least")
-    prune_dead_letters_days: int = Field(90, ge=1, description="how long resolved dead letters are kept, at least")
+    prune_keep_hours: Annotated[Count, "how long `outbox prune` leaves relayed events in the outbox"] = 24
+    prune_landed_events_days: Annotated[Positive, "how long strategy `merge` keeps events, at least"] = 90
+    prune_dead_letters_days: Annotated[Positive, "how long resolved dead letters are kept, at least"] = 90
 
-    connect_url: str = Field("http://127.0.0.1:8083", description="Kafka Connect's REST interface")
-    connect_username: str | None = Field(None, description="basic auth of Connect's REST interface")
-    connect_password: SecretStr = SecretStr("")
-    connect_cafile: Path | None = Field(None, description="CA file of Connect's REST interface")
-    connector: str = _named(
-        "connector", description="name of the connector and its slot", pattern=SLOT, max_length=NAME_MAX
+    connect_url: Annotated[str, "Kafka Connect's REST interface"] = "http://127.0.0.1:8083"
+    connect_username: Annotated[str | None, "basic auth of Connect's REST interface"] = None
+    connect_password: Secret = EMPTY
+    connect_cafile: Annotated[Path | None, "CA file of Connect's REST interface"] = None
+    connector: Annotated[SlotName, "name of the connector and its slot"] = _named("connector")
+    connector_poll_interval_ms: Annotated[
+        Positive, "how long a poll of the connector collects events; a shorter time makes more work for an idle one"
+    ] = 5
+    connect_fetch_max_wait_ms: Annotated[
+        Positive, "how long the worker's fetches wait for records; a shorter time makes more work for an idle one"
+    ] = 20
+    connect_group_id: Annotated[str, "the worker's group.id"] = "outbox-connect"
+    connect_offsets_topic: Annotated[str, "the worker's offset.storage.topic"] = "outbox.connect.offsets"
+    connect_source_db_host: Annotated[str | None, "the source database's host as seen from Connect, if it differs"] = (
+        None
     )
-    connector_poll_interval_ms: int = Field(
-        5,
-        ge=1,
-        description="how long a poll of the connector collects events; a shorter time makes more work for an idle one",
-    )
-    connect_fetch_max_wait_ms: int = Field(
-        20,
-        ge=1,
-        description="how long the worker's fetches wait for records; a shorter time makes more work for an idle one",
-    )
-    connect_group_id: str = Field("outbox-connect", description="the worker's group.id")
-    connect_offsets_topic: str = Field("outbox.connect.offsets", description="the worker's offset.storage.topic")
-    connect_source_db_host: str | None = Field(
-        None, description="the source database's host as seen from Connect, if it differs"
-    )
-    connect_source_db_sslrootcert: str | None = Field(
-        None, description="the source database's CA file as seen from Connect, if it differs"
-    )
-    connect_source_db_password_reference: str | None = Field(
-        None,
-        description="where Connect finds Debezium's password: a config provider of its worker, and a key there; "
+    connect_source_db_sslrootcert: Annotated[
+        str | None, "the source database's CA file as seen from Connect, if it differs"
+    ] = None
+    connect_source_db_password_reference: Annotated[
+        Annotated[str, Meta(pattern=r"^\$\{.+:.+\}\Z")] | None,
+        "where Connect finds Debezium's password: a config provider of its worker, and a key there; "
         "default: in the password file of its driver (PGPASSFILE)",
-        pattern=r"^\$\{.+:.+\}$",
-    )
-    exactly_once: bool = Field(True, description="the switch for Connect's exactly-once, in worker and connector")
+    ] = None
+    exactly_once: Annotated[bool, "the switch for Connect's exactly-once, in worker and connector"] = True
 
     service_host: str = "127.0.0.1"
-    service_port: int = Field(8080, ge=0, le=65535)
-    service_workers: int = Field(2, ge=1, description="gunicorn worker processes")
-    service_threads: int = Field(4, ge=1, description="threads per worker, and database connections per worker")
-    service_request_timeout_s: float = Field(
-        10, gt=0, description="how long a request may take to arrive, and a response to be read"
-    )
-    service_token: SecretStr = Field(SecretStr(""), description="bearer token that clients of the service send")
-    idempotency_ttl_hours: int = Field(24, ge=1, description="how long an Idempotency-Key is remembered")
+    service_port: PortOrAny = 8080
+    service_workers: Annotated[Positive, "gunicorn worker processes"] = 2
+    service_threads: Annotated[Positive, "threads per worker, and database connections per worker"] = 4
+    service_request_timeout_s: Annotated[
+        Annotated[float, Meta(gt=0)], "how long a request may take to arrive, and a response to be read"
+    ] = 10
+    service_token: Annotated[Secret, "bearer token that clients of the service send"] = EMPTY
+    idempotency_ttl_hours: Annotated[Positive, "how long an Idempotency-Key is remembered"] = 24
 
-    sink_checkpoints: str | None = Field(None, description="URI of the Spark checkpoints; default: in the home folder")
-    sink_lakehouse: str | None = Field(None, description="URI of the Delta tables; default: in the home folder")
-    sink_max_offsets_per_trigger: int = Field(
-        500_000, ge=1, description="maximum number of records in one micro-batch, and in each part of an earlier one"
-    )
-    sink_trigger_interval_ms: int = Field(
-        0, ge=0, description="a micro-batch begins at most this often, which saves CPU; 0: as soon as there are events"
-    )
-    sink_id_age_max_days: int = Field(
-        3660, ge=1, description="how far the time in an event's id may be behind its record; older ones are set aside"
-    )
-    spark_master: str | None = Field(
-        None,
-        description="where the sinks' tasks run: a Spark cluster's master; default: local[2], in the sinks' process",
-    )
-    spark_properties: Path | None = Field(
-        None, description="file of further Spark properties, like spark-defaults.conf; those that we need win"
-    )
-    sink_driver_memory: str = Field("768m", description="heap of the Spark driver")
+    sink_checkpoints: Annotated[str | None, "URI of the Spark checkpoints; default: in the home folder"] = None
+    sink_lakehouse: Annotated[str | None, "URI of the Delta tables; default: in the home folder"] = None
+    sink_max_offsets_per_trigger: Annotated[
+        Positive, "maximum number of records in one micro-batch, and in each part of an earlier one"
+    ] = 500_000
+    sink_trigger_interval_ms: Annotated[
+        Count, "a micro-batch begins at most this often, which saves CPU; 0: as soon as there are events"
+    ] = 0
+    sink_id_age_max_days: Annotated[
+        Positive, "how far the time in an event's id may be behind its record; older ones are set aside"
+    ] = 3660
+    spark_master: Annotated[
+        str | None, "where the sinks' tasks run: a Spark cluster's master; default: local[2], in the sinks' process"
+    ] = None
+    spark_properties: Annotated[
+        Path | None, "file of further Spark properties, like spark-defaults.conf; those that we need win"
+    ] = None
+    sink_driver_memory: Annotated[str, "heap of the Spark driver"] = "768m"
     sink_metrics_host: str = "127.0.0.1"
-    sink_metrics_port: int = Field(0, ge=0, le=65535, description="port of the sinks' metrics and health; 0: none")
+    sink_metrics_port: Annotated[PortOrAny, "port of the sinks' metrics and health; 0: none"] = 0
 
-    monitor_host: str = Field("127.0.0.1", description="where `outbox monitor` serves its metrics")
-    monitor_port: int = Field(9401, ge=0, le=65535, description="port of `outbox monitor`; 0: a free one")
+    monitor_host: Annotated[str, "where `outbox monitor` serves its metrics"] = "127.0.0.1"
+    monitor_port: Annotated[PortOrAny, "port of `outbox monitor`; 0: a free one"] = 9401
 
-    demo_host: str = Field("127.0.0.1", description="where the walkthrough's player serves a page, if it has one")
-    demo_port: int = Field(8090, ge=0, le=65535, description="another free port is used if it is taken or 0")
+    demo_host: Annotated[str, "where the walkthrough's player serves a page, if it has one"] = "127.0.0.1"
+    demo_port: Annotated[PortOrAny, "another free port is used if it is taken or 0"] = 8090
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else json")
+    log_format: Annotated[Literal["auto", "text", "json"], "auto: text on a terminal, else json"] = "auto"
 
-    @field_validator(*FILES)
-    @classmethod
-    def _is_there(cls, file: Path | None, info: ValidationInfo) -> Path | None:
-        """Told here once, not by each client in words of its own."""
-        if file is None or file.is_file() or (file == SYSTEM_ROOTS and str(info.field_name).endswith("sslrootcert")):
-            return file
-        raise ValueError(f"there is no file {file}")
-
-    @field_validator("connect_url")
-    @classmethod
-    def _has_no_login(cls, url: str) -> str:
-        """An address is shown in messages, and passed on."""
-        if "@" in urlsplit(url).netloc:
-            raise ValueError(f"take user and password out: {PREFIX}CONNECT_USERNAME, {PREFIX}CONNECT_PASSWORD")
-        return url
-
-    @field_validator("sink_checkpoints", "sink_lakehouse")
-    @classmethod
-    def _has_no_password(cls, uri: str | None) -> str | None:
-        if uri is not None and urlsplit(uri).password is not None:
-            raise ValueError(f"take the password out; it belongs into the file of {PREFIX}SPARK_PROPERTIES")
-        return uri
-
-    @field_validator("kafka_username")
-    @classmethod
-    def _goes_with_sasl(cls, username: str | None, info: ValidationInfo) -> str | None:
-        """A client that is given a name and no SASL would leave the name out, and say nothing."""
-        protocol = str(info.data.get("kafka_security_protocol", ""))
-        if protocol and (username is not None) is not protocol.startswith("SASL"):
-            problem = "needs a name" if username is None else "takes no name"
-            raise ValueError(f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol} {problem}")
-        return username
-
-    @field_validator("sink_driver_memory")
-    @classmethod
-    def _is_a_heap(cls, memory: str) -> str:
-        size = re.fullmatch(r"(\d+)([mg])", memory, re.IGNORECASE)
-        if size is None or int(size[1]) * (1024 if size[2] in "gG" else 1) < DRIVER_MEMORY_MIN_MIB:
-            raise ValueError(f"a number of m or g, as 768m or 2g; {DRIVER_MEMORY_MIN_MIB}m at the least")
-        return memory
+    def replace(self, **changes: Any) -> Settings:
+        """A copy with other values of some settings, which are not validated."""
+        return msgspec.structs.replace(self, **changes)
 
     def as_env(self) -> dict[str, str]:
         """All settings as environment variables, secrets included, for a process that must read the same settings."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
         return {
-            variable(name): str(value.get_secret_value() if isinstance(value, SecretStr) else value)
-            for name, value in values.items()
+            variable(name): str(value.get_secret_value() if isinstance(value, Secret) else value)
+            for name, value in msgspec.structs.asdict(self).items()
             if value is not None
         }
 
     def without_secrets(self, *keep: str) -> Settings:
         """The settings without passwords and tokens but the given ones, for a process that needs no others."""
-        secrets = {name for name, value in self if isinstance(value, SecretStr)} - {*keep}
-        return self.model_copy(update=dict.fromkeys(secrets, SecretStr("")))
+        return self.replace(**dict.fromkeys(SECRET_NAMES.difference(keep), EMPTY))
 
     @property
     def stack_env_file(self) -> Path:
@@ -303,8 +284,7 @@ class Settings(BaseModel):
         """Whether these settings are what the embedded stack chose, or, before it chose, what is so by default."""
         chosen = dotenv_values(self.stack_env_file)
         return all(
-            str(getattr(self, name)) == (chosen.get(variable(name)) or str(type(self).model_fields[name].default))
-            for name in names
+            str(getattr(self, name)) == (chosen.get(variable(name)) or str(FIELDS[name].default)) for name in names
         )
 
     @property
@@ -324,7 +304,7 @@ class Settings(BaseModel):
     def dsn(self, role: Role) -> dict[str, str | int]:
         """libpq connection parameters of a role, in the database that the role belongs to."""
         database = role_database(role)
-        password: SecretStr = getattr(self, password_setting(role))
+        password: Secret = getattr(self, password_setting(role))
         parameters: dict[str, str | int] = {
             "host": getattr(self, f"{database}_host"),
             "port": getattr(self, f"{database}_port"),
@@ -356,6 +336,23 @@ class Settings(BaseModel):
         return self.sink_lakehouse or f"file://{self.home}/lakehouse"
 
 
+FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+SECRET_NAMES = frozenset(name for name, field in FIELDS.items() if isinstance(field.default, Secret))
+# Validated also where their default counts: each is checked against the other.
+PROTOCOL_AND_USERNAME = ("kafka_security_protocol", "kafka_username")
+# How a text is read; a text that no reader accepts is refused by msgspec.
+SWITCH = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
+}
+READERS: dict[Any, Any] = {int: int, float: float, bool: lambda text: SWITCH[text.lower()]}
+
+
+def description(setting: str) -> str:
+    """What a setting is for; empty if its name says that."""
+    return "".join(one for one in getattr(FIELDS[setting].type, "__metadata__", ()) if isinstance(one, str))
+
+
 def variable(setting: str) -> str:
     return f"{PREFIX}{setting.upper()}"
 
@@ -373,11 +370,12 @@ def database_passwords() -> list[str]:
     return [*map(password_setting, (*SourceRole, *SinkRole)), "stack_postgres_password"]
 
 
-def load(home: Path | None = None, *, environment: bool = True, **overrides: Any) -> Settings:
+def load(home: Path | None = None, *, environment: bool = True, defaults: Any = None, **overrides: Any) -> Settings:
     """Read the settings, of the given home folder or of the one that the environment or ``.env`` names.
 
     ``environment=False`` leaves the environment and ``.env`` out: what runs on a stack of its own must not reach
-    another because somebody's shell points there. ``overrides`` are settings by name that win over everything.
+    another because somebody's shell points there. ``overrides`` are settings by name that win over everything;
+    ``defaults`` replace the defaults below, and everything wins over them.
     Raises Failure naming each setting that is wrong, and each variable that is no setting.
     """
     names = project.current()
@@ -386,36 +384,94 @@ def load(home: Path | None = None, *, environment: bool = True, **overrides: Any
     try:
         if not environment:
             found = (home or names.home).resolve()
-            return Settings(**{**_given(dotenv_values(found / "stack.env")), "home": found, **overrides})
-        in_dotenv = dotenv_values(dotenv)
-        wrong += _unknown("the environment", os.environ)
-        wrong += _unknown(dotenv, in_dotenv)
-        given = {**_given(in_dotenv), **_given(os.environ)}
-        found = (home or Path(given.get("home", names.home))).resolve()
-        chosen = dotenv_values(found / "stack.env")
-        wrong += _unknown(found / "stack.env", chosen)
-        others = _logins_of_others(_given(chosen), given)
-        loaded = Settings(**{**_given(chosen), **others, **given, "home": found, **overrides})
+            given = _given(dotenv_values(found / "stack.env"))
+        else:
+            in_dotenv = dotenv_values(dotenv)
+            wrong += _unknown("the environment", os.environ)
+            wrong += _unknown(dotenv, in_dotenv)
+            given = {**_given(in_dotenv), **_given(os.environ)}
+            found = (home or Path(given.get("home", names.home))).resolve()
+            chosen = dotenv_values(found / "stack.env")
+            wrong += _unknown(found / "stack.env", chosen)
+            given = {**_given(chosen), **_logins_of_others(_given(chosen), given), **given}
+        loaded, refused = _parsed({**(defaults or {}), **given, "home": found, **overrides})
+        wrong += refused
     except OSError as error:
         raise Failure(
             f"settings: {error}",
             "run as the user who owns the file, or name another OUTBOX_HOME",
             code="settings-unreadable",
         ) from None
-    except pydantic.ValidationError as error:
-        wrong += [
-            f"{variable('_'.join(map(str, problem['loc'])))}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors()
-        ]
     if wrong:
         raise _wrong(wrong, dotenv.name)
     return loaded
 
 
+def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """Settings of the given values, and why values were refused. Other defaults than the project's names are valid."""
+    values: dict[str, Any] = {}
+    refused: list[str] = []
+    for name, field in FIELDS.items():
+        if name not in given and field.default is not msgspec.NODEFAULT and name not in PROTOCOL_AND_USERNAME:
+            continue
+        default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        try:
+            value = _converted(given.get(name, default), field.type)
+            _check(name, value, str(values.get("kafka_security_protocol", "")))
+            values[name] = value
+        except ValueError as error:
+            refused.append(f"{variable(name)}: {error}")
+    return Settings(**values), refused
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """A value of the type. Raises ValueError without the value, which may be a secret in the wrong variable."""
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if isinstance(value, str) and plain in READERS:
+        with suppress(ValueError, KeyError):
+            value = READERS[plain](value)
+    if get_origin(plain) is Literal and value not in get_args(plain):
+        raise ValueError(f"Expected one of {', '.join(get_args(plain))}")
+    try:
+        return msgspec.convert(value, kind, strict=False, dec_hook=_instance)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error).partition(", got ")[0]) from None
+
+
+def _instance(kind: type, value: Any) -> Any:
+    return value if isinstance(value, kind) else kind(value)
+
+
+def _check(name: str, value: Any, protocol: str) -> None:
+    """Raises ValueError for a value that has the right type and is wrong."""
+    if value is None and name != "kafka_username":
+        return
+    if name in FILES:
+        # Reported here once, not by each client in words of its own.
+        if not value.is_file() and not (value == SYSTEM_ROOTS and name.endswith("sslrootcert")):
+            raise ValueError(f"there is no file {value}")
+    elif name == "connect_url":
+        # An address is shown in messages, and passed on.
+        if "@" in urlsplit(value).netloc:
+            raise ValueError(f"take user and password out: {PREFIX}CONNECT_USERNAME, {PREFIX}CONNECT_PASSWORD")
+    elif name in ("sink_checkpoints", "sink_lakehouse"):
+        if urlsplit(value).password is not None:
+            raise ValueError(f"take the password out; it belongs into the file of {PREFIX}SPARK_PROPERTIES")
+    elif name == "kafka_username":
+        # A client that is given a name and no SASL would leave the name out, and say nothing.
+        if protocol and (value is not None) is not protocol.startswith("SASL"):
+            problem = "needs a name" if value is None else "takes no name"
+            raise ValueError(f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol} {problem}")
+    elif name == "sink_driver_memory":
+        size = re.fullmatch(r"(\d+)([mg])", value, re.IGNORECASE)
+        if size is None or int(size[1]) * (1024 if size[2] in "gG" else 1) < DRIVER_MEMORY_MIN_MIB:
+            raise ValueError(f"a number of m or g, as 768m or 2g; {DRIVER_MEMORY_MIN_MIB}m at the least")
+
+
 def _given(variables: Mapping[str, str | None]) -> dict[str, str]:
     """The settings among variables, whatever their case. An empty variable stands for the default."""
     named = {name.upper(): value for name, value in variables.items() if value}
-    return {name: named[variable(name)] for name in Settings.model_fields if variable(name) in named}
+    return {name: named[variable(name)] for name in FIELDS if variable(name) in named}
 
 
 def _logins_of_others(chosen: Mapping[str, str], given: Mapping[str, str]) -> dict[str, Any]:
@@ -425,7 +481,7 @@ def _logins_of_others(chosen: Mapping[str, str], given: Mapping[str, str]) -> di
         own = chosen.get(address)
         if own and given.get(address, own) != own:  # docker-compose's file has logins alone
             names += login
-    return {name: Settings.model_fields[name].default for name in names}
+    return {name: FIELDS[name].default for name in names}
 
 
 def require_known(environment: Mapping[str, str]) -> None:
@@ -451,7 +507,7 @@ def _unknown(place: str | Path, names: Iterable[str]) -> Iterator[str]:
 
     Without this a misspelled setting would have no effect, and nobody would notice.
     """
-    known = {variable(name) for name in Settings.model_fields}
+    known = {variable(name) for name in FIELDS}
     for name in map(str.upper, names):  # as `_given` compares them
         if name.startswith(PREFIX) and name not in known and name not in READ_ELSEWHERE:
             [nearest] = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0)

@@ -94,7 +94,7 @@ def _from_topic(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool
         if rebuild.begin(connection, sink, described, first):
             click.echo("resuming an interrupted rebuild; --drop-copy would delete its copy")
         # The live sink has the metrics port.
-        quiet = settings.model_copy(update={"sink_metrics_port": 0})
+        quiet = settings.replace(sink_metrics_port=0)
         supervisor.run(quiet, [copy], until_caught_up=True)
         if dry_run:
             click.echo(f"{UNCHANGED}; the copy stays: `outbox check` compares it, another run swaps it in")

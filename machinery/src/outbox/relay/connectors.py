@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
@@ -108,7 +110,7 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     config provider of the worker resolves them, so no configuration has a secret, nor the config topic.
     """
     values = {
-        **{name: getattr(settings, name) for name in type(settings).model_fields},
+        **msgspec.structs.asdict(settings),
         "connect_source_db_host": settings.connect_source_db_host or settings.source_db_host,
         "connect_source_db_sslrootcert": settings.connect_source_db_sslrootcert or settings.source_db_sslrootcert,
         "source_db_cdc_role": settings.role_name(SourceRole.CDC),

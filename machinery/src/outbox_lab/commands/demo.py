@@ -103,7 +103,7 @@ def _home() -> Path:
 def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chain:
     """A new, empty stack, and the sinks in one process. It starts as the first fault needs it: exactly-once is off."""
     from outbox.sink import discovery
-    from outbox_lab.stack.deployment import patient
+    from outbox_lab.stack.deployment import PATIENT_MS
     from outbox_lab.stack.stack import Stack
     from outbox_lab.walkthrough.processes import Processes
     from outbox_lab.walkthrough.story import watched
@@ -111,7 +111,7 @@ def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chai
     if _home().exists():
         report("deleting the data of the last walkthrough")
         Stack(load(_home(), environment=False)).reset()
-    settings = patient(load(_home(), environment=False, exactly_once=False))
+    settings = load(_home(), environment=False, defaults=PATIENT_MS, exactly_once=False)
     return Processes(settings, watched(discovery.sinks(settings), planned))
 
 

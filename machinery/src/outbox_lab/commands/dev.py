@@ -26,12 +26,12 @@ def dev(sinks: tuple[str, ...], verbose: bool) -> None:
     have changed one of its files. An error is shown with the lines of the project; `outbox logs NAME` has all of it.
     Ctrl-C stops everything; data stays.
     """
-    from outbox_lab.stack.deployment import Deployment, patient
+    from outbox_lab.stack.deployment import PATIENT_MS, Deployment
     from outbox_lab.stack.development import Development
     from outbox_lab.stack.stack import Stack
 
     # One line a record, which is shown as `outbox_lab.stack.shown` says; each sink has a port of its own.
-    given = patient(load()).model_copy(update={"log_format": "json", "sink_metrics_port": 0})
+    given = load(defaults=PATIENT_MS).replace(log_format="json", sink_metrics_port=0)
     names = sinks or project.current().sinks
     deployment = Deployment(Stack(given), names)
     width = max(len(name) for name in ("postgres", *(f"sink-{name}" for name in names)))

@@ -92,7 +92,7 @@ class LinkedStack(Stack):
     @property
     def settings(self) -> Settings:
         """The settings of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
-        return super().settings.model_copy(update={"spark_master": IN_DRIVER, **WAITS_MS})
+        return super().settings.replace(spark_master=IN_DRIVER, **WAITS_MS)
 
     def on_cluster(self, settings: Settings) -> Settings:
         """The settings of sinks whose tasks run on the cluster, and whose driver says what runs there."""
@@ -102,7 +102,7 @@ class LinkedStack(Stack):
             "sink_driver_memory": CLUSTER_DRIVER_MEMORY,
             "sink_trigger_interval_ms": MERGE_INTERVAL_MS,
         }
-        return settings.model_copy(update=own)
+        return settings.replace(**own)
 
     @property
     def driver_properties(self) -> str:
@@ -139,7 +139,7 @@ class LinkedStack(Stack):
                     changed[database] = port
                 case _:
                     changed["service_port"] = port
-        return self.settings.model_copy(update=changed)
+        return self.settings.replace(**changed)
 
 
 # Commands of an operator -------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Testbed:
     def second_worker(self) -> Connect:
         """Another worker of the same group, which some faults start."""
         through = self.stack.through("connect-kafka", "debezium-postgres")
-        return Connect(through.model_copy(update={"connect_url": self.second_url}), "connect-2")
+        return Connect(through.replace(connect_url=self.second_url), "connect-2")
 
     @cached_property
     def service(self) -> ServiceCommand:
@@ -261,7 +261,7 @@ class Testbed:
     @cached_property
     def sinks(self) -> Sequence[SinkProcess]:
         through = self.stack.through("sinks-kafka", "sinks-postgres")
-        settings = through.model_copy(update={"sink_trigger_interval_ms": TRIGGER_INTERVAL_MS})
+        settings = through.replace(sink_trigger_interval_ms=TRIGGER_INTERVAL_MS)
         made: list[SinkProcess] = []
         for number, names in enumerate(self._groups):
             is_last = number == len(self._groups) - 1

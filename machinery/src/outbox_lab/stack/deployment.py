@@ -17,12 +17,6 @@ from outbox_lab.stack.stack import Stack, quiet
 PATIENT_MS = {"connector_poll_interval_ms": 25, "connect_fetch_max_wait_ms": 100, "sink_trigger_interval_ms": 100}
 
 
-def patient(settings: Settings) -> Settings:
-    """Settings of a chain that is idle most of the time. Waits that somebody has set stay as they are."""
-    waits = {name: wait_ms for name, wait_ms in PATIENT_MS.items() if name not in settings.model_fields_set}
-    return settings.model_copy(update=waits)
-
-
 class Deployment:
     """The parts of a project on a stack. Parts that run go on, so every method can be repeated, also as a repair."""
 

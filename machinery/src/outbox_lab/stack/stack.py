@@ -56,7 +56,7 @@ class Stack:
         """The given settings with the ports and passwords that ``up`` chose."""
         chosen = load(self.home, environment=False)
         names = [name.removeprefix(PREFIX).lower() for name in envfile.read(self._given.stack_env_file)]
-        return self._given.model_copy(update={name: getattr(chosen, name) for name in names})
+        return self._given.replace(**{name: getattr(chosen, name) for name in names})
 
     @property
     def parts(self) -> Sequence[str]:

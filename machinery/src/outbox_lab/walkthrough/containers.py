@@ -189,7 +189,7 @@ class Containers(Chain):
 
     def request(self, *, exactly_once: bool) -> None:
         """Write the file of the mode: whole or not at all, because the worker may start at any time."""
-        self._settings = self._configured.model_copy(update={"exactly_once": exactly_once})
+        self._settings = self._configured.replace(exactly_once=exactly_once)
         self._effective = None
         staging = self._mode_file.with_suffix(".new")
         staging.write_text(f"{os.getpid()} {str(exactly_once).lower()}\n")

@@ -33,7 +33,7 @@ class Processes(Chain):
         self.worker, self.broker = (self._deployment.stack.part(name) for name in ("connect", "kafka"))
 
     def request(self, *, exactly_once: bool) -> None:
-        self._deployment.stack = Stack(self.settings.model_copy(update={"exactly_once": exactly_once}))
+        self._deployment.stack = Stack(self.settings.replace(exactly_once=exactly_once))
 
     def start_worker(self, report: Progress) -> None:
         self._deployment.stack.up(["connect"], report=report)
