@@ -11,11 +11,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, get_args
 
 import click
 from outbox.base import project
-from outbox.base.settings import FIELDS, Settings, description, load
+from outbox.base.settings import FIELDS, Settings, load
 from outbox.kafka import topics
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle
@@ -60,9 +60,9 @@ STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that execut
 
 def _with(option: str, setting: str) -> Callable[[F], F]:
     """An option for a setting of the stack."""
-    kind = click.IntRange(1)
+    field, kind = FIELDS[setting], click.IntRange(1)
     return click.option(
-        option, setting, type=kind, default=FIELDS[setting].default, show_default=True, help=description(setting)
+        option, setting, type=kind, default=field.default, show_default=True, help=get_args(field.type)[-1]
     )
 
 

@@ -19,7 +19,7 @@ from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 from outbox.base import project
 from outbox.base.project import Project
-from outbox.base.settings import FIELDS, PREFIX, READ_ELSEWHERE, Secret, description, load
+from outbox.base.settings import FIELDS, PREFIX, READ_ELSEWHERE, Secret, load
 
 from template.tests.paths import ROOT
 
@@ -82,9 +82,13 @@ def _lines() -> Iterator[str]:
         if name in GROUPS:
             yield ""
             yield f"# {GROUPS[name]} ".ljust(80, "-")
-        if comment := "; ".join(filter(None, [description(name), _choices(field)])):
+        if comment := "; ".join(filter(None, [_description(field), _choices(field)])):
             yield from textwrap.wrap(comment, 100, initial_indent="# ", subsequent_indent="# ")
         yield f"# {PREFIX}{name.upper()}={_quoted(_default(field))}"
+
+
+def _description(field: FieldInfo) -> str:
+    return "".join(one for one in getattr(field.type, "__metadata__", ()) if isinstance(one, str))
 
 
 def _choices(field: FieldInfo) -> str:

@@ -20,7 +20,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.kafka.topics import TopicSpec
+from outbox.kafka.spec import TopicSpec
 from outbox.maintenance import prune
 from outbox.maintenance.prune import PruneResult
 from outbox.relay import connectors, lifecycle

@@ -20,7 +20,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import clients, records, topics
 from outbox.kafka.clients import client_config
-from outbox.kafka.topics import TopicSpec
+from outbox.kafka.spec import TopicSpec
 from outbox.maintenance import evidence, retention
 from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors

@@ -14,7 +14,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.kafka.topics import TopicSpec
+from outbox.kafka.spec import TopicSpec
 from outbox.sink.remembering import positions
 from outbox.sink.remembering.positions import Beginning
 from outbox.sink.repair import rewind

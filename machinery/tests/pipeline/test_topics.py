@@ -9,7 +9,7 @@ import pytest
 from outbox.base import wait
 from outbox.base.settings import Settings
 from outbox.kafka import topics
-from outbox.kafka.topics import TopicSpec
+from outbox.kafka.spec import TopicSpec
 from tests.support.topic_reader import delete_topics
 
 PARTITIONS = 300  # so many that a broker knows the topic before it leads all of them

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from outbox.events.schema import Rejection
-from outbox.kafka.records import Header
+from outbox.kafka.spec import Header
 from outbox.sink.decoding.records import DeadRecord, Record
 from tests.items import LESS, UNIT, payload
 from tests.support.made_events import DAY_MS, NOW_MS, Event, uuid7

@@ -23,7 +23,8 @@ from outbox.base.errors import Failure, plural
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.kafka import topics
-from outbox.kafka.topics import Topic, TopicSpec
+from outbox.kafka.spec import TopicSpec
+from outbox.kafka.topics import Topic
 from outbox.migrations import declared
 from outbox.migrations.grants import Database
 from outbox.migrations.migrate import damages, is_current, owner_engine, require_server

@@ -17,10 +17,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psycopg2
-from psycopg2.extensions import connection, make_dsn
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import extensions, psycopg2
 from outbox.base.settings import PREFIX, Role, Settings, SinkRole, SourceRole, password_setting, role_database
 
 Row = Mapping[str, Any]  # by column
@@ -95,14 +93,16 @@ def login(settings: Settings, role: Role) -> dict[str, str | int]:
     return {**parameters, "password": done.stdout.strip()}
 
 
-def connect(settings: Settings, role: Role, **options: str) -> connection:
+def connect(settings: Settings, role: Role, **options: str) -> extensions.connection:
     """A psycopg2 connection as a role, to the database that the role belongs to; with further settings of the session.
 
     Raises Failure naming the server if it refuses the login or is unavailable.
     """
     parameters = login(settings, role)
     try:
-        return psycopg2.connect(make_dsn(None, **parameters, **session(role, **options), application_name="outbox"))
+        return psycopg2.connect(
+            extensions.make_dsn(None, **parameters, **session(role, **options), application_name="outbox")
+        )
     except psycopg2.OperationalError as error:
         name = settings.role_name(role)
         where = f"database {parameters['dbname']} at {parameters['host']}:{parameters['port']} as {name}"
@@ -129,7 +129,7 @@ def query(settings: Settings, role: Role, statement: str, parameters: object = N
         return cursor.fetchall() if cursor.description else []
 
 
-def hang_up(connection: connection) -> None:
+def hang_up(connection: extensions.connection) -> None:
     """Break a connection, also while another thread waits for an answer: that thread gets an error at once.
 
     psycopg2's `close` would wait for the answer too.
@@ -139,7 +139,7 @@ def hang_up(connection: connection) -> None:
             one.shutdown(socket.SHUT_RDWR)
 
 
-def is_cut_off(connection: connection) -> bool:
+def is_cut_off(connection: extensions.connection) -> bool:
     """Whether the server has ended a connection, or its host does not answer keepalives. Sends nothing."""
     if connection.closed:
         return True
@@ -148,7 +148,7 @@ def is_cut_off(connection: connection) -> bool:
     return bool(poll.poll(0))
 
 
-def column_names(connection: connection, relation: str) -> set[str]:
+def column_names(connection: extensions.connection, relation: str) -> set[str]:
     """The columns of a table or view in schema public; none if it does not exist."""
     with connection.cursor() as cursor:
         cursor.execute(COLUMN_NAMES, [f"public.{relation}"])
@@ -208,7 +208,7 @@ def naming(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def database_errors(connection: connection, subject: str, what: str, again: str) -> Iterator[None]:
+def database_errors(connection: extensions.connection, subject: str, what: str, again: str) -> Iterator[None]:
     """Convert psycopg2 errors inside the block to Failure: "SUBJECT: the database WHAT: the server's message".
 
     ``again`` says how to repeat the operation once the cause is fixed. The code is `database-busy` if the cause may

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    import psycopg2
     import pyarrow as pa
     import pyarrow.compute as pc
     import requests
+    from psycopg2 import extensions, extras, sql
 else:
 
     class _Library:
@@ -24,5 +26,7 @@ else:
             return getattr(sys.modules.get(self._name) or importlib.import_module(self._name), name)
 
     np, pa, pc, requests = map(_Library, ("numpy", "pyarrow", "pyarrow.compute", "requests"))
+    psycopg2 = _Library("psycopg2")
+    extensions, extras, sql = map(_Library, ("psycopg2.extensions", "psycopg2.extras", "psycopg2.sql"))
 
-__all__ = ["np", "pa", "pc", "requests"]
+__all__ = ["extensions", "extras", "np", "pa", "pc", "psycopg2", "requests", "sql"]

@@ -88,8 +88,6 @@ ROLE_PREFIX_MAX = NAME_MAX - max(len(f"_{role.value}") for role in (*SourceRole,
 class Secret:
     """A password or a token. Neither `repr`, `str` nor an encoder shows the value."""
 
-    __slots__ = ("_value",)
-
     def __init__(self, value: str) -> None:
         self._value = value
 
@@ -97,9 +95,6 @@ class Secret:
         return self._value
 
     def __repr__(self) -> str:
-        return f"Secret({str(self)!r})"
-
-    def __str__(self) -> str:
         return "**********" if self._value else ""
 
     def __eq__(self, other: object) -> bool:
@@ -339,18 +334,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 SECRET_NAMES = frozenset(name for name, field in FIELDS.items() if isinstance(field.default, Secret))
 # Validated also where their default counts: each is checked against the other.
-PROTOCOL_AND_USERNAME = ("kafka_security_protocol", "kafka_username")
+PROTOCOL, USERNAME = "kafka_security_protocol", "kafka_username"
 # How a text is read; a text that no reader accepts is refused by msgspec.
-SWITCH = {
-    **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
-    **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
-}
+SWITCH = {"t": True, "yes": True, "y": True, "on": True, "f": False, "no": False, "n": False, "off": False}
 READERS: dict[Any, Any] = {int: int, float: float, bool: lambda text: SWITCH[text.lower()]}
-
-
-def description(setting: str) -> str:
-    """What a setting is for; empty if its name says that."""
-    return "".join(one for one in getattr(FIELDS[setting].type, "__metadata__", ()) if isinstance(one, str))
 
 
 def variable(setting: str) -> str:
@@ -412,12 +399,12 @@ def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     values: dict[str, Any] = {}
     refused: list[str] = []
     for name, field in FIELDS.items():
-        if name not in given and field.default is not msgspec.NODEFAULT and name not in PROTOCOL_AND_USERNAME:
+        if name not in given and field.default is not msgspec.NODEFAULT and name not in (PROTOCOL, USERNAME):
             continue
         default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
         try:
             value = _converted(given.get(name, default), field.type)
-            _check(name, value, str(values.get("kafka_security_protocol", "")))
+            _check(name, value, str(values.get(PROTOCOL, "")))
             values[name] = value
         except ValueError as error:
             refused.append(f"{variable(name)}: {error}")
@@ -433,35 +420,25 @@ def _converted(value: Any, kind: Any) -> Any:
     if get_origin(plain) is Literal and value not in get_args(plain):
         raise ValueError(f"Expected one of {', '.join(get_args(plain))}")
     try:
-        return msgspec.convert(value, kind, strict=False, dec_hook=_instance)
+        return msgspec.convert(value, kind, strict=False, dec_hook=lambda of, it: it if isinstance(it, of) else of(it))
     except msgspec.ValidationError as error:
         raise ValueError(str(error).partition(", got ")[0]) from None
 
 
-def _instance(kind: type, value: Any) -> Any:
-    return value if isinstance(value, kind) else kind(value)
-
-
 def _check(name: str, value: Any, protocol: str) -> None:
     """Raises ValueError for a value that has the right type and is wrong."""
-    if value is None and name != "kafka_username":
-        return
-    if name in FILES:
-        # Reported here once, not by each client in words of its own.
-        if not value.is_file() and not (value == SYSTEM_ROOTS and name.endswith("sslrootcert")):
-            raise ValueError(f"there is no file {value}")
-    elif name == "connect_url":
-        # An address is shown in messages, and passed on.
-        if "@" in urlsplit(value).netloc:
-            raise ValueError(f"take user and password out: {PREFIX}CONNECT_USERNAME, {PREFIX}CONNECT_PASSWORD")
-    elif name in ("sink_checkpoints", "sink_lakehouse"):
-        if urlsplit(value).password is not None:
-            raise ValueError(f"take the password out; it belongs into the file of {PREFIX}SPARK_PROPERTIES")
-    elif name == "kafka_username":
+    if name == USERNAME:
         # A client that is given a name and no SASL would leave the name out, and say nothing.
         if protocol and (value is not None) is not protocol.startswith("SASL"):
-            problem = "needs a name" if value is None else "takes no name"
-            raise ValueError(f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol} {problem}")
+            raise ValueError(f"{variable(PROTOCOL)} {protocol} {'needs a' if value is None else 'takes no'} name")
+    elif value is None:
+        return
+    elif name in FILES and not (value.is_file() or (value == SYSTEM_ROOTS and name.endswith("sslrootcert"))):
+        raise ValueError(f"there is no file {value}")  # once, not by each client in words of its own
+    elif name == "connect_url" and "@" in urlsplit(value).netloc:  # an address is shown in messages, and passed on
+        raise ValueError(f"take user and password out: {PREFIX}CONNECT_USERNAME, {PREFIX}CONNECT_PASSWORD")
+    elif name in ("sink_checkpoints", "sink_lakehouse") and urlsplit(value).password is not None:
+        raise ValueError(f"take the password out; it belongs into the file of {PREFIX}SPARK_PROPERTIES")
     elif name == "sink_driver_memory":
         size = re.fullmatch(r"(\d+)([mg])", value, re.IGNORECASE)
         if size is None or int(size[1]) * (1024 if size[2] in "gG" else 1) < DRIVER_MEMORY_MIN_MIB:

@@ -18,6 +18,7 @@ from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale
 from outbox.kafka import topics
 from outbox.kafka.clients import consumer
+from outbox.kafka.spec import Header
 
 # More at once are no faster, and may not fit into memory.
 BATCH_RECORDS = 1_000
@@ -27,7 +28,6 @@ POLL_S = 0.01  # a range that ends with a transaction's marker is known to be re
 SILENCE_TIMEOUT_S = 30.0
 CLOCK_MARGIN = timedelta(minutes=10)  # how far the clocks of source database and brokers may differ
 Within = Mapping[int, tuple[int, int]]  # by partition, the first offset and the last one, which is excluded
-Header = tuple[str, bytes | None]
 
 # confluent-kafka returns a list with gaps and raises an error at once. A call in C notices that always; one in Python
 # may not, once the interpreter has optimised it for being called often, and the process dies at the first gap.

@@ -26,6 +26,7 @@ from outbox.kafka.clients import (
     kafka_errors,
     request_timeout_s,
 )
+from outbox.kafka.spec import TopicSpec
 
 T = TypeVar("T")
 PARTITIONS_OPTION = "`partitions` in aggregate.toml, or OUTBOX_TOPIC_PARTITIONS,"  # says how many a topic has
@@ -45,14 +46,6 @@ class Topic(NamedTuple):
     name: str
     id: str
     partitions: int
-
-
-class TopicSpec(NamedTuple):
-    """A topic to create: with so many partitions and this configuration."""
-
-    name: str
-    partitions: int
-    config: dict[str, str]
 
 
 class TopicIds:

@@ -6,9 +6,8 @@ logs a warning.
 
 from __future__ import annotations
 
-from psycopg2 import extensions
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import extensions
 
 OUTBOX = "outbox"
 # Inserts only: the deletion of a relayed row is no event.

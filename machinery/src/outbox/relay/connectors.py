@@ -22,7 +22,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events import catalog
 from outbox.events.catalog import Catalog
-from outbox.kafka.topics import TopicSpec
+from outbox.kafka.spec import TopicSpec
 from outbox.migrations import publication
 
 Config = dict[str, str]

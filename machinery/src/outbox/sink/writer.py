@@ -10,10 +10,8 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from psycopg2 import extensions
-
 from outbox.base.database import database_errors
-from outbox.base.heavy import pa
+from outbox.base.heavy import extensions, pa
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import asked, fence, positions

@@ -16,7 +16,6 @@ from outbox.commands import table
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog, Finding
 from outbox.events.schema import Column, EventSchema
-from outbox_lab.events import compatibility, examples, payloads, revision
 
 # What SQL reads without quotes, and the columns that each table has beside those of events.
 BARE = re.compile(r"(?!offset\Z)[a-z_][a-z0-9_]*")
@@ -65,6 +64,8 @@ def check(published: str | None, as_json: bool) -> None:
       rule, property (empty if it is not one), message,
       file (in the folder of events, `sink NAME`, or the module of typed payloads)
     """
+    from outbox_lab.events import compatibility, examples, payloads, revision  # which the list does not need
+
     # The topics' names of the project, wherever this runs: the revision knows no environment.
     settings = load(environment=False, topic_prefix=project.current().topic_prefix)
     known = catalog.of_project(settings)
@@ -97,6 +98,8 @@ def types() -> None:
 
     The module is service/payloads.py, or what `payloads` in [tool.outbox] names.
     """
+    from outbox_lab.events import payloads
+
     of = project.current()
     click.echo(f"written: {payloads.write(of, catalog.of_project(load())).relative_to(of.root)}")
 

@@ -16,9 +16,7 @@ from decimal import Decimal
 from itertools import chain
 from typing import Any, NamedTuple
 
-from psycopg2 import extensions, sql
-
-from outbox.base.heavy import np, pa, pc
+from outbox.base.heavy import extensions, np, pa, pc, sql
 from outbox.sink.decoding.values import Type
 
 HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from outbox.kafka.records import Header
+from outbox.kafka.spec import Header
 from outbox.sink.decoding import binary
 from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.decoding.values import Type, table_of

@@ -31,7 +31,7 @@ from outbox.events.values import (
     may_be_deep,
     parse_json,
 )
-from outbox.kafka.records import Header
+from outbox.kafka.spec import Header
 from outbox.sink.decoding.ids import made_at_ms
 from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records, Rows, values_at
 from outbox.sink.decoding.values import convert_all, table_of, types_of

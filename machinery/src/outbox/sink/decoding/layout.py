@@ -16,10 +16,8 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from psycopg2 import sql
-
 from outbox.base.errors import Failure
-from outbox.base.heavy import pa
+from outbox.base.heavy import pa, sql
 from outbox.events.catalog import COLUMNS_MAX, LIMIT, ROW_MAX_BYTES, row_bytes
 from outbox.events.schema import Column
 from outbox.sink.decoding.decoder import RecordDecoder

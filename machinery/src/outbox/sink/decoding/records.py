@@ -6,16 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
-
-from confluent_kafka import Message
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from outbox.base.errors import Failure
 from outbox.base.heavy import pa
 from outbox.base.settings import Settings
 from outbox.events.schema import Rejection
-from outbox.kafka import records
-from outbox.kafka.records import Header, headers_of
+from outbox.kafka.spec import Header
+
+if TYPE_CHECKING:  # below, too: `outbox events` imports this module and reads no topic
+    from confluent_kafka import Message
+
+    from outbox.kafka import records
 
 T = TypeVar("T")
 Place = tuple[int, int]  # partition and offset
@@ -54,6 +56,9 @@ class Records:
     @classmethod
     def of_messages(cls, messages: Sequence[Message]) -> Records:
         """The records of a client."""
+        from confluent_kafka import Message
+
+        from outbox.kafka.records import headers_of
 
         def each(method: Callable[[Message], Any]) -> list[Any]:
             return list(map(method, messages))
@@ -131,6 +136,7 @@ def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def fetcher(settings: Settings) -> Fetch:
     """Fetch from the topics of Kafka."""
+    from outbox.kafka import records
 
     def fetch(topic: str, places: Collection[Place]) -> Iterator[tuple[Place, Record]]:
         missing = set(places)

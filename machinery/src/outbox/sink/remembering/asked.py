@@ -14,10 +14,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from psycopg2 import extensions
-from psycopg2.extras import execute_values
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import extensions, extras
 from outbox.sink.decoding.decoder import RecordDecoder
 
 NAMES_MAX = 1000  # of undeclared events, per sink and topic: any client that writes to a topic chooses them
@@ -117,7 +115,7 @@ def new_names(recorded: Collection[str], events: Iterable[str], declared: Collec
 def record(cursor: extensions.cursor, sink: str, topic: str, events: Collection[str]) -> None:
     """Record events by name, in the transaction that moves the positions past them."""
     if events:
-        execute_values(cursor, RECORD, [(sink, topic, event) for event in events])
+        extras.execute_values(cursor, RECORD, [(sink, topic, event) for event in events])
 
 
 def _changes(

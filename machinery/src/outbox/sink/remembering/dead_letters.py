@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from psycopg2 import extensions, sql
-from psycopg2.extras import execute_values
-
+from outbox.base.heavy import extensions, extras, sql
 from outbox.events.schema import Rejection
 from outbox.sink.decoding import binary, dead_records
 from outbox.sink.decoding.batch import Chunk
@@ -202,7 +200,7 @@ def insert_rejected(
             event_id, version_of_event, rejection = new[partition, offset]
             dead = DeadRecord(partition, offset, record, event_id, rejection)
             rows.append((sink, event_id, topic_id, topic, *dead_records.columns(dead), True, version_of_event))
-        execute_values(cursor, INSERT_REJECTED, rows, page_size=len(rows))
+        extras.execute_values(cursor, INSERT_REJECTED, rows, page_size=len(rows))
     return len(known) + len(new)
 
 
@@ -300,7 +298,9 @@ def update_reasons(cursor: extensions.cursor, sink: str, rejections: Mapping[str
     """Write why letters are invalid now, by identity."""
     rows = [(name, *rejection) for name, rejection in sorted(rejections.items())]
     if rows:
-        execute_values(cursor, UPDATE_REASONS, rows, template=cursor.mogrify("(%s, %%s, %%s, %%s)", (sink,)).decode())
+        extras.execute_values(
+            cursor, UPDATE_REASONS, rows, template=cursor.mogrify("(%s, %%s, %%s, %%s)", (sink,)).decode()
+        )
 
 
 def in_chunks(

@@ -17,10 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import psycopg2
-from psycopg2 import extensions
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import extensions, psycopg2
 
 Holder = tuple[str, int, str]  # address, backend and start of a driver's connection
 

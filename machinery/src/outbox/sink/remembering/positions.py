@@ -16,10 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from psycopg2 import extensions
-from psycopg2.extras import execute_values
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import extensions, extras
 from outbox.base.settings import Settings
 
 Offsets = Mapping[int, int]  # by partition
@@ -108,7 +106,7 @@ def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> No
 def write(cursor: extensions.cursor, sink: str, topic: str, topic_id: str, end: Offsets) -> None:
     """Move the positions forward, in the caller's transaction. A re-read does not move them back."""
     rows = [(sink, topic, partition, topic_id, offset) for partition, offset in sorted(end.items())]
-    execute_values(cursor, UPSERT, rows)
+    extras.execute_values(cursor, UPSERT, rows)
 
 
 class Beginning(NamedTuple):
@@ -130,7 +128,7 @@ def start_generation(cursor: extensions.cursor, sink: str, offsets: TopicOffsets
         for topic, of_topic in sorted(offsets.items())
         for partition, offset in sorted(of_topic.items())
     ]
-    execute_values(cursor, INSERT_BEGINNING, rows)
+    extras.execute_values(cursor, INSERT_BEGINNING, rows)
     return int(generation)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from psycopg2 import extensions
-
 from outbox.base.errors import Failure
+from outbox.base.heavy import extensions
 from outbox.base.settings import Settings
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.decoding.records import Fetch

@@ -12,10 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from psycopg2 import extensions, sql
-
 from outbox.base.database import naming
 from outbox.base.errors import Failure
+from outbox.base.heavy import extensions, sql
 from outbox.sink.applying.projection import Projection, load
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded

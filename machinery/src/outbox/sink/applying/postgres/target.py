@@ -14,9 +14,7 @@ import time
 from collections.abc import Sequence
 from datetime import date
 
-from psycopg2 import extensions
-
-from outbox.base.heavy import pa
+from outbox.base.heavy import extensions, pa
 from outbox.base.settings import Settings
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of

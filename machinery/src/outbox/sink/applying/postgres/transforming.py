@@ -14,10 +14,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 
-from psycopg2 import extensions
-
 from outbox.base.errors import Failure
-from outbox.base.heavy import pa, pc
+from outbox.base.heavy import extensions, pa, pc
 from outbox.events.schema import Column, SqlType
 from outbox.events.values import NOT_JSON, NUL, convert, decode
 from outbox.sink.applying.postgres.applier import Known, PostgresApplier, names
