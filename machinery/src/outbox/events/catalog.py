@@ -28,7 +28,7 @@ from outbox.events.schema import PERSONAL, Column, EventSchema, SqlType
 from outbox.events.upcasting import Upcaster
 
 if TYPE_CHECKING:
-    from outbox.base.settings import Settings  # `append` works without pydantic
+    from outbox.base.settings import Settings  # `append` works without python-dotenv
 
 AGGREGATE_FILE = "aggregate.toml"
 # A type that ends in `.v1` would look like a version of another type.
