@@ -8,7 +8,7 @@ import click
 
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.relay import connectors, lifecycle
+from outbox.relay import connectors
 
 kind_argument = click.argument(
     "kind",
@@ -27,6 +27,8 @@ def connect() -> None:
 @kind_argument
 def apply(kind: str) -> None:
     """Create the topics that are missing, and create or update the connector. Existing topics are not changed."""
+    from outbox.relay import lifecycle  # with clients of Kafka and Postgres, which `render` does not need
+
     settings = load()
     connector = connectors.load(settings, kind)
     done = lifecycle.apply(settings, connector, lambda: click.echo(lifecycle.released(connector)))
@@ -38,6 +40,8 @@ def apply(kind: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def status(kind: str, as_json: bool) -> None:
     """Show the states of connector and task, and the effective exactly-once mode. Status 1 if it does not run."""
+    from outbox.relay import lifecycle
+
     settings = load()
     connector = connectors.load(settings, kind)
     found = lifecycle.status(settings, connector)
@@ -70,6 +74,8 @@ def render(kind: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def remove(kind: str, drop_slot: bool, yes: bool) -> None:
     """Remove the connector. Without --drop-slot its slot stays and retains the write-ahead log until `apply`."""
+    from outbox.relay import lifecycle
+
     settings = load()
     connector = connectors.load(settings, kind)
     if not yes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outbox.base.errors import Failure
 from outbox.base.heavy import extensions
@@ -11,7 +12,9 @@ from outbox.base.settings import Settings
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed
-from outbox.sink.writer import Applier, SinkWriter
+
+if TYPE_CHECKING:
+    from outbox.sink.writer import Applier, SinkWriter
 
 
 class LakehouseTarget(Target):
