@@ -148,7 +148,7 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def migrated(library: Library) -> Library:
     """With the roles and the table of the page, and the service's next migration."""
     for _ in range(2):  # to be repeated for a change of passwords
-        library.run(block("psql -X -d postgres"))
+        library.run(block("outbox roles --only source"))
     first, second = (library.run(block("outbox migrate")) for _ in range(2))
     assert "applied source_machinery_0001" in first
     assert "added book.lent.v1, book.returned.v1" in first
