@@ -65,7 +65,7 @@ class Statement:
         """Replay letters, as the command does."""
         known = {self.name: spec_with(STRATEGIES[self.name], self.projections)}
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=self.name, **filters).choose(connection)  # type: ignore[arg-type]
+            chosen = Selection(sink=self.name, **filters).choose(connection, with_parked=True)  # type: ignore[arg-type]
             return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(self.name, Replayed())
 
     def lines(self) -> dict[str, list[int]]:
@@ -127,6 +127,15 @@ def test_they_are_replayed_behind_it(statement: Statement) -> None:
     statement.sink.apply(batch(one[4:], start=4))
     assert statement.lines() == {nth_key(0): [1, 2, 3, 4, 5, 6]}
     assert statement.reasons() == []
+
+
+def test_two_bad_ones_of_a_key_are_replayed_with_those_between_them(statement: Statement) -> None:
+    one = of_key(0)
+    statement.set(unwelcome=[one[0], one[2]])
+    statement.sink.apply(batch(one[:5]))
+    statement.set(unwelcome=[])
+    assert statement.replay(reason="unwelcome") == Replayed(applied=5)
+    assert statement.lines() == {nth_key(0): [1, 2, 3, 4, 5]}
 
 
 def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement) -> None:

@@ -174,7 +174,7 @@ def test_checkpoints_that_cannot_be_are_one_line(relaying: Secured) -> None:
     done = run(relaying, "sink", "--until-caught-up", OUTBOX_SINK_CHECKPOINTS="nosuch://bucket/checkpoints")
     assert done.returncode == 1
     line = done.stderr.splitlines()[-1]
-    assert line.startswith("outbox: checkpoint nosuch://bucket/checkpoints/dedup: ")
+    assert line.startswith("outbox: checkpoint nosuch://bucket/checkpoints/dedup")
     assert line.endswith(" — correct OUTBOX_SINK_CHECKPOINTS")
 
 

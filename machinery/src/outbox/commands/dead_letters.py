@@ -115,7 +115,7 @@ def replay_command(*, is_all: bool, older_than_horizon: bool, **chosen: Any) -> 
     if chosen["sink"] is not None:
         discovery.chosen(settings, chosen["sink"])  # raises Failure for an unknown name
     elsewhere = [name for name, spec in known.items() if spec.target.is_elsewhere]
-    with _to_repair(settings, chosen, is_all, elsewhere) as (connection, letters):
+    with _to_repair(settings, chosen, is_all, elsewhere, with_parked=True) as (connection, letters):
         done = replay.replay(
             connection,
             known,
@@ -172,14 +172,19 @@ def _reading(settings: Settings) -> Iterator[extensions.connection]:
 
 @contextmanager
 def _to_repair(
-    settings: Settings, chosen: Mapping[str, Any], is_all: bool, elsewhere: Sequence[str] = ()
+    settings: Settings,
+    chosen: Mapping[str, Any],
+    is_all: bool,
+    elsewhere: Sequence[str] = (),
+    *,
+    with_parked: bool = False,
 ) -> Iterator[tuple[extensions.connection, list[Chosen]]]:
     """The chosen dead letters, and a connection to work on them. Wrong usage without any filter."""
     if not (is_all or any(chosen.values())):
         raise click.UsageError("Choose dead letters by an option, or use --all.")
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         with _errors(connection):
-            letters = _selection(chosen, elsewhere).choose(connection)
+            letters = _selection(chosen, elsewhere).choose(connection, with_parked=with_parked)
         yield connection, letters
 
 

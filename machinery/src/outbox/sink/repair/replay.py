@@ -111,12 +111,20 @@ class Selection:
     # replayed letters of these sinks pass the filter for open ones.
     elsewhere: Sequence[str] = ()
 
-    def choose(self, connection: extensions.connection) -> list[Chosen]:
-        """The letters, sink by sink, topic by topic, and in the order of the topic."""
+    def choose(self, connection: extensions.connection, *, with_parked: bool = False) -> list[Chosen]:
+        """The letters, sink by sink, topic by topic, and in the order of the topic. ``with_parked`` adds those that are
+        parked behind any letter of the same key: a letter may wait for them.
+        """
+        condition = self._condition
+        if with_parked:
+            condition += (
+                f" OR status = 'open' AND reason = '{PARKED}' AND (sink, topic, key) IN"  # noqa: S608
+                f" (SELECT sink, topic, key FROM public.dead_letters WHERE {condition})"
+            )
         with connection, connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT sink, topic, topic_id, identity, {SIZE_BYTES}, status = 'open' "  # noqa: S608
-                f"FROM public.dead_letters WHERE {self._condition} "
+                f"FROM public.dead_letters WHERE {condition} "
                 "ORDER BY sink, topic, min(first_seen_at) OVER (PARTITION BY sink, topic, topic_id), topic_id, "
                 'partition, "offset"',
                 self._parameters,
