@@ -95,7 +95,7 @@ class Seen:
     def replay(self, **filters: Any) -> Replayed:
         """Replay open letters, as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=NAME, **filters).choose(connection)
+            chosen = Selection(sink=NAME, **filters).choose(connection, with_parked=True)
             known = {NAME: self.spec}
             return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
 

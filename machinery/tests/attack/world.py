@@ -450,7 +450,7 @@ class World:
     def replay(self, selection: Selection, *, is_older: bool = False) -> dict[str, int]:
         """Replay letters as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = selection.choose(connection)
+            chosen = selection.choose(connection, with_parked=True)
             found = replay.replay(
                 connection, {NAME: self.spec}, chosen, applier_of=self._applier, older_than_horizon=is_older
             )

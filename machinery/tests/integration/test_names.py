@@ -117,7 +117,7 @@ class Names:
 
     def replay(self) -> Replayed:
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=self.spec.name).choose(connection)
+            chosen = Selection(sink=self.spec.name).choose(connection, with_parked=True)
             return replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)[
                 self.spec.name
             ]

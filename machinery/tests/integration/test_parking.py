@@ -129,15 +129,6 @@ def test_they_are_replayed_behind_it(statement: Statement) -> None:
     assert statement.reasons() == []
 
 
-def test_two_bad_ones_of_a_key_are_replayed_with_those_between_them(statement: Statement) -> None:
-    one = of_key(0)
-    statement.set(unwelcome=[one[0], one[2]])
-    statement.sink.apply(batch(one[:5]))
-    statement.set(unwelcome=[])
-    assert statement.replay(reason="unwelcome") == Replayed(applied=5)
-    assert statement.lines() == {nth_key(0): [1, 2, 3, 4, 5]}
-
-
 def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement) -> None:
     one = of_key(0)
     statement.set(unwelcome=[one[0]])

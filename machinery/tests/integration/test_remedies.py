@@ -14,7 +14,6 @@ from outbox.audit.source import snapshot
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.maintenance import prune
-from outbox.migrations.declared import CONSTRAINTS
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, slot
 from outbox_lab.stack.postgres import Postgres
@@ -23,7 +22,8 @@ from outbox_lab.testing.helpers import query
 
 HOPS = ("source-db", "slot", "sink-db")
 FITS = "columns_fit_a_record"
-CHECK = f"{CONSTRAINTS[FITS]} NOT ENFORCED"
+CHECK = "CHECK (true)"
+SKIPS_SINCE = 18  # the version of Postgres that reads over what was written without the publication
 COLUMNS = "id, aggregatetype, aggregateid, type, payload"
 POLICY = """
 ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
@@ -123,6 +123,10 @@ def test_a_repaired_publication_does_not_relay_what_was_written_before(slotted: 
         "SELECT data FROM pg_logical_slot_peek_binary_changes"
         f"('{slotted.connector}', NULL, NULL, 'proto_version', '1', 'publication_names', 'outbox')"
     )
+    if damage.startswith("DROP") and slotted.stack_postgres_version < SKIPS_SINCE:
+        with pytest.raises(psycopg2.errors.UndefinedObject, match='publication "outbox" does not exist'):
+            query(slotted, read, SourceRole.CDC)
+        return
     sent = [bytes(data) for (data,) in query(slotted, read, SourceRole.CDC)]
     assert sum(data[:1] == b"I" and b"received" in data and b"{}" in data for data in sent) == 1
 

@@ -34,7 +34,7 @@ def seen(databases: Settings, tmp_path: Path) -> Seen:
 def run_replay(seen: Seen, *meanwhile: Record) -> Replayed:
     """Replay the unreadable event with what is parked behind it. When they are chosen, the sink applies others."""
     with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(reason="schema violation").choose(connection)
+        chosen = Selection(reason="schema violation").choose(connection, with_parked=True)
         seen.apply(TOPIC, *meanwhile)
         known = {seen.spec.name: seen.spec}
         (done,) = replay.replay(connection, known, chosen, applier_of=PostgresApplier).values()

@@ -96,7 +96,7 @@ def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, po
     wider = chain.replace(topic_partitions=5)
     assert problems(wider) == {"kafka": ["partitions-differ"]}
     assert diagnosed(wider, "partitions-differ").message == f"topic {topic_of(chain)} has 4 partitions, 5 are declared"
-    assert "item/aggregate.toml to 4" in str(diagnosed(wider, "partitions-differ").remedy)
+    assert "aggregate.toml, or OUTBOX_TOPIC_PARTITIONS, to 4" in str(diagnosed(wider, "partitions-differ").remedy)
 
     other_mode = chain.replace(exactly_once=False)
     assert problems(other_mode) == {"connector": ["delivery-differs"]}

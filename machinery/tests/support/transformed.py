@@ -55,6 +55,6 @@ def run(
 def run_replay(settings: Settings, spec: SinkSpec) -> Replayed:
     """Replay the sink's open letters, as the command does."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink=spec.name).choose(connection)
+        chosen = Selection(sink=spec.name).choose(connection, with_parked=True)
         found = replay.replay(connection, {spec.name: spec}, chosen, applier_of=lambda one: applier(settings, one))
         return found.get(spec.name, Replayed())

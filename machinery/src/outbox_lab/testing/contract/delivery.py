@@ -72,7 +72,7 @@ class Delivery:
         """Replay what was set aside, as `outbox dead-letters replay` does."""
         self.close()
         with self._database.connection(SinkRole.WRITER, self._now) as connection:
-            chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(connection)
+            chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(connection, with_parked=True)
             replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)
 
     def rebuild(self, placed: Sequence[Placed]) -> None:
