@@ -157,7 +157,7 @@ def test_a_command_prints_the_password_at_each_connection(
 
 
 def test_a_command_that_prints_no_password_is_told(template: Settings, tmp_path: Path) -> None:
-    for command in ("false", str(tmp_path / "missing"), "sh -c 'echo no token here >&2; exit 3'"):
+    for command in ("false", str(tmp_path / "missing"), "sh -c 'echo no token here >&2; exit 3'", "sh 'open", ""):
         settings = template.replace(db_password_command=command)
         with raises("password-command-failed", "OUTBOX_DB_PASSWORD_COMMAND"):
             connect(settings, SinkRole.WRITER)

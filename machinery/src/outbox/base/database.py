@@ -74,19 +74,25 @@ def login(settings: Settings, role: Role) -> dict[str, str | int]:
     Raises Failure `password-command-failed` if that does not end well within PASSWORD_TIMEOUT_S.
     """
     parameters = settings.dsn(role)
-    if settings.db_password_command is None:
+    command = settings.db_password_command
+    if command is None:
         return parameters
-    words = shlex.split(settings.db_password_command)
     given = {"PGHOST": "host", "PGPORT": "port", "PGUSER": "user", "PGDATABASE": "dbname"}
     environment = {**os.environ, **{name: str(parameters[parameter]) for name, parameter in given.items()}}
     try:
         done = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=PASSWORD_TIMEOUT_S, check=True
+            shlex.split(command),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PASSWORD_TIMEOUT_S,
+            check=True,
         )
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().rpartition("\n")[2]
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:  # quotes count too
+        printed = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        said = (printed or str(error)).strip().rpartition("\n")[2]
         raise Failure(
-            f"{words[0]} prints no password of {parameters['user']}: {said}",
+            f"the command prints no password of {parameters['user']}: {said}",
             f"correct {PREFIX}DB_PASSWORD_COMMAND",
             code="password-command-failed",
         ) from error

@@ -49,7 +49,7 @@ SELECT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
 
 
 class Server(NamedTuple):
-    """What a server has before; as a rule nothing."""
+    """The state of a server before the statements. A fresh server has nothing of ours."""
 
     is_superuser: bool = False  # the administrator
     roles: Sequence[str] = ()
@@ -160,7 +160,7 @@ def printed(settings: Settings, database: Database) -> Iterator[str]:
 
 
 def verifier(password: str, role: str) -> str:
-    """What a server keeps of a password: it can check a login by SCRAM with it, and nobody can log in with it.
+    """The SCRAM verifier of a password. A server checks logins with it, and nobody can log in with it.
 
     Raises Failure for a password that is empty or not ASCII: others would need SASLprep (RFC 4013).
     """

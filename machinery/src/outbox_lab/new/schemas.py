@@ -137,7 +137,7 @@ def key_type(of: Aggregate) -> str:
 def _event(of: str, type_: str, every: Sequence[Property], number: int) -> dict[Path, str]:
     """The schema of version 1, with an example. ``number``: how many events of the aggregate type come before."""
     if not catalog.TYPE.fullmatch(type_):
-        remedy = "begin with a letter; use letters, digits, _, . and -"
+        remedy = "begin with a letter; then letters, digits and the characters _ . - may follow"
         raise unusable(f"event type {type_!r}", "it is not a valid name", remedy)
     names = [one.name for one in every]
     if twice := [name for name in names if names.count(name) > 1]:

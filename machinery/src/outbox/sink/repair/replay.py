@@ -112,8 +112,8 @@ class Selection:
     elsewhere: Sequence[str] = ()
 
     def choose(self, connection: extensions.connection, *, with_parked: bool = False) -> list[Chosen]:
-        """The letters, sink by sink, topic by topic, and in the order of the topic. ``with_parked`` adds those that are
-        parked behind any letter of the same key: a letter may wait for them.
+        """The letters, sink by sink, topic by topic, and in the order of the topic. ``with_parked`` adds the
+        parked letters of the same keys, because a chosen letter may have to wait for one of them.
         """
         condition = self._condition
         if with_parked:
@@ -274,9 +274,9 @@ def _replay(
 def _follow(
     connection: extensions.connection, applier: Applier, spec: SinkSpec, topic: str, dealt_with: set[str]
 ) -> Replayed:
-    """Replay what is parked behind these letters of a topic, each letter once, in transactions of its own.
+    """Replay the letters that are parked behind these letters of a topic, each once, in further transactions.
 
-    In the last one, with the sink's lock, there is nothing left that the sink could park the next event behind.
+    In the last transaction, with the sink's lock, there is nothing left that the sink could park the next event behind.
     """
     names = {"sink": spec.name, "topic": topic, "parked": PARKED, "bytes_max": CHUNK_BYTES}
     done = Replayed()
