@@ -36,6 +36,8 @@ class Project:
     """The topic of an aggregate type is called ``<topic-prefix>.<aggregate type>``, unless it has a name of its own."""
     connector: str = "outbox"
     """The Debezium connector and its replication slot. Projects that share a Postgres server need different names."""
+    cloudevents_source: str = ""
+    """The beginning of the source of events as CloudEvents; without it, records have no headers of CloudEvents."""
     service: str = "service.app:create_app"
     """The function that makes the WSGI application, as ``module:function``; without arguments."""
     sinks: tuple[str, ...] = ()

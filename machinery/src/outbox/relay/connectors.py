@@ -24,6 +24,7 @@ from outbox.events import catalog
 from outbox.events.catalog import Catalog
 from outbox.kafka.spec import TopicSpec
 from outbox.migrations import publication
+from outbox.relay import cloudevents
 
 Config = dict[str, str]
 
@@ -103,8 +104,9 @@ def kinds() -> list[str]:
 def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     """The connector of a file, with each ``${settings:NAME}`` in it replaced.
 
-    The outbox's also gets a router for each aggregate that has a topic of its own. Raises Failure if it reads another
-    table or publication than `outbox migrate` makes, or if something else writes an aggregate's topic.
+    The outbox's also gets a router for each aggregate that has a topic of its own, and headers of CloudEvents if the
+    project names their source. Raises Failure if it reads another table or publication than `outbox migrate` makes, or
+    if something else writes an aggregate's topic.
 
     A line is left out if its setting has no value. Other references, such as ``${secrets:KEY}`` of a password, stay: a
     config provider of the worker resolves them, so no configuration has a secret, nor the config topic.
@@ -138,7 +140,9 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
                 f'write "{key}": "{made}"',
                 code="connector-wrong",
             )
-    events = catalog.of_project(settings)
+    events, source = catalog.of_project(settings), project.current().cloudevents_source
+    if source:
+        config = cloudevents.add_headers(config, source, {name: topic_of(config, name) for name in events.aggregates})
     connector = Connector(kind, config["slot.name"], tuple(events.topics), add_routers(config, events))
     _require_own_topics(settings, connector, events)
     return connector

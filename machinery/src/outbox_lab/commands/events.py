@@ -1,10 +1,11 @@
-"""outbox events: list what is declared, check examples, upcasters and edits, and write typed payloads."""
+"""outbox events: list what is declared, check it, write typed payloads, and show others what is published."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,8 @@ from outbox.commands import table
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog, Finding
 from outbox.events.schema import Column, EventSchema
+from outbox_lab.events import consumers
+from outbox_lab.events.consumers import Consumers
 
 # What SQL reads without quotes, and the columns that each table has beside those of events.
 BARE = re.compile(r"(?!offset\Z)[a-z_][a-z0-9_]*")
@@ -38,9 +41,9 @@ def events(context: click.Context, as_json: bool) -> None:
         return
     settings = load()
     known = catalog.of_project(settings)
-    consumers, notes = _consumers(settings, known)
+    found = consumers.of_project(settings, known)
     rows = [
-        _row(aggregate, versions, consumers)
+        _row(aggregate, versions, found)
         for aggregate in known.aggregates.values()
         for versions in aggregate.events.values()
     ]
@@ -48,7 +51,7 @@ def events(context: click.Context, as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
     else:
         click.echo(table(HEADINGS, [*map(_cells, rows)]) if rows else "no events are declared")
-    for note in notes:
+    for note in found.notes:
         click.echo(f"note: {note}", err=True)
 
 
@@ -105,6 +108,27 @@ def types() -> None:
 
 
 @events.command()
+@click.option("--asyncapi", metavar="[FILE]", is_flag=False, flag_value="-", help="Write an AsyncAPI 3.0 document.")
+@click.option("--html", metavar="[FILE]", is_flag=False, flag_value="-", help="Write one page for people.")
+def export(asyncapi: str | None, html: str | None) -> None:
+    """Write the declared events for others: as AsyncAPI, as a page, or both. Without FILE, to standard output."""
+    from outbox_lab.events import page
+    from outbox_lab.events.asyncapi import document
+
+    if asyncapi == html:  # neither, or both to one place
+        raise click.UsageError("Name --asyncapi or --html; for both, name two files.")
+    settings, of = load(environment=False, topic_prefix=project.current().topic_prefix), project.current()
+    known = catalog.of_project(settings)
+    if asyncapi is not None:
+        _write(asyncapi, f"{json.dumps(document(of, known), indent=2, ensure_ascii=False)}\n")
+    if html is not None:
+        found = consumers.of_project(settings, known)
+        _write(html, f"{page.render(of, known, found)}\n")
+        for note in found.notes:
+            click.echo(f"note: {note}", err=True)
+
+
+@events.command()
 @click.argument("sink")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 def columns(sink: str, as_json: bool) -> None:
@@ -137,46 +161,37 @@ def columns(sink: str, as_json: bool) -> None:
         click.echo(table(headings, [(*row[:3], "yes" if row[3] else "") for row in rows]))
 
 
+def _write(file: str, text: str) -> None:
+    """Write a text into a file, and say so; for ``-``, print it."""
+    if file == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(file).write_text(text, "utf-8")
+    except OSError as error:
+        raise Failure(
+            f"{file} cannot be written: {error.strerror}", "name a file in an existing folder", code="file-not-written"
+        ) from None
+    click.echo(f"written: {file}")
+
+
 def _of_sinks(settings: Settings) -> tuple[list[Finding], str | None]:
     """The problems of the project's sinks; and why its sinks are unknown, if it has none here."""
     try:
         from outbox_lab.events import examination
     except ImportError as error:  # beside a service, the libraries of sinks may not be installed
-        return [], f"the sinks are not checked: {_line(error)}"
+        return [], f"the sinks are not checked: {consumers.line(error)}"
     try:
         return examination.examine(settings), None
     except Failure as failure:
         if failure.code == "sinks-package-missing":
-            return [], f"no sinks are checked: {_line(failure)}"
-        return [Finding(failure.code, "sinks", "", _line(failure))], None
+            return [], f"no sinks are checked: {consumers.line(failure)}"
+        return [Finding(failure.code, "sinks", "", consumers.line(failure))], None
     except Exception as error:  # the project's own code
-        return [Finding("sinks-unusable", "sinks", "", f"the sinks cannot be loaded: {_line(error)}")], None
+        return [Finding("sinks-unusable", "sinks", "", f"the sinks cannot be loaded: {consumers.line(error)}")], None
 
 
-def _consumers(settings: Settings, known: Catalog) -> tuple[dict[str, list[str]], list[str]]:
-    """By the name of each version of an event, the sinks that take it; and why some are not known."""
-    found: dict[str, list[str]] = {}
-    try:
-        from outbox.sink import discovery
-
-        jobs = discovery.jobs(settings)
-    except Exception as error:  # the project's own code, or a library that is not installed beside the service
-        return found, [f"the sinks cannot be loaded: {_line(error)}"]
-    notes = []
-    for job in jobs:
-        try:
-            wanted = known.wanted(job.events)
-        except Failure as failure:
-            notes.append(f"sink {job.name}: {failure}")
-            continue
-        for schema in [schema for one in wanted for schema, _ in one.accepts.values()]:
-            found.setdefault(schema.name, []).append(job.name)
-    return found, notes
-
-
-def _row(
-    aggregate: Aggregate, versions: Mapping[int, EventSchema], consumers: Mapping[str, list[str]]
-) -> dict[str, Any]:
+def _row(aggregate: Aggregate, versions: Mapping[int, EventSchema], found: Consumers) -> dict[str, Any]:
     return {
         "aggregate": aggregate.name,
         "topic": aggregate.topic,
@@ -188,7 +203,7 @@ def _row(
             {
                 "version": version,
                 "deprecated": schema.is_deprecated,
-                "consumers": consumers.get(schema.name, []),
+                "consumers": [job.name for job in found.by_version.get(schema.name, ())],
             }
             for version, schema in versions.items()
         ],
@@ -224,8 +239,3 @@ def _summary(known: Catalog, published: str | None) -> str:
     unpublished = [name for name, aggregate in known.aggregates.items() if not aggregate.published]
     left_out = f"; not published, not compared: {', '.join(unpublished)}" if unpublished else ""
     return f"{done}; no edit since {published} breaks a reader{left_out}"
-
-
-def _line(error: Exception) -> str:
-    text = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())
