@@ -24,6 +24,7 @@ class Repository:
 
     def __init__(self, root: Path) -> None:
         self.root, self.home = root, root / "home"
+        self.code = ""  # of the failure of the last run
         root.mkdir()
         self.write("pyproject.toml", TOML)
         self.events = Events(root / "connect" / "events")
@@ -65,6 +66,7 @@ class Repository:
             catalog.load.cache_clear()
             done = CliRunner().invoke(cli.outbox, ["events", *arguments])
         failure = done.exception
+        self.code = failure.code if isinstance(failure, Failure) else ""
         if failure is not None and not isinstance(failure, Failure | SystemExit):
             raise failure
         stderr = done.stderr + (f"outbox: {failure}\n" if isinstance(failure, Failure) else "")

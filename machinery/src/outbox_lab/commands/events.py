@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -126,6 +127,34 @@ def export(asyncapi: str | None, html: str | None) -> None:
         _write(html, f"{page.render(of, known, found)}\n")
         for note in found.notes:
             click.echo(f"note: {note}", err=True)
+
+
+@events.command()
+@click.option("--registry", "url", metavar="URL", envvar="SCHEMA_REGISTRY_URL", required=True, show_envvar=True)
+@click.option("--check", "check_first", is_flag=True, help="Publish nothing unless all is compatible.")
+@click.option("--dry-run", is_flag=True, help="Say what would be published, and publish nothing.")
+def publish(url: str, check_first: bool, dry_run: bool) -> None:
+    """Publish the schemas of events to a schema registry, by the REST API of Confluent's: what it has stays as it is.
+
+    Each version of an event has a subject, TOPIC-AGGREGATE.EVENT.vN. Events with `published = false` are left out. The
+    login is SCHEMA_REGISTRY_USER_INFO=NAME:PASSWORD, or SCHEMA_REGISTRY_TOKEN. Status 1 if a schema is refused.
+    """
+    from outbox_lab.events import registry
+
+    known = catalog.of_project(load(environment=False, topic_prefix=project.current().topic_prefix))
+    server = registry.Registry(url, registry.login(os.environ))
+    for aggregate in [name for name, one in known.aggregates.items() if not one.published]:
+        click.echo(f"note: {aggregate} is left out: published = false", err=True)
+    refused = []
+    for one in registry.publish(server, registry.subjects(known), dry_run=dry_run, check=check_first):
+        click.echo(f"{one.status:<10} {one.subject}{f': {one.reason}' if one.reason else ''}")
+        refused += [one] if one.reason else []
+    if refused:
+        raise Failure(
+            f"the registry refuses {plural(len(refused), 'schema')}; first: {refused[0].subject}: {refused[0].reason}",
+            "declare a new version, or change the compatibility of the subject in the registry",
+            code="schemas-refused",
+        )
 
 
 @events.command()

@@ -1,0 +1,151 @@
+"""`outbox events publish` to a real registry: what it gets, what stays as it is, what it refuses, who may write."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from outbox_lab.events import registry
+from outbox_lab.testing.homes import Homes
+from tests.support.declared import EXAMPLE, payload
+from tests.support.event_project import TOML, Repository
+from tests.support.schema_registry import TIMEOUT_S, Apicurio, door
+
+USER, TOKEN = "ada:hunter2", "a-token"
+COMMON = {"$defs": {"label": {"type": "string", "maxLength": 9}}}
+LABEL = {"label": {"$ref": "../common.schema.json#/$defs/label"}}
+
+
+@pytest.fixture(scope="module")
+def server(homes: Homes) -> Iterator[Apicurio]:
+    """A registry that refuses what is not backward compatible."""
+    made = Apicurio(homes.new("registry"))
+    made.start()
+    answer = requests.put(f"{made.url}/config", json={"compatibility": "BACKWARD"}, timeout=TIMEOUT_S)
+    assert answer.ok, answer.text
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """A project with topics of its own: four versions of events on two topics, and one that is not published."""
+    made = Repository(tmp_path / "project")
+    made.write("pyproject.toml", TOML.replace("shop", f"shop-{tmp_path.name}"))
+    made.events.write("common.schema.json", COMMON)
+    made.events.aggregate(
+        "order", placed_v1=payload(examples=[EXAMPLE]), placed_v2=payload(LABEL, ("label",)), paid_v1=payload()
+    )
+    made.events.aggregate("refund", given_v1=payload())
+    made.events.aggregate("draft", 'key = "id"\npublished = false\n', made_v1=payload())
+    return made
+
+
+def published(server: Apicurio, repository: Repository, *options: str, **variables: str) -> list[list[str]]:
+    """Status and subject, without its prefix, of each line of a run that succeeds."""
+    done = repository.run("publish", "--registry", server.url, *options, **variables)
+    assert (done.returncode, done.stderr) == (0, "note: draft is left out: published = false\n")
+    return [[status, subject.partition(".")[2]] for status, subject in map(str.split, done.stdout.splitlines())]
+
+
+def refused(server: Apicurio, repository: Repository, *options: str) -> tuple[list[str], str]:
+    """Statuses of a run that must fail, and its last line."""
+    done = repository.run("publish", "--registry", server.url, *options)
+    assert (done.returncode, repository.code) == (1, "schemas-refused"), done.stderr
+    return [line.split()[0] for line in done.stdout.splitlines()], done.stderr.splitlines()[-1]
+
+
+def subjects(server: Apicurio, repository: Repository) -> dict[str, list[Any]]:
+    """The schemas of the subjects of a project, the oldest first."""
+
+    def get(path: str) -> Any:
+        return requests.get(f"{server.url}/subjects{path}", timeout=TIMEOUT_S).json()
+
+    prefix = (repository.root / "pyproject.toml").read_text().partition('topic-prefix = "')[2].partition('"')[0]
+    return {
+        name: [json.loads(get(f"/{name}/versions/{version}")["schema"]) for version in get(f"/{name}/versions")]
+        for name in sorted(get(""))
+        if name.startswith(f"{prefix}.")
+    }
+
+
+NAMES = [
+    "order-order.paid.v1",
+    "order-order.placed.v1",
+    "order-order.placed.v2",
+    "refund-refund.given.v1",
+]
+
+
+def test_each_version_has_a_subject_and_a_second_run_changes_nothing(server: Apicurio, repository: Repository) -> None:
+    assert published(server, repository, "--dry-run") == [["new", name] for name in NAMES]
+    assert subjects(server, repository) == {}
+    assert published(server, repository, "--check") == [["published", name] for name in NAMES]
+    found = subjects(server, repository)
+    assert [name.partition(".")[2] for name in found] == NAMES
+    assert [len(schemas) for schemas in found.values()] == [1, 1, 1, 1]
+    # A reader of the registry has all that it needs: references lead to the document itself.
+    [second] = found[next(name for name in found if name.endswith("placed.v2"))]
+    assert second["title"] == "order.placed.v2"
+    assert "examples" not in second
+    assert second["$defs"]["common.schema.json"] == COMMON
+    assert published(server, repository) == [["unchanged", name] for name in NAMES]
+    assert subjects(server, repository) == found
+
+
+def test_an_edit_is_a_version_of_the_same_subject(server: Apicurio, repository: Repository) -> None:
+    published(server, repository)
+    repository.events.aggregate("order", placed_v1=payload(description="An order.", deprecated=True))
+    assert [status for status, _ in published(server, repository)].count("published") == 1
+    counts = [len(schemas) for schemas in subjects(server, repository).values()]
+    assert counts == [1, 2, 1, 1]
+
+
+def test_a_refusal_has_the_reason_of_the_registry(server: Apicurio, repository: Repository) -> None:
+    published(server, repository)
+    before = subjects(server, repository)
+    narrower = payload({"label": {"type": "string"}}, ("label",))
+    repository.events.aggregate("order", paid_v1=narrower, placed_v1=payload(description="An order."))
+    # With --check, nothing is published if something would be refused.
+    statuses, line = refused(server, repository, "--check")
+    assert sorted(statuses) == ["new", "refused", "unchanged", "unchanged"]
+    assert subjects(server, repository) == before
+    assert "refuses 1 schema; first: " in line
+    assert "order.paid.v1: " in line
+    statuses, line = refused(server, repository)
+    assert sorted(statuses) == ["published", "refused", "unchanged", "unchanged"]
+    assert "ncompatib" in line
+
+
+@pytest.mark.parametrize(
+    ("variables", "header"),
+    [
+        ({registry.USER: USER}, f"Basic {base64.b64encode(USER.encode()).decode()}"),
+        ({registry.TOKEN: f"{TOKEN}\n"}, f"Bearer {TOKEN}"),
+    ],
+    ids=["password", "token"],
+)
+def test_login(server: Apicurio, repository: Repository, variables: dict[str, str], header: str) -> None:
+    with door(server, header) as url:
+        for wrong in ({}, {name: f"{value.strip()}x" for name, value in variables.items()}):
+            done = repository.run("publish", "--registry", url, **wrong)
+            assert (done.returncode, repository.code) == (1, "registry-login-refused")
+            assert "401" in done.stderr.splitlines()[-1]
+            assert "hunter2" not in done.stderr
+            assert TOKEN not in done.stderr
+        assert subjects(server, repository) == {}
+        assert repository.run("publish", "--registry", url, **variables).returncode == 0
+    assert len(subjects(server, repository)) == len(NAMES)
+
+
+@pytest.mark.parametrize("path", ["", "/apis/registry/v3", "/nothing"])
+def test_other_services_are_no_registry(server: Apicurio, repository: Repository, path: str) -> None:
+    url = f"http://127.0.0.1:{server.port}{path}"
+    done = repository.run("publish", "--registry", url)
+    assert (done.returncode, repository.code) == (1, "registry-foreign"), done.stderr

@@ -1,0 +1,82 @@
+"""`outbox events publish` without a registry that answers: each fault is one clear line, and none repeats a secret."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox_lab.events import registry
+from tests.support.declared import payload
+from tests.support.event_project import Repository
+
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository(tmp_path / "project")
+    made.events.aggregate("order", placed_v1=payload())
+    return made
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The URL of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def line_of(repository: Repository, url: str, code: str, **variables: str) -> str:
+    """The one line of a run that must fail with a code."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (registry.USER, registry.TOKEN):
+            patch.delenv(name, raising=False)
+        done = repository.run("publish", "--registry", url, **variables)
+    [line] = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, repository.code) == (1, "", code), line
+    assert SECRET not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    "url", ["registry:8081", "ftp://registry", "http://", f"https://ada:{SECRET}@registry", f"https://r?token={SECRET}"]
+)
+def test_url_is_checked_first(repository: Repository, url: str) -> None:
+    line_of(repository, url, "registry-url-wrong")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {registry.USER: SECRET},
+        {registry.USER: f"ada:{SECRET}", registry.TOKEN: SECRET},
+        {registry.TOKEN: f"{SECRET}\nX-Other: 1"},
+        {registry.TOKEN: f"{SECRET}ü"},
+    ],
+)
+def test_login_is_checked_first(repository: Repository, silent: str, variables: dict[str, str]) -> None:
+    line_of(repository, silent, "registry-login-wrong", **variables)
+
+
+def test_no_server(repository: Repository, silent: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    assert "refused" in line_of(repository, f"http://127.0.0.1:{free}", "registry-unavailable")
+
+
+def test_unknown_host(repository: Repository) -> None:
+    assert "registry.invalid" in line_of(repository, "http://registry.invalid", "registry-unavailable")
+
+
+def test_silent_server(repository: Repository, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "REQUEST_TIMEOUT_S", 0.2)
+    assert "no answer in 0.2 s" in line_of(repository, silent, "registry-unavailable", **{registry.TOKEN: SECRET})
+
+
+def test_registry_is_required(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCHEMA_REGISTRY_URL", raising=False)
+    done = repository.run("publish")
+    assert (done.returncode, "SCHEMA_REGISTRY_URL" in done.stderr) == (2, True)
