@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.events import catalog
-from outbox.relay import connectors
+from outbox.relay import cloudevents, connectors
 from outbox.relay.connectors import Config
 from outbox_lab.testing.failures import raises
 from tests.support import suite
@@ -158,6 +159,58 @@ def test_a_topic_that_something_else_writes_is_refused(
     declare(events, aggregate, **options)
     with raises("topic-taken", what):
         connectors.load(settings.replace(topic_prefix="mine"))
+
+
+# CloudEvents ------------------------------------------------------------------------------------------------------
+
+
+def name_source(events: Path, source: str) -> None:
+    """Let the project name the source of its events."""
+    file = events.parent / project.FILE
+    file.write_text(f"{file.read_text()}cloudevents-source = {json.dumps(source)}\n")
+    project.load.cache_clear()
+
+
+def test_source_of_each_aggregate_is_set_before_its_topic_is_renamed(settings: Settings, events: Path) -> None:
+    declare(events, "item")
+    declare(events, "order", topic="Sales")
+    plain = connectors.load(settings).config
+    name_source(events, "/shop/")
+    config = connectors.load(settings).config
+    assert config["transforms"].split(",") == [
+        *("specversion", "specversion-header", "outbox", "content-type"),
+        *("source-of-item", "source-of-order", "topic-of-order"),
+    ]
+    for name, topic in (("item", r"shop\.item"), ("order", r"shop\.order")):
+        assert config[f"transforms.source-of-{name}.value.literal"] == f"/shop/{name}"
+        assert config[f"predicates.{config[f'transforms.source-of-{name}.predicate']}.pattern"] == topic
+    # What there is without them stays.
+    placement = cloudevents.PLACEMENT
+    assert config[placement].startswith(f"{plain[placement]},")
+    own = {"transforms", placement}
+    assert {key: config[key] for key in plain.keys() - own} == {key: plain[key] for key in plain.keys() - own}
+
+
+def test_transforms_and_predicates_of_ones_own_stay() -> None:
+    config = {"transforms": "outbox,mask", "predicates": "mine", cloudevents.PLACEMENT: "type:header"}
+    added = cloudevents.add_headers(config, "/shop", {"item": "shop.item"})
+    assert added["transforms"] == "specversion,specversion-header,outbox,mask,content-type,source-of-item"
+    assert added["predicates"] == "mine,source-of-item"
+
+
+def test_captured_tables_have_no_headers_of_cloudevents(settings: Settings, events: Path, two: list[str]) -> None:
+    declare(events, "item")
+    plain = connectors.load(settings, two[1]).config
+    name_source(events, "/shop")
+    assert connectors.load(settings, two[1]).config == plain
+
+
+@pytest.mark.parametrize("source", ["the shop", "/shop?a=1", '/"shop"', "${settings:connector}", "1.0", "ü"])
+def test_source_that_is_no_uri_is_refused(settings: Settings, events: Path, source: str) -> None:
+    declare(events, "item")
+    name_source(events, source)
+    with raises("project-wrong", "cloudevents-source"):
+        connectors.load(settings)
 
 
 # Settings ---------------------------------------------------------------------------------------------------------
