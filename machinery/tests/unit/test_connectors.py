@@ -177,10 +177,8 @@ def test_source_of_each_aggregate_is_set_before_its_topic_is_renamed(settings: S
     plain = connectors.load(settings).config
     name_source(events, "/shop/")
     config = connectors.load(settings).config
-    assert config["transforms"].split(",") == [
-        *("specversion", "specversion-header", "outbox", "content-type"),
-        *("source-of-item", "source-of-order", "topic-of-order"),
-    ]
+    expected = ["specversion", "specversion-header", "outbox", "content-type", "source-of-item", "source-of-order"]
+    assert config["transforms"].split(",")[: len(expected) + 1] == [*expected, "topic-of-order"]
     for name, topic in (("item", r"shop\.item"), ("order", r"shop\.order")):
         assert config[f"transforms.source-of-{name}.value.literal"] == f"/shop/{name}"
         assert config[f"predicates.{config[f'transforms.source-of-{name}.predicate']}.pattern"] == topic

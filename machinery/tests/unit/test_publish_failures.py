@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,46 @@ def test_silent_server(repository: Repository, silent: str, monkeypatch: pytest.
     assert "no answer in 0.2 s" in line_of(repository, silent, "registry-unavailable", **{registry.TOKEN: SECRET})
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (200, "<html>Log in</html>", "registry-foreign"),
+        (200, '["a"]', "registry-foreign"),
+        (302, "", "registry-foreign"),
+        (404, "nothing here", "registry-foreign"),
+        (403, '{"error_code": 40301}', "registry-login-refused"),
+        (503, '{"error_code": 50003, "message": "no\\nleader"}', "registry-unavailable"),
+    ],
+)
+def test_answer_that_is_not_expected(repository: Repository, status: int, body: str, code: str) -> None:
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Location", f"/login?token={SECRET}")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            """Write nothing to stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        line = line_of(repository, f"http://127.0.0.1:{server.server_address[1]}", code)
+        server.shutdown()
+    assert str(status) in line
+    assert "no leader" in line or status != 503
+
+
 def test_registry_is_required(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SCHEMA_REGISTRY_URL", raising=False)
     done = repository.run("publish")
     assert (done.returncode, "SCHEMA_REGISTRY_URL" in done.stderr) == (2, True)
+
+
+def test_nothing_to_publish(repository: Repository, silent: str) -> None:
+    repository.events.aggregate("order", 'key = "id"\npublished = false\n')
+    done = repository.run("publish", "--registry", silent)
+    assert (done.returncode, done.stderr) == (0, "note: order is left out: published = false\n")
+    assert "no event is published" in done.stdout

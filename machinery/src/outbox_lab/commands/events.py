@@ -145,10 +145,13 @@ def publish(url: str, check_first: bool, dry_run: bool) -> None:
     server = registry.Registry(url, registry.login(os.environ))
     for aggregate in [name for name, one in known.aggregates.items() if not one.published]:
         click.echo(f"note: {aggregate} is left out: published = false", err=True)
-    refused = []
+    results = []
     for one in registry.publish(server, registry.subjects(known), dry_run=dry_run, check=check_first):
         click.echo(f"{one.status:<10} {one.subject}{f': {one.reason}' if one.reason else ''}")
-        refused += [one] if one.reason else []
+        results.append(one)
+    if not results:
+        click.echo("no event is published: the registry is not asked")
+    refused = [one for one in results if one.reason]
     if refused:
         raise Failure(
             f"the registry refuses {plural(len(refused), 'schema')}; first: {refused[0].subject}: {refused[0].reason}",

@@ -24,8 +24,7 @@ from outbox.events.schema import EventSchema, shortened
 REQUEST_TIMEOUT_S = 20.0
 USER, TOKEN = "SCHEMA_REGISTRY_USER_INFO", "SCHEMA_REGISTRY_TOKEN"
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
-UNKNOWN_SUBJECT, UNKNOWN_SCHEMA = 40401, 40403
-FROM_SERVER = 500
+NOT_FOUND, FROM_SERVER = "404", 500
 
 
 class Subject(NamedTuple):
@@ -101,27 +100,24 @@ class Registry:
 
     def has(self, subject: Subject) -> bool:
         """Whether a subject has this schema already, in whatever version."""
-        response = self._post(f"/subjects/{subject.name}", subject)
-        if response.ok:
-            return True
-        if _body(response).get("error_code") in (UNKNOWN_SUBJECT, UNKNOWN_SCHEMA):
-            return False
-        raise self._foreign(response)
+        return "version" in self._post(f"/subjects/{subject.name}", subject, expected="version")
 
     def incompatibility(self, subject: Subject) -> str:
-        """The reason why the registry would refuse a schema; empty if it would take it."""
-        response = self._post(f"/compatibility/subjects/{subject.name}/versions/latest?verbose=true", subject)
-        body = _body(response)
-        if response.ok and body.get("is_compatible") is False:
-            return _line("; ".join(map(str, body.get("messages") or ())) or "it is not compatible")
-        return "" if response.ok or body.get("error_code") == UNKNOWN_SUBJECT else _reason(response)
+        """The reason why the registry would refuse a schema; empty if it would take it, or has no such subject."""
+        path = f"/compatibility/subjects/{subject.name}/versions/latest?verbose=true"
+        answer = self._post(path, subject, expected="is_compatible")
+        if "error_code" in answer:
+            return "" if str(answer["error_code"]).startswith(NOT_FOUND) else _reason(answer)
+        messages = [] if answer["is_compatible"] else answer.get("messages") or ["it is not compatible"]
+        return _line("; ".join(map(str, messages)))
 
     def register(self, subject: Subject) -> str:
         """Register a schema as the subject's newest one. Returns the reason if the registry refuses it, or nothing."""
-        response = self._post(f"/subjects/{subject.name}/versions", subject)
-        return "" if response.ok else _reason(response)
+        answer = self._post(f"/subjects/{subject.name}/versions", subject, expected="id")
+        return _reason(answer) if "error_code" in answer else ""
 
-    def _post(self, path: str, subject: Subject) -> requests.Response:
+    def _post(self, path: str, subject: Subject, expected: str) -> dict[str, Any]:
+        """The answer to a schema: an object with the member that is expected, or with an ``error_code``."""
         body = {"schemaType": "JSON", "schema": subject.schema}
         try:
             response = self._session.post(
@@ -137,24 +133,22 @@ class Registry:
                 f"set {USER}=NAME:PASSWORD, or {TOKEN}, of a user who may write to {subject.name}",
                 code="registry-login-refused",
             )
+        answer = _object(response)
         if response.status_code >= FROM_SERVER:
-            raise self._unavailable(f"{response.status_code} {_reason(response)}")
-        if response.is_redirect:
-            raise self._foreign(response)
-        return response
+            raise self._unavailable(f"{response.status_code} {_reason(answer)}")
+        if (expected if response.ok else "error_code") not in answer:
+            raise Failure(
+                f"{self.url} answers {response.status_code} as no schema registry does",
+                "name the URL before /subjects: http://HOST:8081, or http://HOST:8080/apis/ccompat/v7 of Apicurio",
+                code="registry-foreign",
+            )
+        return answer
 
     def _unavailable(self, reason: str) -> Failure:
         return Failure(
             f"the registry {self.url} is unavailable: {reason}",
             "start it, or correct its URL",
             code="registry-unavailable",
-        )
-
-    def _foreign(self, response: requests.Response) -> Failure:
-        return Failure(
-            f"{self.url} answers {response.status_code} as no schema registry does",
-            "name the URL before /subjects, such as http://HOST:8081, or http://HOST:8080/apis/ccompat/v7 of Apicurio",
-            code="registry-foreign",
         )
 
 
@@ -189,16 +183,17 @@ def publish(registry: Registry, wanted: Sequence[Subject], *, dry_run: bool, che
             yield Result("refused" if reason else "new", subject.name, reason)
 
 
-def _body(response: requests.Response) -> dict[str, Any]:
+def _object(response: requests.Response) -> dict[str, Any]:
+    """The JSON object of an answer; empty if there is none."""
     try:
-        body = response.json()
+        found = response.json()
     except ValueError:
         return {}
-    return body if isinstance(body, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
-def _reason(response: requests.Response) -> str:
-    return _line(str(_body(response).get("message") or f"status {response.status_code} without a reason"))
+def _reason(answer: Mapping[str, Any]) -> str:
+    return _line(str(answer.get("message") or "without a reason"))
 
 
 def _line(text: str) -> str:
