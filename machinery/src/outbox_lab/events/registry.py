@@ -184,7 +184,7 @@ def publish(registry: Registry, wanted: Sequence[Subject], *, dry_run: bool, che
 
 
 def _object(response: requests.Response) -> dict[str, Any]:
-    """The JSON object of an answer; empty if there is none."""
+    """The JSON object of an answer; empty without one."""
     try:
         found = response.json()
     except ValueError:
