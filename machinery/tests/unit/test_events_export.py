@@ -63,7 +63,7 @@ PAID = payload(
     {"line": {"$ref": "#/definitions/line"}, "lines": {"items": {"$ref": "#/definitions/line"}}},
     definitions={"line": {"type": "string"}},
     deprecated=True,
-    examples=[EXAMPLE],
+    examples=[EXAMPLE, {"number": 1}, "no object"],
 )
 PAYLOADS: list[dict[str, Any]] = [
     {"sku": "AB"},

@@ -44,7 +44,11 @@ def line_of(repository: Repository, url: str, code: str, **variables: str) -> st
 
 
 @pytest.mark.parametrize(
-    "url", ["registry:8081", "ftp://registry", "http://", f"https://ada:{SECRET}@registry", f"https://r?token={SECRET}"]
+    "url",
+    [
+        *("registry:8081", "ftp://registry", "http://", "http://a b"),
+        *(f"https://ada:{SECRET}@registry", f"https://registry?token={SECRET}"),
+    ],
 )
 def test_url_is_checked_first(repository: Repository, url: str) -> None:
     line_of(repository, url, "registry-url-wrong")
@@ -67,6 +71,11 @@ def test_no_server(repository: Repository, silent: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
     assert "refused" in line_of(repository, f"http://127.0.0.1:{free}", "registry-unavailable")
+
+
+@pytest.mark.parametrize("host", ["[registry", "registry:http", "registry:99999", "*"])
+def test_host_that_is_none(repository: Repository, host: str) -> None:
+    line_of(repository, f"http://{host}", "registry-unavailable")
 
 
 def test_unknown_host(repository: Repository) -> None:

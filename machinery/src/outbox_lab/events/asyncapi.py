@@ -57,7 +57,7 @@ def _info(of: Project) -> dict[str, str]:
     file = of.root / project.FILE
     table = tomllib.loads(file.read_text()).get("project", {}) if file.exists() else {}
     info = {"title": table.get("name", of.topic_prefix), "version": table.get("version", "0.0.0")}
-    return info | {name: table[name] for name in ("description",) if name in table}
+    return info | _some(table, "description")
 
 
 def _channel(topic: str, aggregates: Sequence[Aggregate]) -> dict[str, Json]:
@@ -77,13 +77,11 @@ def _message(schema: EventSchema, aggregate: Aggregate, source: str) -> dict[str
     [key] = [column for column in schema.columns if column.name == aggregate.key]
     headers = _headers(schema, cloudevents.source_of(source, aggregate.name) if source else "")
     marks = {"deprecated": schema.is_deprecated, "personal-data": schema.is_personal}
-    said: dict[str, Json] = {
-        name: schema.document[name] for name in ("title", "description") if name in schema.document
-    }
+    examples = [one for one in schema.examples if schema.violation(one) is None]  # `outbox events check` names others
     kafka_key = {"type": "string", "description": f"The payload's {key.name}, as text.", **KEYS.get(key.type, {})}
     return {
         "name": schema.name,
-        **said,
+        **_some(schema.document, "title", "description"),
         "contentType": JSON_TYPE,
         **({"tags": [{"name": name} for name, is_set in marks.items() if is_set]} if any(marks.values()) else {}),
         **({"x-deprecated": True} if schema.is_deprecated else {}),
@@ -93,9 +91,13 @@ def _message(schema: EventSchema, aggregate: Aggregate, source: str) -> dict[str
         "bindings": {"kafka": {"key": kafka_key, "bindingVersion": BINDING}},
         "examples": [
             {"name": f"example-{number}", "headers": _example(headers, str(payload[key.name])), "payload": payload}
-            for number, payload in enumerate(schema.examples, start=1)
+            for number, payload in enumerate(examples, start=1)
         ],
     }
+
+
+def _some(table: Mapping[str, Json], *names: str) -> dict[str, Json]:
+    return {name: table[name] for name in names if name in table}
 
 
 def _headers(schema: EventSchema, source: str) -> dict[str, Json]:

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import requests
-from requests.auth import AuthBase
 
 from outbox.base.errors import Failure
 from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.schema import EventSchema, shortened
 
 REQUEST_TIMEOUT_S = 20.0
+URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")  # without a login
 USER, TOKEN = "SCHEMA_REGISTRY_USER_INFO", "SCHEMA_REGISTRY_TOKEN"
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 NOT_FOUND, FROM_SERVER = "404", 500
+
+Login = Callable[[requests.PreparedRequest], requests.PreparedRequest]  # adds a header to a request
 
 
 class Subject(NamedTuple):
@@ -50,32 +52,23 @@ class Result(NamedTuple):
     """The registry's own, if it was refused."""
 
 
-def login(variables: Mapping[str, str]) -> AuthBase | None:
+def login(variables: Mapping[str, str]) -> Login | None:
     """The login in the environment, if there is one. Raises Failure `registry-login-wrong`, which repeats no value."""
     user, token = variables.get(USER, "").strip(), variables.get(TOKEN, "").strip()
-    if (
-        (user and ":" not in user)
-        or (user and token)
-        or not (user.isprintable() and token.isascii() and token.isprintable())
-    ):
+    is_text = f"{user}{token}".isprintable() and token.isascii()
+    if not is_text or (user and token) or (user and ":" not in user):
         raise Failure(
             f"{USER} and {TOKEN} are no login",
             f"set {USER}=NAME:PASSWORD, or {TOKEN} to a token, or none of them",
             code="registry-login-wrong",
         )
-    encoded = base64.b64encode(user.encode()).decode()
-    return Login(f"Bearer {token}" if token else f"Basic {encoded}") if user or token else None
+    header = f"Bearer {token}" if token else f"Basic {base64.b64encode(user.encode()).decode()}"
 
-
-class Login(AuthBase):
-    """A header that each request gets; a file ``.netrc`` does not replace it."""
-
-    def __init__(self, header: str) -> None:
-        self._header = header
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = self._header
+    def add(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = header  # a file `.netrc` does not replace it
         return request
+
+    return add if user or token else None
 
 
 class Registry:
@@ -85,9 +78,8 @@ class Registry:
     it is no registry.
     """
 
-    def __init__(self, url: str, login: AuthBase | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+    def __init__(self, url: str, login: Login | None) -> None:
+        if not URL.fullmatch(url):
             raise Failure(
                 "the URL of the registry is wrong, or has a login",  # so it is not repeated
                 f"write it as https://HOST/PATH; the login is in {USER} or {TOKEN}",
@@ -174,13 +166,10 @@ def publish(registry: Registry, wanted: Sequence[Subject], *, dry_run: bool, che
         else:
             lacking.append(subject)
     reasons = {subject.name: registry.incompatibility(subject) if check else "" for subject in lacking}
+    is_tried = dry_run or any(reasons.values())
     for subject in lacking:
-        reason = reasons[subject.name]
-        if not (dry_run or any(reasons.values())):
-            reason = registry.register(subject)
-            yield Result("refused" if reason else "published", subject.name, reason)
-        else:
-            yield Result("refused" if reason else "new", subject.name, reason)
+        reason = reasons[subject.name] if is_tried else registry.register(subject)
+        yield Result("refused" if reason else "new" if is_tried else "published", subject.name, reason)
 
 
 def _object(response: requests.Response) -> dict[str, Any]:
