@@ -74,7 +74,7 @@ def test_no_server(repository: Repository, silent: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["[registry", "registry:http", "registry:99999", "*"])
-def test_host_that_is_none(repository: Repository, host: str) -> None:
+def test_malformed_host(repository: Repository, host: str) -> None:
     line_of(repository, f"http://{host}", "registry-unavailable")
 
 
