@@ -52,11 +52,12 @@ PLACED = payload(
         "pair": {"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
         "line": {"$ref": "#/definitions/line"},
         "again": {"$ref": "#/properties/pair"},
-        "who": {"type": "string", "x-personal": True},
+        "any": {"$ref": "#/definitions/any"},
+        "who": {"enum": ["Ada", "Bob", "Ada"], "x-personal": True},
     },
     dependentRequired={"sku": ["part"]},
     dependentSchemas={"pair": {"required": ["line"]}},
-    definitions={"line": {"type": "object", "required": ["cents"]}},
+    definitions={"line": {"type": "object", "required": ["cents"]}, "any": True},
     examples=[EXAMPLE, {**EXAMPLE, "tree": {"below": [{"below": []}]}, "who": "Ada"}],
 )
 PAID = payload(

@@ -8,6 +8,7 @@ beside which other keywords stand becomes an `allOf`. Draft 7 has nothing like `
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -163,6 +164,8 @@ class Schemas:
             return [self._translated(rule, schema) for rule in content]
         if keyword in MAPS:
             return {name: self._translated(rule, schema) for name, rule in content.items()}
+        if keyword == "enum":  # draft 7 wants each value once
+            return list({json.dumps(value, sort_keys=True): value for value in content}.values())
         return content
 
     def _referred(self, reference: str, schema: EventSchema) -> str:
@@ -179,5 +182,6 @@ class Schemas:
             name = f"{name}-"
         if name not in self.made:
             self.made[name] = {}  # it may refer to itself
-            self.made[name] = self._translated(target, schema)
+            named = {True: {}, False: {"not": {}}}[target] if isinstance(target, bool) else target
+            self.made[name] = self._translated(named, schema)
         return name
