@@ -6,20 +6,28 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import jsonschema_rs
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
+from outbox.base.errors import Failure
 from outbox.base.project import Project
 from outbox.events import catalog
-from outbox.events.catalog import Catalog
+from outbox.events.catalog import Aggregate, Catalog
+from outbox.events.schema import EventSchema
 from outbox_lab.events import asyncapi, properties
+from outbox_lab.events.expansion import expanded
 from outbox_lab.events.properties import Difference
 from tests.support.declared import EXAMPLE, Events, payload
 from tests.support.event_project import TOML, Repository
+from tests.support.made_schemas import DOCUMENTS, value
 from tests.support.paths import ROOT
 from tests.support.suite import DOMAIN
 
@@ -107,10 +115,15 @@ def known(repository: Repository) -> Catalog:
     return repository.events.load()
 
 
+@cache
+def specification() -> jsonschema_rs.Draft7Validator:
+    """The validator of AsyncAPI documents."""
+    return jsonschema_rs.Draft7Validator(json.loads(gzip.decompress(SPECIFICATION.read_bytes())))
+
+
 def valid(document: dict[str, Any]) -> None:
     """Fail with what the specification's schema finds in a document."""
-    specification = json.loads(gzip.decompress(SPECIFICATION.read_bytes()))
-    found = jsonschema_rs.Draft7Validator(specification).iter_errors(document)
+    found = specification().iter_errors(document)
     assert [(list(error.instance_path), error.message) for error in found] == []
 
 
@@ -179,11 +192,30 @@ class TestAsyncApi:
         found = []
         for schema in known.schemas:
             reader = validator(document, {"$ref": f"#/components/schemas/{schema.name}"})
-            for properties_ in PAYLOADS:
-                value = {**EXAMPLE, **properties_}
-                found.append(reader.is_valid(value))
-                assert found[-1] is (schema.violation(value) is None), (schema.name, value)
+            for more in PAYLOADS:
+                tried = {**EXAMPLE, **more}
+                found.append(reader.is_valid(tried))
+                assert found[-1] is (schema.violation(tried) is None), (schema.name, tried)
         assert 10 < sum(found) < len(found) - 10
+
+    @given(DOCUMENTS, st.data())
+    @hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
+    def test_any_schema_means_the_same_to_a_reader(self, document: dict[str, Any], data: st.DataObject) -> None:
+        properties_ = {**document["properties"], "id": {"type": "string"}}
+        required = [*document.get("required", []), "id"]
+        try:
+            schema = EventSchema(
+                "order", "placed", 1, {**document, "properties": properties_, "required": required}, "id"
+            )
+        except Failure:
+            return  # it cannot be declared
+        aggregate = Aggregate("order", "shop.order", "id", events={"placed": {1: schema}})
+        made = asyncapi.document(Project(Path("nowhere")), Catalog(Path("nowhere"), {"order": aggregate}))
+        valid(made)
+        reader = validator(made, {"$ref": "#/components/schemas/order.placed.v1"})
+        for _ in range(3):
+            found = json.loads(json.dumps(value(data, [expanded(schema.document)]), default=float))
+            assert reader.is_valid(found) is (schema.violation(found) is None)
 
     def test_key_is_text_whatever_its_column(self, tmp_path: Path) -> None:
         for type_, rule in {
@@ -220,9 +252,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        for name, value in attrs:
-            self.links += [value or ""] if name in ("href", "src") else []
-            self.ids += [value or ""] if name == "id" else []
+        for name, content in attrs:
+            self.links += [content or ""] if name in ("href", "src") else []
+            self.ids += [content or ""] if name == "id" else []
             self.handlers += [name] if name.startswith("on") else []
 
     def handle_data(self, data: str) -> None:
