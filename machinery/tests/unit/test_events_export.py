@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -332,6 +333,13 @@ def test_unwritable_file_is_one_line(repository: Repository, target: str) -> Non
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert f"{target} cannot be written: " in line or "cannot be written: Is a directory" in line
+
+
+def test_page_needs_jinja2_and_the_document_does_not(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "outbox_lab.events.page", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert repository.run("export", "--asyncapi").returncode == 0
+    assert (repository.run("export", "--html").returncode, repository.code) == (1, "generator-missing")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--html", "--asyncapi")])

@@ -113,7 +113,6 @@ def types() -> None:
 @click.option("--html", metavar="[FILE]", is_flag=False, flag_value="-", help="Write one page for people.")
 def export(asyncapi: str | None, html: str | None) -> None:
     """Write the declared events for others: as AsyncAPI, as a page, or both. Without FILE, to standard output."""
-    from outbox_lab.events import page
     from outbox_lab.events.asyncapi import document
 
     if asyncapi == html:  # neither, or both to one place
@@ -123,8 +122,16 @@ def export(asyncapi: str | None, html: str | None) -> None:
     if asyncapi is not None:
         _write(asyncapi, f"{json.dumps(document(of, known), indent=2, ensure_ascii=False)}\n")
     if html is not None:
+        try:
+            from outbox_lab.events.page import render
+        except ImportError:
+            raise Failure(
+                "jinja2 is not installed: it makes the page",
+                "run the command where the packages for development are installed (make install)",
+                code="generator-missing",
+            ) from None
         found = consumers.of_project(settings, known)
-        _write(html, f"{page.render(of, known, found)}\n")
+        _write(html, f"{render(of, known, found)}\n")
         for note in found.notes:
             click.echo(f"note: {note}", err=True)
 
