@@ -139,8 +139,10 @@ def references(node: Any) -> Iterator[str]:
 
 
 def validator(document: dict[str, Any], part: dict[str, Any]) -> jsonschema_rs.Draft7Validator:
-    """A validator of a schema in a document, as a reader of AsyncAPI makes one."""
-    return jsonschema_rs.Draft7Validator({**part, "components": document["components"]}, validate_formats=True)
+    """A validator of a schema in a document, as a reader of AsyncAPI makes one that knows the format ``uuid``."""
+    uuid = jsonschema_rs.Draft202012Validator({"format": "uuid"}, validate_formats=True)
+    schema = {**part, "components": document["components"]}
+    return jsonschema_rs.Draft7Validator(schema, validate_formats=True, formats={"uuid": uuid.is_valid})
 
 
 class TestAsyncApi:

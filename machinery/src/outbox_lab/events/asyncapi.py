@@ -3,7 +3,7 @@
 A topic is a channel, and each version of an event is a message. AsyncAPI reads payloads as JSON Schema of draft 7, and
 our schemas are of draft 2020-12. So keywords are translated where draft 7 has another name for them, and a `$ref`
 beside which other keywords stand becomes an `allOf`. Draft 7 has nothing like `unevaluatedProperties`,
-`unevaluatedItems`, `minContains` and `maxContains`: readers ignore them.
+`unevaluatedItems`, `minContains`, `maxContains` and the formats `uuid` and `duration`: readers may ignore them.
 """
 
 from __future__ import annotations
