@@ -30,7 +30,7 @@ FREE_DISK_MIN_GB = 4
 # The sets of packages, and the extras of the machinery's pyproject.toml in each. All is tested with the first one, and
 # the others have its versions.
 SETS = {
-    "machinery": ["service", "sink", "stack", "lakehouse", "testing", "dev", "machinery"],
+    "machinery": ["service", "sink", "stack", "lakehouse", "msk", "testing", "dev", "machinery"],
     "dev": ["service", "sink", "stack", "lakehouse", "testing", "dev"],
     "demo": ["service", "sink", "stack"],
     "service": ["service"],
