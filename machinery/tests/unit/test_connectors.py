@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import re2
 
 from outbox.base import project
 from outbox.base.settings import Settings, load
@@ -90,6 +91,9 @@ def test_the_topics_of_a_connector_and_only_the_outbox_has_markers(
 # Routing ----------------------------------------------------------------------------------------------------------
 
 
+MARKERS = {"prune-markers": (r"shop\.mine\.markers", "mine.markers")}
+
+
 def routers(config: Config) -> dict[str, tuple[str, ...]]:
     """Regex and replacement of each router, by its alias."""
     aliases = [alias for alias in config["transforms"].split(",") if alias != "outbox"]
@@ -102,9 +106,9 @@ def test_default_topics_need_no_router(settings: Settings, events: Path) -> None
     declare(events, "item")
     declare(events, "Order", topic="shop.Order")
     config = connectors.load(settings).config
-    assert routers(config) == {}
+    assert routers(config) == MARKERS
     assert config["transforms.outbox.route.topic.replacement"] == "shop.${routedByValue}"
-    assert config["transforms.outbox.route.topic.regex"] == r"(?!mine\.markers$)(?<routedByValue>.*)"
+    assert not any("routedByValue" in value for name, value in config.items() if name.endswith("regex")), "its default"
 
 
 def test_a_topic_of_its_own_gets_a_router(settings: Settings, events: Path) -> None:
@@ -116,7 +120,52 @@ def test_a_topic_of_its_own_gets_a_router(settings: Settings, events: Path) -> N
     assert routers(connector.config) == {
         "topic-of-order": (r"shop\.order", "Sales"),
         "topic-of-return": (r"shop\.return", "shop.item"),
+        **MARKERS,
     }
+
+
+def test_markers_are_sent_to_their_topic_and_no_event_is(settings: Settings, events: Path) -> None:
+    """Each regular expression is one of RE2, which managed Connect has, and matches one topic."""
+    declare(events, "order", topic="Sales")
+    declare(events, "mine-markers", topic="Marks")
+    dotted = settings.replace(topic_prefix="a+b.shop_1-x")
+    named = {
+        aggregate: f"{dotted.topic_prefix}.{aggregate}"
+        for aggregate in (dotted.markers_topic, "order", "mine-markers", "minexmarkers", "markers", "mine")
+    }
+    found = routers(connectors.load(dotted).config)
+    matched = {
+        alias: [aggregate for aggregate, topic in named.items() if re2.compile(regex).fullmatch(topic)]
+        for alias, (regex, _) in found.items()
+    }
+    assert matched == {
+        "topic-of-order": ["order"],
+        "topic-of-mine-markers": ["mine-markers"],
+        "prune-markers": ["mine.markers"],
+    }
+    assert found["prune-markers"][1] == dotted.markers_topic
+
+
+def test_a_route_to_one_topic_gets_no_router_for_the_markers(settings: Settings, events: Path) -> None:
+    """It would rename every event. The expression of such a file leaves the markers out itself."""
+    declare(events, "order", topic="Sales")
+    config = {connectors.REPLACEMENT: "Sales"}
+    assert connectors.add_routers(config, catalog.of_project(settings), settings.markers_topic) == config
+
+
+@pytest.mark.parametrize("regex", [r"(?!mine\.markers$)(.*)", r"(a)\1", r"(?<=a)b", "a++"])
+def test_the_engine_of_managed_connect_refuses(regex: str) -> None:
+    with pytest.raises(re2.error):
+        re2.compile(regex)
+
+
+@pytest.mark.parametrize("kind", connectors.kinds())
+def test_every_expression_of_a_transform_is_one_of_re2(settings: Settings, kind: str) -> None:
+    config = connectors.transforms(connectors.load(settings, kind).config)
+    expressions = [value for name, value in config.items() if name.endswith((".regex", ".pattern"))]
+    assert [re2.compile(one).pattern for one in expressions] == expressions
+    assert not any("(?<" in one for one in expressions), "RE2/J learned groups named as in Java in 1.8 only"
+    assert bool(expressions) is (kind == "outbox")
 
 
 def test_topic_of_follows_a_configuration(settings: Settings, events: Path) -> None:
@@ -136,8 +185,8 @@ def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
         connectors.REPLACEMENT: "shop.${routedByValue}",
         "transforms.mask.type": "Mask",
     }
-    added = connectors.add_routers(config, catalog.of_project(settings))
-    assert added["transforms"] == "outbox,mask,topic-of-order"
+    added = connectors.add_routers(config, catalog.of_project(settings), settings.markers_topic)
+    assert added["transforms"] == "outbox,mask,topic-of-order,prune-markers"
     assert added["transforms.mask.type"] == "Mask"
     assert connectors.transforms({**added, "tasks.max": "1"}) == added
 
@@ -148,6 +197,7 @@ def test_routers_of_ones_own_stay(settings: Settings, events: Path) -> None:
     [
         ("offsets", {}, "the connector's offsets"),
         ("markers", {}, "the markers of `outbox prune`"),
+        ("markers", {"topic": "mine.mine.markers"}, "renamed to that of the markers"),
         ("item", {"topic": "outbox.connect.offsets"}, "the worker's offsets"),
         ("item", {"topic": "mine_orders.public.orders"}, "table orders's"),
         ("item", {"topic": "mine_orders.offsets"}, "connector mine_orders's offsets"),

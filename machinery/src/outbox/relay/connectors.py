@@ -4,7 +4,9 @@ What a connector owns is named after it: its slot, its offsets topic and, except
 file says so; other modules ask here.
 
 The EventRouter sends an event of the outbox to ``<topic-prefix>.<aggregate type>``. Behind it, a RegexRouter for each
-aggregate with a topic of its own renames exactly this topic. The routers are rendered from the catalog.
+aggregate with a topic of its own renames exactly this topic, and one does so for the markers of `outbox prune`. The
+routers are rendered from the catalog. Managed Connect has RE2 for its regular expressions: no look-ahead, no groups
+named as in Java.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ TRANSFORMS = "transforms"
 REPLACEMENT = "transforms.outbox.route.topic.replacement"
 AGGREGATE_TYPE = "${routedByValue}"  # the EventRouter's word for it
 ROUTER = "org.apache.kafka.connect.transforms.RegexRouter"
-ALIAS = "topic-of-"  # begins the name of each RegexRouter
+ALIAS = "topic-of-"  # begins the name of each aggregate's RegexRouter
+MARKERS_ROUTER = "prune-markers"
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     events, source = catalog.of_project(settings), project.current().cloudevents_source
     if source:
         config = cloudevents.add_headers(config, source, {name: topic_of(config, name) for name in events.aggregates})
-    connector = Connector(kind, config["slot.name"], tuple(events.topics), add_routers(config, events))
+    config = add_routers(config, events, settings.markers_topic)
+    connector = Connector(kind, config["slot.name"], tuple(events.topics), config)
     _require_own_topics(settings, connector, events)
     return connector
 
@@ -187,19 +191,25 @@ def _records(settings: Settings, topic: str, partitions: int | None = None) -> T
     return TopicSpec(topic, partitions or settings.topic_partitions, config)
 
 
-def add_routers(config: Config, events: Catalog) -> Config:
-    """The configuration with a RegexRouter for each aggregate whose topic the EventRouter does not name."""
+def add_routers(config: Config, events: Catalog, markers: str) -> Config:
+    """The configuration with a RegexRouter for each aggregate whose topic the EventRouter does not name, and one for
+    the markers, whose topic is their aggregate type.
+    """
+    renamed = {
+        f"{ALIAS}{aggregate.name}": (topic_of(config, aggregate.name), aggregate.topic)
+        for aggregate in events.aggregates.values()
+    }
+    if AGGREGATE_TYPE in config.get(REPLACEMENT, ""):  # else this would rename every event
+        renamed[MARKERS_ROUTER] = topic_of(config, markers), markers
     routed = dict(config)
-    for aggregate in events.aggregates.values():
-        default = topic_of(config, aggregate.name)
-        if aggregate.topic == default:
+    for alias, (default, topic) in renamed.items():
+        if topic == default:
             continue
-        alias = f"{ALIAS}{aggregate.name}"
         routed[TRANSFORMS] = ",".join(filter(None, [routed.get(TRANSFORMS), alias]))
         routed |= {
             f"{TRANSFORMS}.{alias}.type": ROUTER,
             f"{TRANSFORMS}.{alias}.regex": re.escape(default),
-            f"{TRANSFORMS}.{alias}.replacement": aggregate.topic,
+            f"{TRANSFORMS}.{alias}.replacement": topic,
         }
     return routed
 
@@ -229,6 +239,7 @@ def _require_own_topics(settings: Settings, outbox: Connector, events: Catalog) 
         settings.connect_offsets_topic: "the worker's offsets",
         outbox.offsets_topic: "the connector's offsets",
         settings.markers_topic: "the markers of `outbox prune`",
+        topic_of(outbox.config, settings.markers_topic): "renamed to that of the markers of `outbox prune`",
     }
     for other in others(settings):
         taken |= {other.offsets_topic: f"connector {other.name}'s offsets", other.topic: f"table {other.table[1]}'s"}
