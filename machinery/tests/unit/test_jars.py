@@ -17,7 +17,7 @@ CONFIGURATIONS = [conf.attrib["name"] for conf in MODULE.iter("conf")]
 
 def test_every_jar_configuration_is_in_one_set() -> None:
     assert sorted(name for together in jars.SETS for name in together) == sorted(CONFIGURATIONS)
-    assert {("lakehouse",), ("s3",)} < {*jars.SETS}
+    assert {("lakehouse",), ("s3",), ("msk",)} < {*jars.SETS}
 
 
 def test_s3_is_of_the_hadoop_that_pyspark_has() -> None:
@@ -27,8 +27,9 @@ def test_s3_is_of_the_hadoop_that_pyspark_has() -> None:
 
 def test_every_dependency_is_locked_at_its_version() -> None:
     wanted = {
-        (of["conf"].partition("->")[0], of["org"], of["name"], of["rev"])
+        (conf, of["org"], of["name"], of["rev"])
         for of in (dependency.attrib for dependency in MODULE.iter("dependency"))
+        for conf in of["conf"].partition("->")[0].split(",")
     }
     assert wanted
     assert wanted <= {jar[:4] for jar in jars.locked(CONFIGURATIONS)}, "run make lock"
@@ -44,7 +45,7 @@ def test_no_jar_for_spark_is_another_copy_of_one_that_pyspark_has() -> None:
     # The names of jars are those of modules, with a version behind them.
     of_pyspark = {re.sub(r"-\d.*", "", jar.name) for jar in jars.spark_jars()}
     assert "jackson-core" in of_pyspark
-    assert {jar.module for jar in jars.locked(["spark", "lakehouse", "s3"])} & of_pyspark == set()
+    assert {jar.module for jar in jars.locked(["spark", "lakehouse", "s3", "msk"])} & of_pyspark == set()
 
 
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,12 +200,46 @@ class TestNames:
         assert load().source_db_name == "My-Shop"
 
 
-def test_sasl_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBOX_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
-    with pytest.raises(Failure, match="OUTBOX_KAFKA_USERNAME: OUTBOX_KAFKA_SECURITY_PROTOCOL SASL_SSL needs a name"):
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"SECURITY_PROTOCOL": "SASL_SSL"}, "USERNAME: .* SASL_SSL with SCRAM-SHA-512 needs username"),
+        ({"USERNAME": "shop"}, "USERNAME: .* PLAINTEXT takes no username"),
+        ({"SASL_MECHANISM": "AWS_MSK_IAM", "USERNAME": "shop"}, "USERNAME: .* AWS_MSK_IAM takes no username"),
+        ({"SASL_MECHANISM": "OAUTHBEARER", "TOKEN_URL": "https://id/t"}, "USERNAME: .* OAUTHBEARER needs username"),
+        ({"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop"}, "TOKEN_URL: .* OAUTHBEARER needs url"),
+        ({"USERNAME": "shop", "TOKEN_URL": "https://id/t"}, "TOKEN_URL: .* SCRAM-SHA-512 takes no url"),
+        (
+            {"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop", "TOKEN_URL": "https://shop:hush@id/t"},
+            "TOKEN_URL: take user and password out",
+        ),
+    ],
+)
+def test_a_login_has_what_its_mechanism_needs_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], refused: str
+) -> None:
+    if given.keys() != {"USERNAME"}:
+        monkeypatch.setenv("OUTBOX_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
+    for name, value in given.items():
+        monkeypatch.setenv(f"OUTBOX_KAFKA_{name}", value)
+    with pytest.raises(Failure, match=f"wrong settings: OUTBOX_KAFKA_{refused}") as caught:
         load()
-    monkeypatch.setenv("OUTBOX_KAFKA_USERNAME", "source")
-    assert load().kafka_username == "source"
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"USERNAME": "shop"},
+        {"SASL_MECHANISM": "AWS_MSK_IAM"},
+        {"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop", "TOKEN_URL": "https://id/t", "TOKEN_SCOPE": "records"},
+    ],
+)
+def test_a_login_of_each_kind_is_taken(monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
+    monkeypatch.setenv("OUTBOX_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
+    for name, value in given.items():
+        monkeypatch.setenv(f"OUTBOX_KAFKA_{name}", value)
+    assert load().kafka_username == given.get("USERNAME")
 
 
 def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatch: pytest.MonkeyPatch) -> None:

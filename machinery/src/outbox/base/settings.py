@@ -170,10 +170,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     kafka_bootstrap: Annotated[str, "comma-separated list of host:port"] = "127.0.0.1:9092"
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    kafka_username: str | None = None
-    kafka_password: Secret = EMPTY
-    kafka_cafile: Annotated[Path | None, "CA file (PEM) of the brokers"] = None
+    kafka_sasl_mechanism: Annotated[
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM"],
+        "OAUTHBEARER: a token of OpenID Connect; AWS_MSK_IAM: the credentials that Amazon's SDK finds",
+    ] = "SCRAM-SHA-512"
+    kafka_username: Annotated[str | None, "for OAUTHBEARER the client's id; none for AWS_MSK_IAM"] = None
+    kafka_password: Annotated[Secret, "for OAUTHBEARER the client's secret"] = EMPTY
+    kafka_cafile: Annotated[Path | None, "CA file (PEM) of the brokers, and of the token server"] = None
+    kafka_token_url: Annotated[str | None, "the token endpoint of OAUTHBEARER (client credentials)"] = None
+    kafka_token_scope: Annotated[str | None, "the scope to ask for there"] = None
     topic_prefix: Annotated[str, "first part of the names of the events' topics"] = _named("topic_prefix")
     topic_partitions: Annotated[Positive, "partitions of a topic, unless its aggregate.toml names another number"] = 4
     topic_retention_hours: Annotated[Positive, "how long the topics keep events"] = 168
@@ -333,8 +338,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 SECRET_NAMES = frozenset(name for name, field in FIELDS.items() if isinstance(field.default, Secret))
-# Validated also where their default counts: each is checked against the other.
-PROTOCOL, USERNAME = "kafka_security_protocol", "kafka_username"
+# Validated also where their default counts: each is checked against those before it.
+PROTOCOL, MECHANISM, USERNAME, TOKEN_URL = LOGIN = (
+    "kafka_security_protocol",
+    "kafka_sasl_mechanism",
+    "kafka_username",
+    "kafka_token_url",
+)
+OAUTHBEARER, MSK_IAM = "OAUTHBEARER", "AWS_MSK_IAM"
 # How a text is read; a text that no reader accepts is refused by msgspec.
 SWITCH = {"t": True, "yes": True, "y": True, "on": True, "f": False, "no": False, "n": False, "off": False}
 READERS: dict[Any, Any] = {int: int, float: float, bool: lambda text: SWITCH[text.lower()]}
@@ -399,12 +410,12 @@ def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     values: dict[str, Any] = {}
     refused: list[str] = []
     for name, field in FIELDS.items():
-        if name not in given and field.default is not msgspec.NODEFAULT and name not in (PROTOCOL, USERNAME):
+        if name not in given and field.default is not msgspec.NODEFAULT and name not in LOGIN:
             continue
         default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
         try:
             value = _converted(given.get(name, default), field.type)
-            _check(name, value, str(values.get(PROTOCOL, "")))
+            _check(name, value, values)
             values[name] = value
         except ValueError as error:
             refused.append(f"{variable(name)}: {error}")
@@ -425,12 +436,19 @@ def _converted(value: Any, kind: Any) -> Any:
         raise ValueError(str(error).partition(", got ")[0]) from None
 
 
-def _check(name: str, value: Any, protocol: str) -> None:
-    """Raises ValueError for a value that has the right type and is wrong."""
-    if name == USERNAME:
+def _check(name: str, value: Any, before: Mapping[str, Any]) -> None:
+    """Raises ValueError for a value that has the right type and is wrong, beside valid ones ``before`` it."""
+    if name in (USERNAME, TOKEN_URL):
+        if not before.keys() >= {PROTOCOL, MECHANISM}:
+            return
+        mechanism = before[MECHANISM] if before[PROTOCOL].startswith("SASL") else ""
+        is_needed = mechanism == OAUTHBEARER if name == TOKEN_URL else mechanism not in ("", MSK_IAM)
         # A client that is given a name and no SASL would leave the name out, and say nothing.
-        if protocol and (value is not None) is not protocol.startswith("SASL"):
-            raise ValueError(f"{variable(PROTOCOL)} {protocol} {'needs a' if value is None else 'takes no'} name")
+        if (value is not None) is not is_needed:
+            who = f"{variable(PROTOCOL)} {before[PROTOCOL]}" + (f" with {mechanism}" if mechanism else "")
+            raise ValueError(f"{who} {'needs' if is_needed else 'takes no'} {name.rpartition('_')[2]}")
+        if name == TOKEN_URL and "@" in urlsplit(value or "").netloc:
+            raise ValueError(f"take user and password out: {variable(USERNAME)}, {PREFIX}KAFKA_PASSWORD")
     elif value is None:
         return
     elif name in FILES and not (value.is_file() or (value == SYSTEM_ROOTS and name.endswith("sslrootcert"))):

@@ -34,6 +34,7 @@ SETS = {
     ("kafka", "plugin", "spark"): "the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 75 MB",
     ("lakehouse",): "Delta Lake for Spark: about 12 MB",
     ("s3",): "S3 for Spark: about 10 MB",
+    ("msk",): "Amazon MSK's logins for Spark: about 8 MB",
 }
 MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
 DOWNLOADS = 8  # at once
@@ -60,7 +61,7 @@ class Jar(NamedTuple):
 
 
 def jars(configuration: str, report: Progress = lambda _: None) -> list[Path]:
-    """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse or s3."""
+    """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse, s3 or msk."""
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
 

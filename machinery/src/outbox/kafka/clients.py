@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -13,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import MSK_IAM, OAUTHBEARER, Settings
 from outbox.base.wait import timeout_scale
 
 IsolationLevel = Literal["read_committed", "read_uncommitted"]
@@ -26,46 +29,140 @@ AHEAD_MAX_KIB = 8 << 10
 FETCH_BACKOFF_MS = 10  # when so much is fetched ahead; the default is a second
 # Retrying cannot help: the configuration is wrong.
 HOPELESS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+LOGIN_FAILED = "Failed to acquire SASL OAUTHBEARER token: "  # librdkafka's words; those of curl or the server follow
+# The errors of RFC 6749 for a request that is wrong, and statuses that say so. Any other may pass.
+TOKEN_REFUSED = re.compile(r"invalid_(request|client|grant|scope)|unauthorized_client|unsupported_grant_type|\(4\d\d\)")
 MISSING = object()
+OAUTH_JAVA = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"  # Java's clients ask no others since Kafka 4
+MSK_JAVA = "software.amazon.msk.auth.iam"
+MSK_REMEDY = "give this process credentials of Amazon's SDK, whose policy allows kafka-cluster:Connect"
+MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com")
 
 
-def client_config(settings: Settings) -> dict[str, str | int | float | bool]:
+def client_config(settings: Settings) -> dict[str, Any]:
     """librdkafka's settings for reaching the brokers, for any client of confluent-kafka."""
-    config: dict[str, str | int | float | bool] = {
+    config: dict[str, Any] = {
         "bootstrap.servers": settings.kafka_bootstrap,
         "security.protocol": settings.kafka_security_protocol,
     }
     if settings.kafka_cafile is not None:
         config["ssl.ca.location"] = str(settings.kafka_cafile)
-    if settings.kafka_username is not None:
-        config["sasl.mechanism"] = settings.kafka_sasl_mechanism
-        config["sasl.username"] = settings.kafka_username
-        config["sasl.password"] = settings.kafka_password.get_secret_value()
-    return config
+    return config | (_login(settings) if has_login(settings) else {})
+
+
+def has_login(settings: Settings) -> bool:
+    """Whether the brokers ask for a login."""
+    return settings.kafka_security_protocol.startswith("SASL")
+
+
+def _login(settings: Settings) -> dict[str, Any]:
+    """The settings with which librdkafka logs in. It asks for another token before one expires, in a thread of its own,
+    and so does confluent-kafka with ``oauth_cb``.
+    """
+    name, password = settings.kafka_username, settings.kafka_password.get_secret_value()
+    match settings.kafka_sasl_mechanism:
+        case "AWS_MSK_IAM":
+            region = _region(settings)
+            _require_msk_token(settings, region)
+            return {"sasl.mechanism": OAUTHBEARER, "oauth_cb": partial(_msk_token, region)}
+        case "OAUTHBEARER":
+            config = {
+                "sasl.mechanism": OAUTHBEARER,
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.token.endpoint.url": settings.kafka_token_url,
+                "sasl.oauthbearer.client.id": name,
+                "sasl.oauthbearer.client.secret": password,
+                "sasl.oauthbearer.scope": settings.kafka_token_scope,
+                "https.ca.location": settings.kafka_cafile and str(settings.kafka_cafile),
+            }
+            return {key: value for key, value in config.items() if value is not None}
+    return {"sasl.mechanism": settings.kafka_sasl_mechanism, "sasl.username": name, "sasl.password": password}
+
+
+def _msk_token(region: str, _: str = "") -> tuple[str, float]:
+    """A token of Amazon MSK's, signed by the credentials that Amazon's SDK finds, and when it expires."""
+    from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+
+    token, expires_ms = MSKAuthTokenProvider.generate_auth_token(region)
+    return token, expires_ms / 1000
+
+
+def _require_msk_token(settings: Settings, region: str) -> None:
+    """Raises Failure if no token can be signed: a client would wait for one in vain, and not say why."""
+    try:
+        _msk_token(region)
+    except ModuleNotFoundError:  # the command line names the extra
+        raise
+    except Exception as error:  # of Amazon's SDK; without any credentials, an AttributeError
+        reason = "there are none" if isinstance(error, AttributeError) else f"{type(error).__name__}: {error}"
+        raise Failure(
+            f"Kafka at {settings.kafka_bootstrap}: no token by credentials of Amazon's SDK: {reason}",
+            MSK_REMEDY,
+            code="kafka-login-refused",
+        ) from None
+
+
+def _region(settings: Settings) -> str:
+    """The region of a cluster of Amazon MSK: in the names of its brokers, or else of this process."""
+    found = MSK_HOST.search(settings.kafka_bootstrap)
+    region = found[1] if found else os.environ.get("AWS_REGION")
+    if region is None:
+        raise Failure(
+            f"Kafka at {settings.kafka_bootstrap}: this name does not say the region of Amazon MSK",
+            "set AWS_REGION, or correct OUTBOX_KAFKA_BOOTSTRAP",
+            code="kafka-login-refused",
+        )
+    return region
 
 
 def jaas(mechanism: str, username: str, password: str, **others: str) -> str:
     """The value of ``sasl.jaas.config``, by which a Java client logs in; ``others`` are further options."""
     module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
-    options = {"username": username, "password": password, **others}
-    login = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
-    return f"org.apache.kafka.common.security.{module} required {login};"
+    return _jaas(module, {"username": username, "password": password, **others})
+
+
+def _jaas(module: str, options: Mapping[str, str]) -> str:
+    words = "".join(f" {name}={_quoted(value)}" for name, value in options.items())
+    return f"org.apache.kafka.common.security.{module} required{words};"
+
+
+def java_login(settings: Settings) -> dict[str, str]:
+    """The settings with which a Java client logs in, where the brokers ask for that."""
+    if not has_login(settings):
+        return {}
+    name, password = settings.kafka_username or "", settings.kafka_password.get_secret_value()
+    mechanism = settings.kafka_sasl_mechanism
+    login: dict[str, str] = {"sasl.mechanism": mechanism}
+    match mechanism:
+        case "AWS_MSK_IAM":
+            login["sasl.jaas.config"] = f"{MSK_JAVA}.IAMLoginModule required;"
+            login["sasl.client.callback.handler.class"] = f"{MSK_JAVA}.IAMClientCallbackHandler"
+        case "OAUTHBEARER":
+            options = {"clientId": name, "clientSecret": password}
+            if settings.kafka_token_scope is not None:
+                options["scope"] = settings.kafka_token_scope
+            if settings.kafka_cafile is not None:
+                options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(settings.kafka_cafile)}
+            login["sasl.jaas.config"] = _jaas("oauthbearer.OAuthBearerLoginModule", options)
+            login["sasl.login.callback.handler.class"] = OAUTH_JAVA
+            login["sasl.oauthbearer.token.endpoint.url"] = settings.kafka_token_url or ""
+        case _:
+            login["sasl.jaas.config"] = jaas(mechanism, name, password)
+    return login
 
 
 def spark_options(settings: Settings) -> dict[str, str]:
     """The settings for Spark's Kafka source, whose Java client uses other names."""
     options = {
-        "kafka.bootstrap.servers": settings.kafka_bootstrap,
-        "kafka.security.protocol": settings.kafka_security_protocol,
+        "bootstrap.servers": settings.kafka_bootstrap,
+        "security.protocol": settings.kafka_security_protocol,
+        **java_login(settings),
     }
     if settings.kafka_cafile is not None:
-        options["kafka.ssl.truststore.type"] = "PEM"
-        options["kafka.ssl.truststore.location"] = str(settings.kafka_cafile)
-    if settings.kafka_username is not None:
-        mechanism, password = settings.kafka_sasl_mechanism, settings.kafka_password.get_secret_value()
-        options["kafka.sasl.mechanism"] = mechanism
-        options["kafka.sasl.jaas.config"] = jaas(mechanism, settings.kafka_username, password)
-    return options
+        options["ssl.truststore.type"] = "PEM"
+        options["ssl.truststore.location"] = str(settings.kafka_cafile)
+    return {f"kafka.{name}": value for name, value in options.items()}
 
 
 def request_timeout_s() -> float:
@@ -73,7 +170,7 @@ def request_timeout_s() -> float:
     return REQUEST_TIMEOUT_S * timeout_scale()
 
 
-def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict[str, str | int | float | bool]:
+def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict[str, Any]:
     """The settings of a consumer that belongs to no group and commits nothing."""
     return {
         **client_config(settings),
@@ -125,7 +222,7 @@ class Admin:
         # The callback refers to this list and not to us: a reference cycle would keep the client's threads alive.
         errors: list[KafkaError] = []
         self._errors = errors
-        config: dict[str, Any] = {**client_config(settings), "log_level": 0, "error_cb": errors.append}
+        config = {**client_config(settings), "log_level": 0, "error_cb": errors.append}
         try:
             self.client = AdminClient(config)
         except KafkaException as error:
@@ -152,6 +249,11 @@ class Admin:
 def unavailable(settings: Settings, error: KafkaError) -> Failure:
     code, remedy = "kafka-unavailable", "start it, or correct OUTBOX_KAFKA_BOOTSTRAP and OUTBOX_KAFKA_SECURITY_PROTOCOL"
     match error.code():
+        case KafkaError._AUTHENTICATION if settings.kafka_token_url is not None:
+            return _no_token(settings, error.str())
+        case KafkaError._AUTHENTICATION if settings.kafka_sasl_mechanism == MSK_IAM:
+            code = "kafka-login-refused"
+            remedy = MSK_REMEDY
         case KafkaError._AUTHENTICATION:
             code = "kafka-login-refused"
             remedy = "correct OUTBOX_KAFKA_USERNAME, OUTBOX_KAFKA_PASSWORD and OUTBOX_KAFKA_SASL_MECHANISM"
@@ -169,6 +271,29 @@ def unavailable(settings: Settings, error: KafkaError) -> Failure:
         case _ if "refused" in error.str() and settings.is_embedded("kafka_bootstrap"):
             remedy = "`outbox up` starts the embedded one"
     return Failure(f"Kafka at {settings.kafka_bootstrap}: {error.str()}", remedy, code=code)
+
+
+def _no_token(settings: Settings, said: str) -> Failure:
+    """The failure of a login by a token: of the token server, or of the brokers that refuse its token."""
+    where, what = f"the token server {settings.kafka_token_url}", said.removeprefix(LOGIN_FAILED)
+    if what == said:
+        return Failure(
+            f"Kafka at {settings.kafka_bootstrap} refuses the token of {where}: {said}",
+            "correct OUTBOX_KAFKA_TOKEN_SCOPE or the brokers' expected audience and issuer, or compare the clocks; "
+            "the brokers' log says which",
+            code="kafka-login-refused",
+        )
+    if "certificate" in what:
+        return Failure(f"{where}: {what}", "correct OUTBOX_KAFKA_CAFILE, or OUTBOX_KAFKA_TOKEN_URL", code="kafka-tls")
+    if "unexpired token" in what:
+        return Failure(f"{where}: its token has expired: {what}", "compare its clock and ours", code="token-expired")
+    if TOKEN_REFUSED.search(what):
+        remedy = (
+            "correct OUTBOX_KAFKA_USERNAME, OUTBOX_KAFKA_PASSWORD, OUTBOX_KAFKA_TOKEN_SCOPE and OUTBOX_KAFKA_TOKEN_URL"
+        )
+        return Failure(f"{where} refuses the login: {what}", remedy, code="kafka-login-refused")
+    remedy = "start it, or correct OUTBOX_KAFKA_TOKEN_URL; nothing is lost meanwhile"
+    return Failure(f"{where} is unavailable: {what}", remedy, code="token-server-unavailable")
 
 
 def _quoted(word: str) -> str:

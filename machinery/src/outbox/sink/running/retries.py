@@ -20,6 +20,7 @@ PASSING = {
     "spark-failed",
     "table-failed",
     "table-locked",
+    "token-server-unavailable",
     "topic-missing",  # also to a broker that has just started; one that was made again is another failure
     "topic-silent",
     "transform-failed",  # what it reads may be away

@@ -21,11 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from outbox.base import log, project
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import MSK_IAM, Settings
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
 from outbox.jvm.java import java_home, property_value
-from outbox.kafka.clients import spark_options
+from outbox.kafka.clients import ALLOWED_URLS, spark_options
 from outbox.sink.spec import Target
 
 JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no JVM to take it
@@ -109,14 +109,16 @@ def launch_config(settings: Settings, targets: Iterable[Target]) -> dict[str, st
     if properties:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties.absolute()))} pyspark-shell"
     found = jars("spark")
-    needed = sorted({name for target in targets for name in target.jars} | _storage(settings))
+    logins = {"msk"} if settings.kafka_sasl_mechanism == MSK_IAM else set()
+    needed = sorted({name for target in targets for name in target.jars} | _storage(settings) | logins)
     further = [jar for name in needed for jar in jars(name, log.get(__name__).info)]
     log_config = project.current().file(LOG_CONFIG)
     archived = " ".join(f'"{option}"' for option in archive.options("spark", [*found, *spark_jars()]))
+    allowed = f'"-D{ALLOWED_URLS}={settings.kafka_token_url}"' if settings.kafka_token_url else ""
     return {
         "spark.driver.memory": settings.sink_driver_memory,
         "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile=file://{quote(str(log_config))} {JVM_OPTIONS} {archived}"
+            f"-Dlog4j2.configurationFile=file://{quote(str(log_config))} {JVM_OPTIONS} {allowed} {archived}"
         ),
         # A class archive holds classes of one class path. So what few sinks need comes by `spark.jars`.
         "spark.driver.extraClassPath": ":".join(map(str, found)),

@@ -1,0 +1,78 @@
+"""The whole chain with logins by token: short-lived ones, and a token server that is away for longer than they live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from outbox.audit import doctor
+from outbox.audit.check import check
+from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
+from outbox.migrations.migrate import migrate
+from outbox.relay import lifecycle
+from outbox_lab.stack.command import SinkProcess
+from outbox_lab.testing.homes import Homes
+from tests.support.outbox_rows import ids, insert, row
+from tests.support.secured import Secured, token_servers
+from tests.support.sink_driver import Database
+from tests.support.token_server import TokenServer
+
+LIFETIME_S = 12
+SINK = "dedup"
+AWAY = "token-server-unavailable"
+
+
+@pytest.fixture
+def relaying(homes: Homes) -> Iterator[tuple[Secured, TokenServer]]:
+    """A chain that is migrated and relays."""
+    with token_servers(homes.new("tokens")) as (secured, tokens):
+        tokens.lifetime_s = LIFETIME_S
+        migrate(secured.settings)
+        lifecycle.apply(secured.settings)
+        yield secured, tokens
+
+
+@pytest.mark.recovery
+def test_chain_outlives_its_tokens_and_a_token_server_that_is_away(relaying: tuple[Secured, TokenServer]) -> None:
+    secured, tokens = relaying
+    settings = secured.settings
+    sink = SinkProcess("sink", settings, ["sink", SINK])
+    sink.start()
+    try:
+        applied = 0
+        for issued in (15, 30, 45):  # clients of the broker, of the worker and of the sink ask again and again
+            wait_for("other tokens", partial(lambda count: len(tokens.issued) > count, issued), timeout_s=90)
+            applied += follow(settings)
+        assert "failed" not in sink.log_file.read_text()
+
+        tokens.stop()
+        insert(settings, row(), row())
+        wait_for("the sink to say so", lambda: AWAY in sink.log_file.read_text(), timeout_s=120)
+        assert [one.code for one in doctor.examine(settings, "kafka")] == [AWAY]
+        insert(settings, row())
+        tokens.start()
+        if not lifecycle.status(settings).is_running:
+            lifecycle.apply(settings)  # as `outbox monitor` does
+        wait_for("all events", lambda: Database(settings).applied() == applied + 3, timeout_s=150)
+        follow(settings)
+        said = sink.log_file.read_text()
+        logs = [said, *(file.read_text() for file in (settings.home.parent / "logs").glob("*.log"))]
+        family = [one for process in sink.processes() for one in (process, *process.children(recursive=True))]
+        arguments = [" ".join(process.cmdline()) for process in family]
+        assert any("java" in line for line in arguments)
+        assert not [text for secret in secured.secrets() for text in (*logs, *arguments) if secret in text]
+    finally:
+        sink.stop()
+    report = check(settings)
+    assert (report.findings, report.settled) == ([], True)
+    assert Database(settings).applied() == len(ids(settings)), "each once"
+
+
+def follow(settings: Settings) -> int:
+    """Write two events, and wait until the sink has applied all."""
+    insert(settings, row(), row())
+    wait_for("both", lambda: Database(settings).applied() == len(ids(settings)), timeout_s=60)
+    return 2
