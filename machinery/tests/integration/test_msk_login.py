@@ -6,6 +6,10 @@ No cluster of Amazon's was in reach. The listener of `tests.support.login_listen
 from __future__ import annotations
 
 import base64
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -59,6 +63,34 @@ def test_a_client_signs_a_token_and_sends_it(listener: tuple[Listener, Settings]
     assert asked["Action"] == ["kafka-cluster:Connect"]
     assert asked["X-Amz-Credential"][0].startswith(f"{KEY_ID}/")
     assert SECRET not in signed.query
+
+
+READ = """
+from outbox.base.settings import load
+from outbox.kafka.clients import spark_options
+from outbox.sink.spark import session
+
+settings = load()
+spark = session.session(settings)
+spark.read.format("kafka").options(subscribe="any", **spark_options(settings)).load().count()
+"""
+
+
+@pytest.mark.usefixtures("credentials")
+def test_sparks_reader_logs_in_by_the_module_of_its_jars(listener: tuple[Listener, Settings]) -> None:
+    found, settings = listener
+    variables = {name: value for name, value in settings.as_env().items() if "_STACK_" not in name}
+    own = {**os.environ, **variables, "OUTBOX_DOTENV": os.devnull}
+    done = subprocess.run([sys.executable, "-c", READ], env=own, capture_output=True, text=True, check=False)
+    assert REFUSAL in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    (mechanism, message), *_ = found.logins
+    assert mechanism == "AWS_MSK_IAM"
+    signed = json.loads(message)
+    assert signed["action"] == "kafka-cluster:Connect"
+    assert signed["x-amz-credential"].startswith(f"{KEY_ID}/")
+    assert f"/{REGION}/kafka-cluster/" in signed["x-amz-credential"]
+    assert SECRET not in message.decode()
 
 
 def test_no_credentials_are_one_line(

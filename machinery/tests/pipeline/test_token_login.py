@@ -91,7 +91,7 @@ def test_a_client_asks_for_another_token_before_one_expires(login: Login) -> Non
         ("token_scope", "no.such", "kafka-login-refused", "SCOPE"),
         ("token_scope", OTHER_SCOPE, "kafka-login-refused", "audience"),
         ("cafile", "OTHER", "kafka-tls", "CAFILE"),
-        ("token_url", "URL/none", "kafka-login-refused", "URL"),
+        ("token_url", "URL/none", "token-server-unavailable", "URL"),
         ("token_url", "https://no.such.host.invalid/", "token-server-unavailable", "URL"),
     ],
 )

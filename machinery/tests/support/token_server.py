@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from outbox_lab.stack import ports
 
 KEY_ID = "test"
-AUDIENCE, OTHER_AUDIENCE = "kafka", "ledger"
-SCOPE, OTHER_SCOPE = "kafka.records", "ledger.read"  # by which a client asks for an audience
+AUDIENCE, OTHER_AUDIENCE = "kafka", "archive"
+SCOPE, OTHER_SCOPE = "kafka.records", "archive.read"  # by which a client asks for an audience
 AUDIENCES = {SCOPE: AUDIENCE, OTHER_SCOPE: OTHER_AUDIENCE}
 
 

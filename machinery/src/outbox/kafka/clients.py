@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from textwrap import shorten
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -30,8 +31,8 @@ FETCH_BACKOFF_MS = 10  # when so much is fetched ahead; the default is a second
 # Retrying cannot help: the configuration is wrong.
 HOPELESS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
 LOGIN_FAILED = "Failed to acquire SASL OAUTHBEARER token: "  # librdkafka's words; those of curl or the server follow
-# The errors of RFC 6749 for a request that is wrong, and statuses that say so. Any other may pass.
-TOKEN_REFUSED = re.compile(r"invalid_(request|client|grant|scope)|unauthorized_client|unsupported_grant_type|\(4\d\d\)")
+# The errors of RFC 6749 for a request that is wrong. Any other may pass.
+TOKEN_REFUSED = re.compile(r"invalid_(request|client|grant|scope)|unauthorized_client|unsupported_grant_type")
 MISSING = object()
 OAUTH_JAVA = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"  # Java's clients ask no others since Kafka 4
@@ -92,12 +93,16 @@ def _require_msk_token(settings: Settings, region: str) -> None:
     """Raises Failure if no token can be signed: a client would wait for one in vain, and not say why."""
     try:
         _msk_token(region)
-    except ModuleNotFoundError:  # the command line names the extra
-        raise
-    except Exception as error:  # of Amazon's SDK; without any credentials, an AttributeError
-        reason = "there are none" if isinstance(error, AttributeError) else f"{type(error).__name__}: {error}"
+    except ModuleNotFoundError as error:
         raise Failure(
-            f"Kafka at {settings.kafka_bootstrap}: no token by credentials of Amazon's SDK: {reason}",
+            f"a login by {MSK_IAM} needs the package of the module {error.name}",
+            "install the extra `msk` of outbox-machinery",
+            code="package-missing",
+        ) from None
+    except Exception as error:  # of Amazon's SDK; without any credentials, an AttributeError
+        reason = "it finds no credentials" if isinstance(error, AttributeError) else f"{type(error).__name__}: {error}"
+        raise Failure(
+            f"Kafka at {settings.kafka_bootstrap}: Amazon's SDK signs no token: {reason}",
             MSK_REMEDY,
             code="kafka-login-refused",
         ) from None
@@ -268,6 +273,8 @@ def unavailable(settings: Settings, error: KafkaError) -> Failure:
             remedy = f"grant it to {settings.kafka_username or 'the client'} in Kafka's access control lists"
         case KafkaError.TOPIC_EXCEPTION:  # a name that differs from another in `.` and `_` only
             code, remedy = "topic-refused", "choose another name"
+        case KafkaError._TIMED_OUT if settings.kafka_token_url is not None:  # librdkafka repeats a request after a 5xx
+            remedy += f", or the token server {settings.kafka_token_url} does not answer"
         case _ if "refused" in error.str() and settings.is_embedded("kafka_bootstrap"):
             remedy = "`outbox up` starts the embedded one"
     return Failure(f"Kafka at {settings.kafka_bootstrap}: {error.str()}", remedy, code=code)
@@ -275,10 +282,11 @@ def unavailable(settings: Settings, error: KafkaError) -> Failure:
 
 def _no_token(settings: Settings, said: str) -> Failure:
     """The failure of a login by a token: of the token server, or of the brokers that refuse its token."""
-    where, what = f"the token server {settings.kafka_token_url}", said.removeprefix(LOGIN_FAILED)
-    if what == said:
+    where = f"the token server {settings.kafka_token_url}"
+    what = shorten(said.removeprefix(LOGIN_FAILED), 300)  # it may be a page
+    if not said.startswith(LOGIN_FAILED):
         return Failure(
-            f"Kafka at {settings.kafka_bootstrap} refuses the token of {where}: {said}",
+            f"Kafka at {settings.kafka_bootstrap} refuses the token of {where}: {what}",
             "correct OUTBOX_KAFKA_TOKEN_SCOPE or the brokers' expected audience and issuer, or compare the clocks; "
             "the brokers' log says which",
             code="kafka-login-refused",

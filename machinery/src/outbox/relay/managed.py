@@ -118,8 +118,9 @@ def confluent_cloud(settings: Settings, connector: Connector) -> Confluent:
     config = {
         "name": connector.name,
         "connector.class": "PostgresCdcSourceV2",
-        "kafka.auth.mode": "SERVICE_ACCOUNT",
-        "kafka.service.account.id": "<service account>",
+        "kafka.auth.mode": "KAFKA_API_KEY",
+        "kafka.api.key": "<API key>",
+        "kafka.api.secret": "<API secret>",
         "database.password": f"<password of {settings.role_name(SourceRole.CDC)}>",
         "output.key.format": "STRING",
         "output.data.format": "JSON",
