@@ -132,7 +132,7 @@ def test_confluents_connector_routes_as_ours_and_says_what_it_lacks(settings: Se
 def test_each_connector_is_rendered_for_both(settings: Settings, kind: str) -> None:
     connector = connectors.load(settings, kind)
     assert managed.msk_connect(settings, connector)["connector"]["connectorName"] == connector.name
-    config = managed.confluent_cloud(settings, connector).config
+    config, _ = managed.confluent_cloud(settings, connector)
     assert config["slot.name"] == connector.config["slot.name"]
     assert ("transforms.outbox.table.expand.json.payload" in config) is connector.is_outbox
 

@@ -49,24 +49,19 @@ def client_config(settings: Settings) -> dict[str, Any]:
     }
     if settings.kafka_cafile is not None:
         config["ssl.ca.location"] = str(settings.kafka_cafile)
-    return config | (_login(settings) if has_login(settings) else {})
-
-
-def has_login(settings: Settings) -> bool:
-    """Whether the brokers ask for a login."""
-    return settings.kafka_security_protocol.startswith("SASL")
+    return config | _login(settings)
 
 
 def _login(settings: Settings) -> dict[str, Any]:
-    """The settings with which librdkafka logs in. It asks for another token before one expires, in a thread of its own,
-    and so does confluent-kafka with ``oauth_cb``.
+    """The settings with which librdkafka logs in, where the brokers ask for that. It asks for another token
+    before one expires, in a thread of its own, and so does confluent-kafka with ``oauth_cb``.
     """
+    if not settings.kafka_security_protocol.startswith("SASL"):
+        return {}
     name, password = settings.kafka_username, settings.kafka_password.get_secret_value()
     match settings.kafka_sasl_mechanism:
         case "AWS_MSK_IAM":
-            region = _region(settings)
-            _require_msk_token(settings, region)
-            return {"sasl.mechanism": OAUTHBEARER, "oauth_cb": partial(_msk_token, region)}
+            return {"sasl.mechanism": OAUTHBEARER, "oauth_cb": partial(_msk_token, _msk_region(settings))}
         case "OAUTHBEARER":
             config = {
                 "sasl.mechanism": OAUTHBEARER,
@@ -89,36 +84,22 @@ def _msk_token(region: str, _: str = "") -> tuple[str, float]:
     return token, expires_ms / 1000
 
 
-def _require_msk_token(settings: Settings, region: str) -> None:
-    """Raises Failure if no token can be signed: a client would wait for one in vain, and not say why."""
-    try:
-        _msk_token(region)
-    except ModuleNotFoundError as error:
-        raise Failure(
-            f"a login by {MSK_IAM} needs the package of the module {error.name}",
-            "install the extra `msk` of outbox-machinery",
-            code="package-missing",
-        ) from None
-    except Exception as error:  # of Amazon's SDK; without any credentials, an AttributeError
-        reason = "it finds no credentials" if isinstance(error, AttributeError) else f"{type(error).__name__}: {error}"
-        raise Failure(
-            f"Kafka at {settings.kafka_bootstrap}: Amazon's SDK signs no token: {reason}",
-            MSK_REMEDY,
-            code="kafka-login-refused",
-        ) from None
-
-
-def _region(settings: Settings) -> str:
-    """The region of a cluster of Amazon MSK: in the names of its brokers, or else of this process."""
+def _msk_region(settings: Settings) -> str:
+    """The region of a cluster of Amazon MSK: in the names of its brokers, or else of this process. Raises Failure if it
+    is not known, or if no token can be signed: a client would wait for one in vain, and not say why.
+    """
     found = MSK_HOST.search(settings.kafka_bootstrap)
     region = found[1] if found else os.environ.get("AWS_REGION")
-    if region is None:
-        raise Failure(
-            f"Kafka at {settings.kafka_bootstrap}: this name does not say the region of Amazon MSK",
-            "set AWS_REGION, or correct OUTBOX_KAFKA_BOOTSTRAP",
-            code="kafka-login-refused",
-        )
-    return region
+    reason, remedy = "its name does not say the region", "set AWS_REGION, or correct OUTBOX_KAFKA_BOOTSTRAP"
+    if region is not None:
+        try:
+            _msk_token(region)
+            return region
+        except ModuleNotFoundError as error:
+            reason, remedy = f"{error}", "install the extra `msk` of outbox-machinery"
+        except Exception as error:  # of Amazon's SDK; without any credentials, an AttributeError
+            reason, remedy = f"Amazon's SDK finds no valid credentials: {type(error).__name__}: {error}", MSK_REMEDY
+    raise Failure(f"{MSK_IAM} at {settings.kafka_bootstrap}: {reason}", remedy, code="kafka-login-refused")
 
 
 def jaas(mechanism: str, username: str, password: str, **others: str) -> str:
@@ -132,9 +113,9 @@ def _jaas(module: str, options: Mapping[str, str]) -> str:
     return f"org.apache.kafka.common.security.{module} required{words};"
 
 
-def java_login(settings: Settings) -> dict[str, str]:
+def _java_login(settings: Settings) -> dict[str, str]:
     """The settings with which a Java client logs in, where the brokers ask for that."""
-    if not has_login(settings):
+    if not settings.kafka_security_protocol.startswith("SASL"):
         return {}
     name, password = settings.kafka_username or "", settings.kafka_password.get_secret_value()
     mechanism = settings.kafka_sasl_mechanism
@@ -162,7 +143,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
     options = {
         "bootstrap.servers": settings.kafka_bootstrap,
         "security.protocol": settings.kafka_security_protocol,
-        **java_login(settings),
+        **_java_login(settings),
     }
     if settings.kafka_cafile is not None:
         options["ssl.truststore.type"] = "PEM"

@@ -8,40 +8,22 @@ services cannot do. Neither was in reach: names are from their documentation and
 from __future__ import annotations
 
 import base64
-from typing import Any, NamedTuple
+import re
+from typing import Any
 
 from outbox.base.errors import Failure
 from outbox.base.settings import MSK_IAM, Settings, SourceRole
-from outbox.relay.connectors import ROUTER, TRANSFORMS, Config, Connector
+from outbox.relay.connectors import ROUTER, Config, Connector
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 SECRETS = "com.amazonaws.kafka.config.providers.SecretsManagerConfigProvider"
 CONNECT_VERSION = "3.7.x"  # the newest of MSK Connect
 # Properties of ours that Confluent's connector was seen to have.
-CONFLUENT = {
-    "tasks.max",
-    "database.hostname",
-    "database.port",
-    "database.dbname",
-    "database.user",
-    "database.sslmode",
-    "topic.prefix",
-    "plugin.name",
-    "publication.name",
-    "publication.autocreate.mode",
-    "slot.name",
-    "table.include.list",
-    "snapshot.mode",
-    "heartbeat.interval.ms",
-    "tombstones.on.delete",
-}
-
-
-class Confluent(NamedTuple):
-    """The configuration of Confluent Cloud's connector, and the properties of ours that it does not have."""
-
-    config: Config
-    left_out: list[str]
+CONFLUENT = re.compile(
+    r"tasks\.max|database\.(hostname|port|dbname|user|sslmode)|topic\.prefix|table\.include\.list|plugin\.name|slot\.name"
+    r"|publication\.(name|autocreate\.mode)|snapshot\.mode|heartbeat\.interval\.ms|tombstones\.on\.delete|transforms(\..+)?"
+)
+TOPIC_ROUTER = "io.confluent.connect.cloud.transforms.TopicRegexRouter"
 
 
 def msk_connect(settings: Settings, connector: Connector) -> dict[str, Any]:
@@ -111,10 +93,12 @@ def _encoded(properties: Config) -> str:
     return base64.b64encode("".join(f"{name}={value}\n" for name, value in properties.items()).encode()).decode()
 
 
-def confluent_cloud(settings: Settings, connector: Connector) -> Confluent:
-    """The configuration of PostgresCdcSourceV2. An event's payload is parsed and written again, because the service's
-    converters quote a text.
+def confluent_cloud(settings: Settings, connector: Connector) -> tuple[Config, list[str]]:
+    """The configuration of PostgresCdcSourceV2, and the properties of ours that it does not have. An event's payload is
+    parsed and written again, because the service's converters quote a text.
     """
+    ours = connector.config
+    kept = {name for name in ours if CONFLUENT.fullmatch(name)}
     config = {
         "name": connector.name,
         "connector.class": "PostgresCdcSourceV2",
@@ -125,15 +109,8 @@ def confluent_cloud(settings: Settings, connector: Connector) -> Confluent:
         "output.key.format": "STRING",
         "output.data.format": "JSON",
         "after.state.only": "false",  # the EventRouter takes an envelope
+        **{name: TOPIC_ROUTER if value == ROUTER else value for name, value in ours.items() if name in kept},
     }
-    left_out = []
-    for name, value in connector.config.items():
-        if name.partition(".")[0] == TRANSFORMS:
-            config[name] = "io.confluent.connect.cloud.transforms.TopicRegexRouter" if value == ROUTER else value
-        elif name in CONFLUENT:
-            config[name] = value
-        elif name not in config:
-            left_out.append(name)
     if connector.is_outbox:
         config["transforms.outbox.table.expand.json.payload"] = "true"
-    return Confluent(config, left_out)
+    return config, [name for name in ours if name not in config]
