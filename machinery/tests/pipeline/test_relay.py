@@ -24,7 +24,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.migrations.migrate import migrate
-from outbox.relay import connectors, lifecycle, slot
+from outbox.relay import connectors, lifecycle, managed, slot
 from outbox.relay.connectors import Config
 from outbox.relay.rest import Rest
 from outbox_lab.stack import config
@@ -182,6 +182,32 @@ def test_a_connector_has_what_is_rendered_whatever_is_applied(
     assert lifecycle.apply(chain) == "unchanged"
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
+
+
+def test_a_payload_that_is_parsed_and_written_again_is_the_same_event(
+    unapplied: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `outbox connect render --for confluent-cloud` asks for, whose converters would quote a text."""
+    rendered, _ = managed.confluent_cloud(unapplied, connectors.load(unapplied))
+    [expand] = [name for name in rendered if name.endswith("expand.json.payload")]
+    edited(
+        tmp_path,
+        monkeypatch,
+        **{
+            expand: rendered[expand],
+            "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+            "value.converter.schemas.enable": "false",
+            "header.converter": "org.apache.kafka.connect.storage.SimpleHeaderConverter",
+        },
+    )
+    lifecycle.apply(unapplied)
+    written = [row(), row(traceparent="00-1-2-01")]
+    insert(unapplied, *written)
+    found = sorted(relayed(unapplied), key=lambda record: record.key or "")
+    expected = sorted(written, key=lambda one: one.aggregateid)
+    assert [json.loads(record.value) for record in found] == [json.loads(one.payload) for one in expected]
+    assert [record.headers["traceparent"] for record in found] == [one.traceparent for one in expected]
+    assert {record.headers["schemaVersion"] for record in found} == {"1"}
 
 
 def test_stopped_or_removed_it_goes_on_where_it_was_and_forgotten_it_begins_again(chain: Settings) -> None:
