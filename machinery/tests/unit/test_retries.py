@@ -28,11 +28,15 @@ def test_failures_of_long_ago_do_not_count() -> None:
         assert retries.delay_s("database-unavailable", number * (WITHIN_S + 1)) == 1.0
 
 
-def test_what_may_pass_is_tried_again() -> None:
-    assert Retries().delay_s("topic-missing", 0.0) == 1.0
+@pytest.mark.parametrize("code", ["topic-missing", "token-server-unavailable"])
+def test_what_may_pass_is_tried_again(code: str) -> None:
+    assert Retries().delay_s(code, 0.0) == 1.0
 
 
-@pytest.mark.parametrize("code", ["checkpoint-unusable", "events-lost", "sink-fenced", "sink-has-driver", "unexpected"])
+@pytest.mark.parametrize(
+    "code",
+    ["checkpoint-unusable", "events-lost", "kafka-login-refused", "sink-fenced", "sink-has-driver", "unexpected"],
+)
 def test_what_does_not_pass_is_never_tried_again(code: str) -> None:
     retries = Retries()
     assert retries.delay_s(code, 0.0) is None
