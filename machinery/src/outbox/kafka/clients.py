@@ -254,8 +254,6 @@ def unavailable(settings: Settings, error: KafkaError) -> Failure:
             remedy = f"grant it to {settings.kafka_username or 'the client'} in Kafka's access control lists"
         case KafkaError.TOPIC_EXCEPTION:  # a name that differs from another in `.` and `_` only
             code, remedy = "topic-refused", "choose another name"
-        case KafkaError._TIMED_OUT if settings.kafka_token_url is not None:  # librdkafka repeats a request after a 5xx
-            remedy += f", or the token server {settings.kafka_token_url} does not answer"
         case _ if "refused" in error.str() and settings.is_embedded("kafka_bootstrap"):
             remedy = "`outbox up` starts the embedded one"
     return Failure(f"Kafka at {settings.kafka_bootstrap}: {error.str()}", remedy, code=code)
