@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
+import psutil
 import pytest
 
 from outbox.audit import doctor
@@ -62,8 +63,7 @@ def test_chain_outlives_its_tokens_and_a_token_server_that_is_away(relaying: Rel
         follow(settings)
         said = sink.log_file.read_text()
         logs = [said, *(file.read_text() for file in (settings.home.parent / "logs").glob("*.log"))]
-        family = [one for process in sink.processes() for one in (process, *process.children(recursive=True))]
-        arguments = [" ".join(process.cmdline()) for process in family]
+        arguments = [*command_lines(sink)]
         assert any("java" in line for line in arguments)
         assert not [text for secret in secured.secrets() for text in (*logs, *arguments) if secret in text]
     finally:
@@ -72,6 +72,14 @@ def test_chain_outlives_its_tokens_and_a_token_server_that_is_away(relaying: Rel
     report = check(settings)
     codes = {finding.code for finding in report.findings} - {"sink-drift"}  # rows of events without those of a service
     assert (codes, report.settled) == (set(), True)
+
+
+def command_lines(sink: SinkProcess) -> Iterator[str]:
+    """Of the sink and its descendants that run now."""
+    for process in sink.processes():
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):  # it has just ended
+                yield " ".join(one.cmdline())
 
 
 def mended(settings: Settings, connect: Connect, events: int) -> bool:
