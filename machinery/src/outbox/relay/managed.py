@@ -20,8 +20,9 @@ SECRETS = "com.amazonaws.kafka.config.providers.SecretsManagerConfigProvider"
 CONNECT_VERSION = "3.7.x"  # the newest of MSK Connect
 # Properties of ours that Confluent's connector was seen to have.
 CONFLUENT = re.compile(
-    r"tasks\.max|database\.(hostname|port|dbname|user|sslmode)|topic\.prefix|table\.include\.list|plugin\.name|slot\.name"
-    r"|publication\.(name|autocreate\.mode)|snapshot\.mode|heartbeat\.interval\.ms|tombstones\.on\.delete|transforms(\..+)?"
+    r"tasks\.max|database\.(hostname|port|dbname|user|sslmode)|topic\.prefix|table\.include\.list|plugin\.name"
+    r"|slot\.name|publication\.(name|autocreate\.mode)|snapshot\.mode|heartbeat\.interval\.ms"
+    r"|tombstones\.on\.delete|(transforms|predicates)(\..+)?"
 )
 TOPIC_ROUTER = "io.confluent.connect.cloud.transforms.TopicRegexRouter"
 
