@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -16,6 +17,7 @@ from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.maintenance import prune
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, slot
+from outbox.relay.rest import Offset
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.helpers import query
@@ -129,6 +131,38 @@ def test_a_repaired_publication_does_not_relay_what_was_written_before(slotted: 
         return
     sent = [bytes(data) for (data,) in query(slotted, read, SourceRole.CDC)]
     assert sum(data[:1] == b"I" and b"received" in data and b"{}" in data for data in sent) == 1
+
+
+# A server that lacks what was relayed ------------------------------------------------------------------------------
+
+
+def continue_from(settings: Settings, lsn: int, seconds_ago: float = 0) -> None:
+    """What `outbox connect apply` checks with a stored offset, whose last event was committed so long ago."""
+    offset = Offset(lsn, int((time.time() - seconds_ago) * 1e6))
+    slot.require_continuity(settings, lambda: offset, connectors.load(settings))
+
+
+def test_an_offset_beyond_the_end_of_the_log_is_refused(slotted: Settings) -> None:
+    """As after a snapshot of the server's disk was put back, before the server has written as much as it lost."""
+    query(slotted, EVENT, SourceRole.APP)
+    end = slot.end_of_log(slotted)
+    continue_from(slotted, end)
+    with raises("source-restored", "`outbox connect remove --drop-slot`", "`outbox rebuild NAME --from source`"):
+        continue_from(slotted, end + 2**30)
+
+
+def test_younger_commits_before_the_offset_are_refused(slotted: Settings) -> None:
+    """As after a snapshot was put back, and the server has written more than it lost."""
+    begin = slot.end_of_log(slotted)
+    query(slotted, EVENT, SourceRole.APP)
+    end = slot.end_of_log(slotted)
+    with raises("source-restored", "younger"):
+        continue_from(slotted, end, seconds_ago=60)
+    continue_from(slotted, begin, seconds_ago=60)  # a relay that was down: the commit comes after the offset
+    continue_from(slotted, end)
+    query(slotted, "DROP PUBLICATION outbox")
+    query(slotted, EVENT, SourceRole.APP)
+    continue_from(slotted, slot.end_of_log(slotted))  # nothing can be told, so nothing is refused
 
 
 # Policies ----------------------------------------------------------------------------------------------------------

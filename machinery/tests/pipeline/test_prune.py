@@ -286,7 +286,8 @@ def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
     assert prune.prune(chain, keep_hours=0) == PruneResult(missing=3, first_missing=dropped)
 
     def passed() -> bool:
-        return min(Rest(chain).offset_lsn() or 0, slots.existing(chain).confirmed_lsn) >= end
+        stored = Rest(chain).offset()
+        return stored is not None and min(stored.lsn, slots.existing(chain).confirmed_lsn) >= end
 
     wait_for("stored offset and slot to pass all events", passed, timeout_s=90)
     command = ("prune", "--json", "--keep-hours", "0")

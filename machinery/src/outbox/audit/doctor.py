@@ -258,13 +258,16 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 
 def _hanging(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     """Whether a transaction hangs on the offsets of a connector: its state is RUNNING then, and it relays nothing."""
-    since = offsets.open_since(settings, connector)
-    if since is None:
-        return
-    age_s = (datetime.now(UTC) - since).total_seconds()
+    age_s = _open_s(settings, connector)
     if age_s > offsets.END_TIMEOUT_S:
         message = f"a transaction on topic {connector.offsets_topic} is open for {age_s:.0f} s: the relay stands still"
         yield _problem("transaction-hanging", message, f"`{connector.command('apply')}`")
+
+
+def _open_s(settings: Settings, connector: Connector) -> float:
+    """For how many seconds a transaction is open on the offsets of a connector; 0 if none is."""
+    since = offsets.open_since(settings, connector)
+    return 0.0 if since is None else (datetime.now(UTC) - since).total_seconds()
 
 
 def _partitions(wanted: TopicSpec, found: Topic) -> Diagnosis:
@@ -286,6 +289,23 @@ def _topic_config(settings: Settings, wanted: TopicSpec) -> Iterator[Diagnosis]:
 
 
 def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
+    yield from _state(settings, connector)
+    yield from _restored(settings, connector)
+
+
+def _restored(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
+    """Whether the server lacks log that the connector has relayed."""
+    if not topics.exists(settings, connector.offsets_topic) or _open_s(settings, connector) > offsets.END_TIMEOUT_S:
+        return  # Connect would not answer; the hop kafka says why
+    stored, reader = Rest(settings, connector).offset(), slot.read(settings, connector)
+    if stored is None or reader is None or reader.wal_status == "lost":
+        return
+    failure = slot.restored(settings, connector, reader, stored)
+    if failure is not None:
+        yield _of_failure(failure)
+
+
+def _state(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     found, apply = lifecycle.status(settings, connector), f"`{connector.command('apply')}`"
     if found.error:
         message = f"connector {connector.name} failed: {found.error}"

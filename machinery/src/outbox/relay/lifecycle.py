@@ -66,7 +66,7 @@ def apply(settings: Settings, connector: Connector | None = None, on_release: Ca
     if effective is None:
         # Connect keeps the offsets of a removed connector, and returns them only for an existing one.
         effective = rest.create_stopped(requested)
-    slot.require_continuity(settings, rest.offset_lsn, connector, effective)
+    slot.require_continuity(settings, rest.offset, connector, effective)
     if effective is None:
         done = "created"
     elif effective != {**requested, "name": connector.name}:

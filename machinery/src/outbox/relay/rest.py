@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from outbox.base.errors import Failure
 from outbox.base.heavy import requests
@@ -42,6 +42,13 @@ class State:
         leaves, and the first one gets its old assignment back. It does not start what it has run before.
         """
         return "UNASSIGNED" in (self.connector, *self.tasks)
+
+
+class Offset(NamedTuple):
+    """Where a connector continues to read the write-ahead log."""
+
+    lsn: int
+    committed_us: int  # when the last event was committed, by the server's clock: microseconds since 1970; 0: unknown
 
 
 class Rest:
@@ -112,14 +119,16 @@ class Rest:
             error=next((_summary(trace) for trace in traces), None),
         )
 
-    def offset_lsn(self) -> int | None:
-        """The position in the write-ahead log that the connector stored last; None if it has stored none.
+    def offset(self) -> Offset | None:
+        """The offset that the connector stored last; None if it has stored none. A connector of one database has one.
 
-        This is the position of the last commit it has read, because a slot counts in commits too. When transactions
+        Its position is that of the last commit it has read, because a slot counts in commits too. When transactions
         overlap, an event (``lsn``) of the later one may precede the commit (``lsn_commit``) of the earlier one.
         """
-        offset = self._offset()
-        return max(int(offset.get("lsn_commit") or 0), int(offset.get("lsn") or 0)) or None
+        answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
+        stored: dict[str, Any] = next((entry["offset"] for entry in answer["offsets"] if entry["offset"]), {})
+        position = max(int(stored.get("lsn_commit") or 0), int(stored.get("lsn") or 0))
+        return Offset(position, int(stored.get("ts_usec") or 0)) if position else None
 
     def worker_exactly_once(self, config: Config) -> bool:
         """Whether the worker has exactly-once enabled. It has no question for that, but validates a config for it."""
@@ -130,11 +139,6 @@ class Rest:
             e for entry in answer["configs"] if "once" in entry["value"]["name"] for e in entry["value"]["errors"]
         ]
         return not any(NOT_ENABLED in error for error in errors)
-
-    def _offset(self) -> dict[str, Any]:
-        """The stored offset; empty if no offset is stored. A connector of one database has one."""
-        answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
-        return next((dict(entry["offset"]) for entry in answer["offsets"] if entry["offset"]), {})
 
     def _call(
         self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False, existing_is_none: bool = False

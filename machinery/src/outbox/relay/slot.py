@@ -17,10 +17,21 @@ from outbox.events import catalog
 from outbox.migrations import publication
 from outbox.relay import arrivals, connectors
 from outbox.relay.connectors import Config, Connector
+from outbox.relay.rest import Offset
 
 ARRIVE_TIMEOUT_S = 10.0
 RELEASE_TIMEOUT_S = 60.0
+CLOCK_STEP_US = 5_000_000  # a clock may be set back by less, and no restore of a server is faster
 HIDDEN = "SELECT row_security_active(to_regclass(format('%%I.%%I', %s, %s)))"
+
+# The newest commit that the slot holds before a position: microseconds since 2000, in the message that begins each
+# transaction (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html). It moves nothing.
+NEWEST_COMMIT = """
+SELECT max(('x' || encode(substring(data FROM 10 FOR 8), 'hex'))::bit(64)::bigint)
+  FROM pg_logical_slot_peek_binary_changes(%s, %s, NULL, 'proto_version', '1', 'publication_names', %s)
+ WHERE get_byte(data, 0) = ascii('B')
+"""
+EPOCH_US = 946_684_800_000_000  # from 1970 to 2000
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,7 @@ def unpublish(settings: Settings, connector: Connector) -> None:
 
 def require_continuity(
     settings: Settings,
-    stored_offset: Callable[[], int | None],
+    stored_offset: Callable[[], Offset | None],
     connector: Connector | None = None,
     effective: Config | None = None,
 ) -> None:
@@ -130,14 +141,16 @@ def require_continuity(
     A slot ahead of the stored offset was recreated, or another client read it. Debezium without exactly-once leaves
     one too: it confirms acknowledged records before Connect stores their offset. For the outbox, a comparison with its
     topics decides; and with those of the ``effective`` configuration, from which an aggregate may be about to move. A
-    captured table keeps no history, so nothing can decide. Raises Failure if events are, or may be, missing, and if
-    Debezium would refuse the offset because the server no longer retains the log that follows it.
+    captured table keeps no history, so nothing can decide. Raises Failure if events are, or may be, missing, if
+    Debezium would refuse the offset because the server no longer retains the log that follows it, and if the server was
+    restored to a state before the offset (`restored`).
     """
     connector = connector or connectors.load(settings)
     slot = read(settings, connector)  # before the stored offset, which advances first
-    stored_lsn = stored_offset()
-    if stored_lsn is None:
+    stored = stored_offset()
+    if stored is None:
         return
+    stored_lsn = stored.lsn
     again = connector.start_again
     if slot is None:
         raise Failure(
@@ -151,6 +164,9 @@ def require_continuity(
             again,
             code="slot-invalidated",
         )
+    failure = restored(settings, connector, slot, stored)
+    if failure is not None:
+        raise failure
     is_ahead = slot.confirmed_lsn > stored_lsn
     if is_ahead and not (connector.is_outbox and _all_arrive(settings, connector, effective)):
         missing = "the topics miss events" if connector.is_outbox else "the changes in between are unknown"
@@ -171,6 +187,37 @@ def require_continuity(
             again,
             code="slot-released",
         )
+
+
+def restored(settings: Settings, connector: Connector, slot: Slot, stored: Offset) -> Failure | None:
+    """The failure if the server lacks log that was relayed: a snapshot of its disk was put back, for example.
+
+    Debezium then passes over new events until the log reaches the stored offset again, and says RUNNING. Until then the
+    log ends before the offset. Afterwards, while nobody reads the slot, it holds commits before the offset that are
+    younger than the last event that was relayed. Once Debezium has passed over them, only `outbox check` finds them.
+    """
+    end = end_of_log(settings)  # read later than the offset, so never before it in a sound log
+    if stored.lsn > end:
+        sign = f"its log ends at {lsn(end)}, before the stored offset {lsn(stored.lsn)}"
+    elif slot.active_pid is None and _holds_younger(settings, connector, stored):
+        sign = f"its log has events before the stored offset {lsn(stored.lsn)} that are younger than it"
+    else:
+        return None
+    return Failure(
+        f"the server of database {settings.source_db_name} was restored to an earlier state, or failed over: {sign}",
+        f"{connector.start_again}; sinks keep what the source has lost until `outbox rebuild NAME --from source`",
+        code="source-restored",
+    )
+
+
+def _holds_younger(settings: Settings, connector: Connector, stored: Offset) -> bool:
+    with _cdc(settings) as cursor:
+        try:
+            cursor.execute(NEWEST_COMMIT, [connector.name, lsn(stored.lsn), connector.publication])
+        except (psycopg2.errors.ObjectInUse, psycopg2.errors.UndefinedObject):
+            return False  # a client has begun to read it, or there was no publication for a while
+        ((newest,),) = cursor.fetchall()
+    return newest is not None and newest + EPOCH_US > stored.committed_us + CLOCK_STEP_US
 
 
 def _all_arrive(settings: Settings, connector: Connector, effective: Config | None) -> bool:
