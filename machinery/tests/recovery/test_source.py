@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from outbox_lab.testing.homes import Homes
 from tests.support import suite
 from tests.support.outbox_rows import ids
 from tests.support.rehearsal import Rehearsal, Rehearse, client_of
+from tests.support.servers import Server, address_of, put_back, snapshot
 from tests.support.topic_reader import duplicates, read, relayed
 
 
@@ -62,6 +64,44 @@ def test_source_that_was_restored_from_an_older_backup(
     assert {(found.code, found.count) for found in one.checked().findings} == {("foreign-events", 2)}
     one.working(7)  # its key gets a version again that a lost event had
     assert {(found.code, found.count) for found in one.checked().findings} == {("foreign-events", 2)}
+
+
+@pytest.mark.parametrize(
+    "is_running", [pytest.param(True, id="connector running"), pytest.param(False, marks=pytest.mark.recovery)]
+)
+def test_disk_of_the_source_that_was_put_back(topic: Settings, homes: Homes, is_running: bool) -> None:
+    """With a running connector the log still ends before its offset; with a stopped one it has grown beyond it."""
+    server = Server(topic, homes)
+    with server.running(), address_of(topic, server) as address:
+        settings = topic.replace(source_db_port=address.port)
+        migrate(settings)
+        lifecycle.apply(settings)
+        one = Rehearsal(settings, client_of(settings), "The disk of the source was put back to a snapshot")
+        one.working(1, 2)
+        copy = snapshot(server)
+        server.psql("SELECT pg_switch_wal()")  # what it writes by itself must not reach the offset
+        one.working(4, 5)
+        lost, moment = set(ids(settings)[-2:]), time.time()
+        if not is_running:
+            lifecycle.remove(settings)
+        put_back(server, copy)
+        assert not lost & set(ids(settings))
+        one.move(7)  # is passed over, or would be
+        passed_over = ids(settings)[-1]
+        if not is_running:
+            wait_for("time to pass", lambda: time.time() > moment + 2 * slot.CLOCK_STEP_US / 1e6, timeout_s=30)
+            one.move(7)
+            server.psql("SELECT pg_switch_wal()")
+            server.psql("SELECT pg_switch_wal()")
+        one.diagnosed(*one.entry.codes[: 1 if is_running else None])
+        assert "restored to an earlier state" in one.run("connect", "apply", status=1).stderr
+        assert passed_over not in {record.id for record in read(settings)}
+        one.follow()
+        assert passed_over in {record.id for record in relayed(settings)}
+        assert {(found.code, found.count) for found in one.checked().findings} == {("foreign-events", 2)}
+        one.working(8)
+        assert {(found.code, found.count) for found in one.checked().findings} == {("foreign-events", 2)}
+        lifecycle.remove(settings, drop_slot=True)
 
 
 STANDBY = "standby"  # the slot by which the replica reads the primary's log

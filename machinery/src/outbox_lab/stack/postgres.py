@@ -142,13 +142,13 @@ class Postgres(Process):
         password_file.touch(mode=0o600)
         password_file.write_text(self._settings.stack_postgres_password.get_secret_value())
         user = pwd.getpwnam(NAMED).pw_uid
-        _give(staging, user)
+        give(staging, user)
         made = staging / "data"
         initdb: list[str | Path] = [self.program("initdb"), "-D", made, f"--pwfile={password_file}", *INITDB_OPTIONS]
         done = self._run(unprivileged(initdb, user))
         if done.returncode != 0:
             raise Failure(f"initdb failed: {done.stderr.strip()}", code="initdb-failed")
-        _give(made, UNPRIVILEGED)
+        give(made, UNPRIVILEGED)
         made.rename(self.data)
         shutil.rmtree(staging)
 
@@ -175,7 +175,7 @@ def packaged(version: int) -> Path:
     return folder
 
 
-def _give(folder: Path, user: int) -> None:
+def give(folder: Path, user: int) -> None:
     """Let a user who is not root own a folder and all that is in it."""
     if os.geteuid() == 0:
         for path in (folder, *folder.rglob("*")):
