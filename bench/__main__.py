@@ -15,12 +15,13 @@ from typing import NamedTuple, TypeVar, get_args
 
 import click
 from outbox.base import project
-from outbox.base.settings import FIELDS, Settings, load
+from outbox.base.settings import FIELDS, Settings, SinkRole, load, password_setting
 from outbox.kafka import topics
-from outbox.migrations.migrate import migrate
+from outbox.migrations.migrate import MINIMUM, migrate
 from outbox.relay import connectors, lifecycle
 from outbox_lab.stack import interrupt
 from outbox_lab.stack.command import sink
+from outbox_lab.stack.postgres import MAJOR
 from outbox_lab.stack.stack import PARTS, Stack
 from outbox_lab.testing.fixtures.stack import private_stack
 
@@ -50,10 +51,12 @@ from bench.meter import Drain, Meter
 R = TypeVar("R", bound=NamedTuple)
 F = TypeVar("F", bound=Callable[..., object])
 HOME = project.current().root / ".outbox" / "bench"
+OLDER_HOME = HOME.with_name("bench-older")
 WARM_UP_S = 30.0
 BATCH_EVENTS = 100_000
 CLIENTS = (1, 4, 16)
 SINK = "balances"
+SINK_DATABASE = ("sink_db_port", *map(password_setting, SinkRole))  # what differs between the servers of two stacks
 IDLE_SINKS = ("balances", "accounts")
 STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
 
@@ -248,13 +251,39 @@ def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
         files = list(by_hand.write_files(settings, Path(folder), BATCH_EVENTS))
         meter = Meter(events, Stack(settings).part("postgres"))
         sides: dict[str, Callable[[], Drain]] = {
-            "spark": lambda: backlog.drain_with(sink(settings, SINK), backlog.applied(settings, SINK), meter),
+            "spark": lambda: _drain(settings, meter),
             "by hand": lambda: backlog.drain_here(meter, by_hand.drain(settings, SINK, BATCH_EVENTS)),
             "limit": lambda: backlog.drain_here(meter, by_hand.drain_files(settings, SINK, files)),
         }
         with backlog.busy(busy_cores):
             found = _in_turns(sides, rounds, "drain", before=lambda: backlog.empty(settings))
     _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
+
+
+@main.command("postgres")
+@click.option("--version", type=click.IntRange(MINIMUM, MAJOR - 1), default=MINIMUM, show_default=True)
+@click.option("--events", type=click.IntRange(1_000_000), default=1_000_000, show_default=True)
+@click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
+def drain_on_versions(version: int, events: int, rounds: int) -> None:
+    """Drain a backlog into a sink database on an older Postgres, and on the newest one, in turns."""
+    with _stack() as newest, _stack(["postgres"], OLDER_HOME, stack_postgres_version=version) as older:
+        topics.create(newest, connectors.topic_specs(newest))
+        backlog.produce(newest, events, report=click.echo)
+        of_servers = [newest.replace(**{name: getattr(one, name) for name in SINK_DATABASE}) for one in (older, newest)]
+        meters = [Meter(events, Stack(one).part("postgres")) for one in (older, newest)]
+        names = (f"Postgres {version}", f"Postgres {MAJOR}")
+        drains = (partial(_drain, *side) for side in zip(of_servers, meters, strict=True))
+
+        def empty() -> None:
+            for settings in of_servers:
+                backlog.empty(settings)
+
+        found = _in_turns(dict(zip(names, drains, strict=True)), rounds, "drain", before=empty)
+    _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
+
+
+def _drain(settings: Settings, meter: Meter) -> Drain:
+    return backlog.drain_with(sink(settings, SINK), backlog.applied(settings, SINK), meter)
 
 
 @main.command("kinds")
@@ -436,11 +465,11 @@ def bytes_per_event() -> None:
 
 
 @contextmanager
-def _stack(parts: Sequence[str] = PARTS, /, **settings: object) -> Iterator[Settings]:
+def _stack(parts: Sequence[str] = PARTS, home: Path = HOME, /, **settings: object) -> Iterator[Settings]:
     interrupt.once()  # whatever signal ends us, the stack ends too
-    if HOME.exists():  # of one that was killed
-        Stack(load(HOME, environment=False)).reset()
-    stack = private_stack(HOME, **settings)
+    if home.exists():  # of one that was killed
+        Stack(load(home, environment=False)).reset()
+    stack = private_stack(home, **settings)
     try:
         stack.up(parts, report=_progress)
         migrate(stack.settings)

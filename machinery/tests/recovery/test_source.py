@@ -67,10 +67,14 @@ def test_source_that_was_restored_from_an_older_backup(
 
 
 @pytest.mark.parametrize(
-    "is_running", [pytest.param(True, id="connector running"), pytest.param(False, marks=pytest.mark.recovery)]
+    "is_running",
+    [
+        pytest.param(True, id="connector-running"),
+        pytest.param(False, id="connector-removed", marks=pytest.mark.recovery),
+    ],
 )
 def test_disk_of_the_source_that_was_put_back(topic: Settings, homes: Homes, is_running: bool) -> None:
-    """With a running connector the log still ends before its offset; with a stopped one it has grown beyond it."""
+    """With a running connector the log still ends before its offset; with a removed one it has grown beyond it."""
     server = Server(topic, homes)
     with server.running(), address_of(topic, server) as address:
         settings = topic.replace(source_db_port=address.port)
@@ -93,7 +97,7 @@ def test_disk_of_the_source_that_was_put_back(topic: Settings, homes: Homes, is_
             one.move(7)
             server.psql("SELECT pg_switch_wal()")
             server.psql("SELECT pg_switch_wal()")
-        one.diagnosed(*one.entry.codes[: 1 if is_running else None])
+        one.diagnosed(*one.entry.codes[:1] if is_running else one.entry.codes[1:])
         assert "restored to an earlier state" in one.run("connect", "apply", status=1).stderr
         assert passed_over not in {record.id for record in read(settings)}
         one.follow()
