@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,22 +24,8 @@ from outbox_lab.testing.homes import Homes
 from tests.support import suite
 from tests.support.outbox_rows import ids
 from tests.support.rehearsal import Rehearsal, Rehearse, client_of
-from tests.support.servers import Server, address_of, put_back, snapshot
+from tests.support.servers import Server, address_of, put_back, run_client, snapshot
 from tests.support.topic_reader import duplicates, read, relayed
-
-
-def postgres_program(postgres: Postgres, settings: Settings, program: str, *words: str | Path, given: str = "") -> str:
-    """Run a client program of Postgres as the superuser, and return what it printed."""
-    environment = {
-        "PGHOST": postgres.psql_host,
-        "PGPORT": str(postgres.port),
-        "PGUSER": "postgres",
-        "PGPASSWORD": settings.stack_postgres_password.get_secret_value(),
-    }
-    argv = [str(word) for word in (postgres.program(program), *words)]
-    done = subprocess.run(argv, env=environment, input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_source_that_was_restored_from_an_older_backup(
@@ -49,14 +34,14 @@ def test_source_that_was_restored_from_an_older_backup(
     one = rehearsal("The source was restored from an older backup")
     name = one.settings.source_db_name
     one.working(1, 2)
-    backup = postgres_program(postgres, one.settings, "pg_dump", name)
+    backup = run_client(postgres, one.settings, "pg_dump", name)
     backup = backup.replace("SET transaction_timeout = 0;\n", "")  # of a newer pg_dump than the server
     one.working(4, 5)
     lost = set(ids(one.settings)[-2:])
     one.run("connect", "remove")
     superuser.execute(f"DROP DATABASE {name} WITH (FORCE)")
     superuser.execute(f"CREATE DATABASE {name} OWNER {one.settings.role_name(SourceRole.OWNER)}")
-    postgres_program(postgres, one.settings, "psql", "-qX", "-v", "ON_ERROR_STOP=1", "-d", name, given=backup)
+    run_client(postgres, one.settings, "psql", "-qX", "-v", "ON_ERROR_STOP=1", "-d", name, given=backup)
     assert len(ids(one.settings)) == 2
     assert not lost & set(ids(one.settings))
     one.diagnosed()
@@ -176,11 +161,10 @@ def servers(topic: Settings, homes: Homes) -> Iterator[tuple[Postgres, Replica]]
 
 
 @pytest.fixture
-def address(servers: tuple[Postgres, Replica]) -> Iterator[Proxy]:
+def address(topic: Settings, servers: tuple[Postgres, Replica]) -> Iterator[Proxy]:
     """The address of the source, which leads to the primary first."""
-    proxy = Proxy("source", servers[0].port)
-    yield proxy
-    proxy.close()
+    with address_of(topic, servers[0]) as proxy:
+        yield proxy
 
 
 @pytest.mark.recovery

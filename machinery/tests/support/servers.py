@@ -21,6 +21,7 @@ from outbox_lab.stack import ports
 from outbox_lab.stack.postgres import MAJOR, NAMED, UNPRIVILEGED, Postgres, give, packaged, unprivileged
 from outbox_lab.testing.homes import Homes
 
+CHECKSUMS_SINCE = 18  # initdb's default
 LOGICAL = "-c wal_level=logical -c max_replication_slots=10"
 COPY = "upgrade"  # the publication and the subscription by which a server follows another one
 # `pg_upgrade` starts two programs of the old version that no jar has. Those of the wheel's other server, of version 16,
@@ -73,24 +74,29 @@ class Server(Postgres):
 
     def client(self, program: str, *words: str | Path, given: str = "") -> str:
         """Run a client program as the superuser, and return what it printed."""
-        argv = [str(word) for word in (self.program(program), *words)]
-        environment = {
-            "PGHOST": self.psql_host,
-            "PGPORT": str(self.port),
-            "PGUSER": "postgres",
-            "PGPASSWORD": self.settings.stack_postgres_password.get_secret_value(),
-        }
-        done = subprocess.run(argv, env=environment, input=given, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return run_client(self, self.settings, program, *words, given=given)
 
     def restore(self, dump: str, database: str) -> None:
         """Run the statements of a dump in one of its databases."""
         self.client("psql", "-qX", "-v", "ON_ERROR_STOP=1", "-d", database, given=dump)
 
 
+def run_client(postgres: Postgres, settings: Settings, program: str, *words: str | Path, given: str = "") -> str:
+    """Run a client program of Postgres as the superuser, and return what it printed."""
+    environment = {
+        "PGHOST": postgres.psql_host,
+        "PGPORT": str(postgres.port),
+        "PGUSER": "postgres",
+        "PGPASSWORD": settings.stack_postgres_password.get_secret_value(),
+    }
+    argv = [str(word) for word in (postgres.program(program), *words)]
+    done = subprocess.run(argv, env=environment, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @contextmanager
-def address_of(topic: Settings, server: Server) -> Iterator[Proxy]:
+def address_of(topic: Settings, server: Postgres) -> Iterator[Proxy]:
     """An address that leads to a server, from which Debezium gets its password for it."""
     with closing(Proxy("server", server.port)) as proxy:
         file = topic.home / "connect" / "pgpass"
@@ -150,8 +156,8 @@ def pg_upgrade(old: Server, new: Server) -> subprocess.CompletedProcess[str]:
     """Upgrade the data of a server that is stopped into that of one that was never started."""
     if not new.data.exists():
         new.initdb()
-        # A new one has them since version 18, and both must agree.
-        subprocess.run(unprivileged([new.program("pg_checksums"), "--disable", "-D", new.data]), check=True)
+        if old.settings.stack_postgres_version < CHECKSUMS_SINCE:  # both must have them, or neither
+            subprocess.run(unprivileged([new.program("pg_checksums"), "--disable", "-D", new.data]), check=True)
     work = new.folder / "pg_upgrade"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()

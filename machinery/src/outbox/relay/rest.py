@@ -48,7 +48,7 @@ class Offset(NamedTuple):
     """Where a connector continues to read the write-ahead log."""
 
     lsn: int
-    committed_us: int  # when the last event was committed, by the server's clock: microseconds since 1970; 0: unknown
+    committed_us: int | None  # when its last event was committed, in microseconds since 1970; None: in a snapshot
 
 
 class Rest:
@@ -128,7 +128,8 @@ class Rest:
         answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
         stored: dict[str, Any] = next((entry["offset"] for entry in answer["offsets"] if entry["offset"]), {})
         position = max(int(stored.get("lsn_commit") or 0), int(stored.get("lsn") or 0))
-        return Offset(position, int(stored.get("ts_usec") or 0)) if position else None
+        committed_us = None if stored.get("snapshot") else stored.get("ts_usec")  # else the time of Connect's host
+        return Offset(position, committed_us) if position else None
 
     def worker_exactly_once(self, config: Config) -> bool:
         """Whether the worker has exactly-once enabled. It has no question for that, but validates a config for it."""

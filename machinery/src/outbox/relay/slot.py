@@ -24,8 +24,8 @@ RELEASE_TIMEOUT_S = 60.0
 CLOCK_STEP_US = 5_000_000  # a clock may be set back by less, and no restore of a server is faster
 HIDDEN = "SELECT row_security_active(to_regclass(format('%%I.%%I', %s, %s)))"
 
-# The newest commit that the slot holds before a position: microseconds since 2000, in the message that begins each
-# transaction (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html). It moves nothing.
+# The newest commit that a slot holds before a position, in microseconds since 2000: in the message that begins each
+# transaction (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html). Moves nothing.
 NEWEST_COMMIT = """
 SELECT max(('x' || encode(substring(data FROM 10 FOR 8), 'hex'))::bit(64)::bigint)
   FROM pg_logical_slot_peek_binary_changes(%s, %s, NULL, 'proto_version', '1', 'publication_names', %s)
@@ -211,6 +211,9 @@ def restored(settings: Settings, connector: Connector, slot: Slot, stored: Offse
 
 
 def _holds_younger(settings: Settings, connector: Connector, stored: Offset) -> bool:
+    """Whether the slot, which nobody reads, holds a commit before the offset that is younger than its last event."""
+    if stored.committed_us is None:
+        return False
     with _cdc(settings) as cursor:
         try:
             cursor.execute(NEWEST_COMMIT, [connector.name, lsn(stored.lsn), connector.publication])
