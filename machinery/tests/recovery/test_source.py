@@ -60,7 +60,7 @@ def test_source_that_was_restored_from_an_older_backup(
 )
 def test_disk_of_the_source_that_was_put_back(topic: Settings, homes: Homes, is_running: bool) -> None:
     """With a running connector the log still ends before its offset; with a removed one it has grown beyond it."""
-    server = Server(topic, homes)
+    server = Server(topic, homes, topic.stack_postgres_version)
     with server.running(), address_of(topic, server) as address:
         settings = topic.replace(source_db_port=address.port)
         migrate(settings)

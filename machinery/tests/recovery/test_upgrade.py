@@ -107,7 +107,7 @@ def test_pg_upgrade(topic: Settings, homes: Homes) -> None:
 @pytest.mark.recovery
 @pytest.mark.parametrize("version", [17, 18])
 def test_pg_upgrade_that_keeps_the_slot(topic: Settings, homes: Homes, version: int) -> None:
-    """The slot is refused unless it has been read to its end, and then it begins behind the stored offset."""
+    """The slot is refused unless it was read to its end. Then it begins after the stored offset, which `apply` refuses."""
     with upgraded(topic, homes, version) as chain:
         one = chain.one
         one.move(3, 4)
