@@ -107,7 +107,7 @@ def test_pg_upgrade(topic: Settings, homes: Homes) -> None:
 @pytest.mark.recovery
 @pytest.mark.parametrize("version", [17, 18])
 def test_pg_upgrade_that_keeps_the_slot(topic: Settings, homes: Homes, version: int) -> None:
-    """The slot is refused unless it was read to its end. Then it begins after the stored offset, which `apply` refuses."""
+    """`pg_upgrade` wants it read to its end. It begins after the stored offset then, which `connect apply` refuses."""
     with upgraded(topic, homes, version) as chain:
         one = chain.one
         one.move(3, 4)
