@@ -18,7 +18,7 @@ from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle, slot
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.stack import ports
-from outbox_lab.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
+from outbox_lab.stack.postgres import HBA_FILE, UNPRIVILEGED, Postgres, unprivileged
 from outbox_lab.stack.process import Process
 from outbox_lab.testing.homes import Homes
 from tests.support import suite
@@ -98,10 +98,12 @@ FAILOVER_SINCE = 17  # the version of Postgres
 
 
 class Primary(Postgres):
-    """A server whose logical slots never run ahead of its replica."""
+    """A server that a replica may follow, and whose logical slots never run ahead of it."""
 
     def options(self) -> Mapping[str, str | int | Path]:
-        return {**super().options(), "synchronized_standby_slots": STANDBY}
+        hba = self.folder / "pg_hba.conf"
+        hba.write_text(f"{HBA_FILE.read_text()}host replication postgres all scram-sha-256\n")
+        return {**super().options(), "hba_file": hba, "synchronized_standby_slots": STANDBY}
 
 
 class Replica(Postgres):
