@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from outbox.base.settings import DOTENV, Settings
 from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
-from outbox.http.service import Change
+from outbox.http.wsgi import Change
 from outbox.kafka.clients import client_config
 from outbox.writing.event import Event
 from outbox_lab.stack.command import service
@@ -66,7 +66,7 @@ def function(load: Load) -> Iterator[Callable[[], None]]:
 @contextmanager
 def without_outbox(load: Load) -> Iterator[Callable[[], None]]:
     """Calls the write function, which writes no events."""
-    with patch("outbox.http.service.append"), function(load) as make:
+    with patch("outbox.http.wsgi.append"), function(load) as make:
         yield make
 
 
@@ -79,7 +79,7 @@ def dual_write(load: Load) -> Iterator[Callable[[], None]]:
     def keep(_connection: object, *new: Event) -> None:
         events.extend(new)
 
-    with patch("outbox.http.service.append", keep), function(load) as transferred:
+    with patch("outbox.http.wsgi.append", keep), function(load) as transferred:
 
         def make() -> None:
             transferred()
@@ -118,7 +118,7 @@ def create_app_without_outbox() -> Any:
     """The service, whose write function writes no events."""
     from service.app import create_app
 
-    patch("outbox.http.service.append").start()
+    patch("outbox.http.wsgi.append").start()
     return create_app()
 
 

@@ -14,12 +14,19 @@ import psycopg
 import psycopg2
 from django.conf import settings as django_settings
 from sqlalchemy import URL, Connection, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from outbox.base.settings import Settings, SourceRole
-from outbox.writing import append, dbapi
+from outbox.writing import aio, append, dbapi
 
 INSERT = "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', 0, 0)"
 
@@ -91,21 +98,21 @@ def session_of_a_thread(settings: Settings) -> Iterator[Transaction]:
 
 
 @contextmanager
-def asyncio_engine(settings: Settings) -> Iterator[tuple[asyncio.Runner, AsyncEngine]]:
+def asyncio_engine(driver: str, settings: Settings) -> Iterator[tuple[asyncio.Runner, AsyncEngine]]:
     """An engine for asyncio, and what runs its coroutines."""
     with asyncio.Runner() as runner:
-        yield runner, create_async_engine(url("psycopg", settings), poolclass=NullPool)
+        yield runner, create_async_engine(url(driver, settings), poolclass=NullPool)
 
 
 @contextmanager
-def asyncio_connection(settings: Settings) -> Iterator[Transaction]:
+def asyncio_connection(driver: str, settings: Settings) -> Iterator[Transaction]:
     """A connection of SQLAlchemy Core for asyncio."""
-    with asyncio_engine(settings) as (runner, engine):
+    with asyncio_engine(driver, settings) as (runner, engine):
         made: AsyncConnection = runner.run(_started(engine))
         try:
             yield Transaction(
                 lambda item_id: runner.run(made.run_sync(_insert, item_id)),
-                lambda *events: runner.run(made.run_sync(append.append, *events)),
+                lambda *events: runner.run(aio.append(made, *events)),
             )
             runner.run(made.commit())
         finally:
@@ -117,13 +124,43 @@ async def _started(engine: AsyncEngine) -> AsyncConnection:
 
 
 @contextmanager
-def asyncio_session(settings: Settings) -> Iterator[Transaction]:
+def asyncio_session(driver: str, settings: Settings) -> Iterator[Transaction]:
     """A session of SQLAlchemy's ORM for asyncio."""
-    with asyncio_engine(settings) as (runner, engine):
+    with asyncio_engine(driver, settings) as (runner, engine):
         made = AsyncSession(engine)
         try:
             yield Transaction(
                 lambda item_id: made.add(new_item(item_id)),
+                lambda *events: runner.run(aio.append(made, *events)),
+            )
+            runner.run(made.commit())
+        finally:
+            runner.run(made.close())
+
+
+@contextmanager
+def asyncio_session_of_a_task(settings: Settings) -> Iterator[Transaction]:
+    """An async_scoped_session."""
+    with asyncio_engine("asyncpg", settings) as (runner, engine):
+        made = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
+        try:
+            yield Transaction(
+                lambda item_id: made.add(new_item(item_id)),
+                lambda *events: runner.run(aio.append(made, *events)),
+            )
+            runner.run(made.commit())
+        finally:
+            runner.run(made.remove())
+
+
+@contextmanager
+def run_sync(settings: Settings) -> Iterator[Transaction]:
+    """`append` itself, run by a connection for asyncio."""
+    with asyncio_engine("psycopg", settings) as (runner, engine):
+        made: AsyncConnection = runner.run(_started(engine))
+        try:
+            yield Transaction(
+                lambda item_id: runner.run(made.run_sync(_insert, item_id)),
                 lambda *events: runner.run(made.run_sync(append.append, *events)),
             )
             runner.run(made.commit())
@@ -190,8 +227,11 @@ WAYS: dict[str, Way] = {
     "core, psycopg 3": partial(core, "psycopg"),
     "session": session,
     "scoped session": session_of_a_thread,
-    "asyncio connection": asyncio_connection,
-    "asyncio session": asyncio_session,
+    "asyncio connection, asyncpg": partial(asyncio_connection, "asyncpg"),
+    "asyncio connection, psycopg 3": partial(asyncio_connection, "psycopg"),
+    "asyncio session, asyncpg": partial(asyncio_session, "asyncpg"),
+    "asyncio scoped session, asyncpg": asyncio_session_of_a_task,
+    "asyncio, run_sync": run_sync,
     "psycopg2": partial(dbapi_connection, psycopg2),
     "psycopg 3": partial(dbapi_connection, psycopg),
     "django": django_atomic,

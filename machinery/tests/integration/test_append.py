@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from decimal import Decimal
 from typing import Any
 
+import asyncpg
 import psycopg
 import psycopg2
 import psycopg2.extensions
@@ -22,7 +23,7 @@ from sqlalchemy.pool import NullPool
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events.values import parse_json
-from outbox.writing import dbapi
+from outbox.writing import aio, dbapi
 from outbox.writing.append import append
 from outbox.writing.event import Event, rows
 from outbox_lab.testing.failures import raises
@@ -254,12 +255,12 @@ def sqlalchemy_autocommit(driver: str, settings: Settings) -> Iterator[Callable[
 
 
 @contextmanager
-def asyncio_autocommit(settings: Settings) -> Iterator[Callable[..., object]]:
-    engine = create_async_engine(url("psycopg", settings), isolation_level="AUTOCOMMIT", poolclass=NullPool)
+def asyncio_autocommit(driver: str, settings: Settings) -> Iterator[Callable[..., object]]:
+    engine = create_async_engine(url(driver, settings), isolation_level="AUTOCOMMIT", poolclass=NullPool)
 
     async def run(*events: Event) -> None:
         async with engine.connect() as connection:
-            await connection.run_sync(append, *events)
+            await aio.append(connection, *events)
 
     yield lambda *events: asyncio.run(run(*events))
 
@@ -280,7 +281,8 @@ def django_outside_of_atomic(settings: Settings) -> Iterator[Callable[..., objec
 AUTOCOMMIT: dict[str, Callable[[Settings], AbstractContextManager[Callable[..., object]]]] = {
     "engine, psycopg2": lambda settings: sqlalchemy_autocommit("psycopg2", settings),
     "engine, psycopg 3": lambda settings: sqlalchemy_autocommit("psycopg", settings),
-    "asyncio": asyncio_autocommit,
+    "asyncio, asyncpg": lambda settings: asyncio_autocommit("asyncpg", settings),
+    "asyncio, psycopg 3": lambda settings: asyncio_autocommit("psycopg", settings),
     "psycopg2": lambda settings: driver_autocommit(psycopg2, settings),
     "psycopg 3": lambda settings: driver_autocommit(psycopg, settings),
     "django": django_outside_of_atomic,
@@ -330,6 +332,12 @@ def test_an_asyncio_connection_itself_is_refused(databases: Settings) -> None:
         async with await psycopg.AsyncConnection.connect(**databases.dsn(SourceRole.APP)) as plain:  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="for asyncio"):
                 dbapi.append(plain, EVENT)
+            with pytest.raises(TypeError, match="AsyncConnection"):
+                await aio.append(plain, EVENT)  # type: ignore[arg-type]
+        raw = await asyncpg.connect(str(url("x", databases).set(drivername="postgresql").render_as_string(False)))
+        with pytest.raises(TypeError, match="for asyncio"):
+            dbapi.append(raw, EVENT)  # type: ignore[arg-type]
+        await raw.close()
 
     asyncio.run(run())
     assert stored_rows(databases) == []

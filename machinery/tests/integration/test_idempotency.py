@@ -1,12 +1,14 @@
-"""Idempotency-Keys and the transaction that they are claimed in, on the fixture domain's service."""
+"""Idempotency-Keys and the transaction that they are claimed in, on the fixture domain's services."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from flask import Flask
+import pytest
 from sqlalchemy import Engine, event, text
 from werkzeug.test import TestResponse
 
@@ -14,14 +16,23 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.http.idempotency import Answer, Key, first_answer
+from outbox_lab.testing.asgi import Application, as_wsgi
 from outbox_lab.testing.helpers import all_at_once, outbox_records, query
 from tests import items
 from tests.stock import Client, audit
 from tests.support.made_events import nth_key
+from tests.support.services import SERVICES
 
 CLIENTS = 8
 TRACEPARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 ITEM = nth_key(1)
+
+
+@pytest.fixture(params=[*SERVICES.values()], ids=[*SERVICES])
+def app(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Application]:
+    """The application of each framework, with a connection for each of eight clients."""
+    with as_wsgi(pkgutil.resolve_name(request.param)(databases.replace(service_threads=CLIENTS))) as app:
+        yield app
 
 
 def refused(response: TestResponse, kind: str) -> None:
@@ -97,7 +108,7 @@ def test_expired_keys_are_deleted_as_new_ones_are_claimed(client: Client, databa
     ]
 
 
-def test_of_requests_with_one_key_at_once_all_get_one_answer(app: Flask, databases: Settings) -> None:
+def test_of_requests_with_one_key_at_once_all_get_one_answer(app: Application, databases: Settings) -> None:
     clients = [Client(app, databases) for _ in range(CLIENTS)]
     for attempt in range(5):
         answers = all_at_once(CLIENTS, lambda number: clients[number].move(ITEM, 10, key=f"k{attempt}"))  # noqa: B023
@@ -107,7 +118,7 @@ def test_of_requests_with_one_key_at_once_all_get_one_answer(app: Flask, databas
     assert audit(databases) == {}
 
 
-def test_of_different_requests_with_one_key_at_once_one_is_made(app: Flask, databases: Settings) -> None:
+def test_of_different_requests_with_one_key_at_once_one_is_made(app: Application, databases: Settings) -> None:
     # Different items, so that nothing but the key brings them together.
     clients = [Client(app, databases) for _ in range(CLIENTS)]
     for attempt in range(5):

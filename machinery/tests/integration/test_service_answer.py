@@ -1,26 +1,38 @@
-"""`Service.answer`: one transaction for a change, and its answer under the request's key."""
+"""`Service.answer`, of Flask and of FastAPI: one transaction for a change, and its answer under the request's key."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol, cast
 
+import fastapi
+import flask
 import pytest
-from pydantic import BaseModel
+from fastapi import APIRouter
+from flask import request
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import text
+from werkzeug.test import Client
 
 from outbox.base.settings import Settings
+from outbox.http import asgi, wsgi
+from outbox.http.change import WriteHeaders
 from outbox.http.idempotency import Answer, KeyReused
 from outbox.http.problems import Kind
-from outbox.http.service import Change, Service, WriteHeaders
 from outbox.writing.event import Event
+from outbox_lab.testing.asgi import Application, as_wsgi
 from outbox_lab.testing.helpers import query
 from tests.support.made_events import nth_key
+from tests.transactions import new_item
 
 INSERT = text("INSERT INTO items (id, unit, stock, version) VALUES (:id, 'KGM', 0, 0)")
 ITEM = nth_key(1)
+HEADERS = ("Idempotency-Key", "traceparent")
 
 
 class Refusal(Exception):
@@ -33,6 +45,8 @@ class SoldOut(Refusal):
 
 class Wanted(BaseModel):
     """A request."""
+
+    model_config = ConfigDict(extra="allow")
 
     item: str = ITEM
 
@@ -53,37 +67,159 @@ REFUSALS: dict[type[Exception], Kind] = {
     Refusal: Kind(HTTPStatus.CONFLICT, "/problems/refused", "Refused"),
     SoldOut: Kind(HTTPStatus.GONE, "/problems/sold-out", "Sold out"),
 }
+METHODS = ["POST", "PUT", "DELETE"]
 
 
-@pytest.fixture
-def service(databases: Settings) -> Service:
-    return Service("Items", databases, REFUSALS)
+class Change(Protocol):
+    """What a change may do, in either framework: each test writes one coroutine for both."""
+
+    def claim(self, made: BaseModel) -> Awaitable[bool]: ...
+
+    def append(self, *events: Event) -> Awaitable[None]: ...
+
+    def insert(self, item: str) -> Awaitable[None]: ...
 
 
-def ask(
-    service: Service,
-    change: Callable[[Change, Wanted], None],
-    *,
-    key: str = "k",
-    item: str = ITEM,
-    traceparent: str | None = None,
-    path: str = "/items",
-    method: str = "POST",
-    sent: str | None = None,
-) -> Answer:
-    """The answer to a request whose body is an item, or ``sent``."""
-    app = service.app()
-    for rule in ("/items", "/<owner>/items"):
-        app.add_url_rule(rule, view_func=lambda **_: "", methods=["POST", "PUT", "DELETE"], endpoint=rule)
-    body = json.dumps({"item": item}) if sent is None else sent
-    with app.test_request_context(path, method=method, data=body, content_type="application/json"):
-        header = WriteHeaders.model_validate({"Idempotency-Key": key, "traceparent": traceparent})
-        return service.answer(header, Wanted(item=item), change)
+Work = Callable[[Change, Wanted], Coroutine[Any, Any, None]]
 
 
-def insert(change: Change, wanted: Wanted) -> None:
-    if change.claim(Made(id=wanted.item)):
-        change.connection.execute(INSERT, {"id": wanted.item})
+class FlaskChange:
+    """A change of Flask, whose methods can be awaited."""
+
+    def __init__(self, change: wsgi.Change) -> None:
+        self._change = change
+
+    async def claim(self, made: BaseModel) -> bool:
+        return self._change.claim(made)
+
+    async def append(self, *events: Event) -> None:
+        self._change.append(*events)
+
+    async def insert(self, item: str) -> None:
+        self._change.connection.execute(INSERT, {"id": item})
+
+
+class FastapiChange:
+    """A change of FastAPI."""
+
+    def __init__(self, change: asgi.Change) -> None:
+        self._awaited = change
+
+    async def claim(self, made: BaseModel) -> bool:
+        return await self._awaited.claim(made)
+
+    async def append(self, *events: Event) -> None:
+        await self._awaited.append(*events)
+
+    async def insert(self, item: str) -> None:
+        self._awaited.session.add(new_item(uuid.UUID(item)))
+
+
+class Service(ABC):
+    """A service in one framework. Each request makes the change that the test asks for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.work: Work = insert
+        self.item = ITEM
+        self.found: list[Answer | Exception] = []
+
+    @abstractmethod
+    def app(self) -> Application:
+        """The application. It has the routes /items and /OWNER/items, and /nothing, which takes no body."""
+
+    def ask(
+        self,
+        work: Work,
+        *,
+        key: str = "k",
+        item: str = ITEM,
+        traceparent: str | None = None,
+        path: str = "/items",
+        method: str = "POST",
+        sent: str | None = None,
+    ) -> Answer:
+        """The answer to a request whose body is an item, or ``sent``. Raises what the service has raised."""
+        self.work, self.item = work, item
+        headers = {"Idempotency-Key": key, "traceparent": traceparent}
+        headers["Authorization"] = f"Bearer {self.settings.service_token.get_secret_value()}"
+        given = {name: value for name, value in headers.items() if value}
+        body = json.dumps({"item": item}) if sent is None else sent
+        with as_wsgi(self.app()) as app:
+            response = Client(app).open(path, method=method, data=body, content_type="application/json", headers=given)
+        assert self.found, response.text
+        found = self.found.pop()
+        if isinstance(found, Exception):
+            raise found
+        assert (response.status_code, response.text) == (found.status, found.body)
+        return Answer(found.status, found.body, found.is_repeated)
+
+
+class Flask(Service):
+    """In Flask."""
+
+    def app(self) -> Application:
+        service = wsgi.Service("Items", self.settings, REFUSALS)
+        app = service.app()
+
+        def finish(change: wsgi.Change, wanted: Wanted) -> None:
+            with suppress(StopIteration):  # nothing in it waits
+                self.work(FlaskChange(change), wanted).send(None)
+
+        def without_body() -> flask.Response:
+            header = WriteHeaders.model_validate({name: request.headers.get(name) for name in HEADERS})
+            try:
+                self.found.append(service.answer(header, Wanted(item=self.item), finish))
+            except Exception as error:
+                self.found.append(error)
+                raise
+            return cast("wsgi.Answer", self.found[-1]).response()
+
+        def with_body(owner: str = "", body: object = None) -> flask.Response:
+            return without_body()
+
+        app.add_url_rule("/nothing", view_func=without_body, methods=METHODS)
+        for rule in ("/items", "/<owner>/items"):
+            app.add_url_rule(rule, view_func=with_body, methods=METHODS, endpoint=rule)
+        return app
+
+
+class Fastapi(Service):
+    """In FastAPI."""
+
+    def app(self) -> Application:
+        service = asgi.Service("Items", self.settings, REFUSALS)
+        api = APIRouter()
+
+        async def finish(change: asgi.Change, wanted: Wanted) -> None:
+            await self.work(FastapiChange(change), wanted)
+
+        @api.api_route("/nothing", methods=METHODS)
+        async def without_body(header: asgi.WriteHeaders) -> fastapi.Response:
+            try:
+                self.found.append(await service.answer(header, Wanted(item=self.item), finish))
+            except Exception as error:
+                self.found.append(error)
+                raise
+            return cast("asgi.Answer", self.found[-1]).response()
+
+        @api.api_route("/items", methods=METHODS)
+        @api.api_route("/{owner}/items", methods=METHODS)
+        async def with_body(header: asgi.WriteHeaders, body: Wanted) -> fastapi.Response:
+            return await without_body(header)
+
+        return service.app(api)
+
+
+@pytest.fixture(params=[Flask, Fastapi])
+def service(request: pytest.FixtureRequest, databases: Settings) -> Service:
+    made: Service = request.param(databases)
+    return made
+
+
+async def insert(change: Change, wanted: Wanted) -> None:
+    if await change.claim(Made(id=wanted.item)):
+        await change.insert(wanted.item)
 
 
 def items(settings: Settings) -> list[str]:
@@ -104,17 +240,17 @@ def items(settings: Settings) -> list[str]:
 def test_a_key_is_of_one_request_whatever_the_service_takes_of_it(
     service: Service, first: dict[str, str], second: dict[str, str]
 ) -> None:
-    ask(service, insert, **first)
+    service.ask(insert, **first)
     with pytest.raises(KeyReused):
-        ask(service, insert, **second)
-    assert ask(service, insert, **first).is_repeated
+        service.ask(insert, **second)
+    assert service.ask(insert, **first).is_repeated
 
 
 def test_each_method_has_keys_of_its_own(service: Service) -> None:
-    def write(change: Change, wanted: Wanted) -> None:
-        change.claim(Made(id=wanted.item))
+    async def write(change: Change, wanted: Wanted) -> None:
+        await change.claim(Made(id=wanted.item))
 
-    assert not any(ask(service, write, method=method).is_repeated for method in ("POST", "PUT", "DELETE"))
+    assert not any(service.ask(write, method=method).is_repeated for method in ("POST", "PUT", "DELETE"))
 
 
 @pytest.mark.parametrize(
@@ -122,28 +258,32 @@ def test_each_method_has_keys_of_its_own(service: Service) -> None:
     [
         ('{"a": 1, "b": {"c": 2.50, "d": null}}', '{ "b" : {"d":null,"c":2.50},\n"a":1}'),
         ('{"a": "\\u00e9"}', '{"a": "\u00e9"}'),
-        ("{}", ""),
     ],
 )
 def test_a_body_written_otherwise_is_the_same_request(service: Service, first: str, second: str) -> None:
-    assert not ask(service, insert, sent=first).is_repeated
-    assert ask(service, insert, sent=second).is_repeated
+    assert not service.ask(insert, sent=first).is_repeated
+    assert service.ask(insert, sent=second).is_repeated
+
+
+def test_an_empty_object_is_no_body(service: Service) -> None:
+    assert not service.ask(insert, path="/nothing", sent="{}").is_repeated
+    assert service.ask(insert, path="/nothing", sent="").is_repeated
 
 
 def test_an_identical_retry_gets_the_first_answer_whatever_the_model_adds(service: Service) -> None:
     """A model's ``default_factory`` gives each request another value."""
-    first = ask(service, insert, item=ITEM, sent="{}")
-    second = ask(service, insert, item=nth_key(2), sent="{}")
+    first = service.ask(insert, item=ITEM, sent="{}")
+    second = service.ask(insert, item=nth_key(2), sent="{}")
     assert (second.is_repeated, second.body) == (True, first.body)
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"deep": [float("inf")]}])
 def test_an_answer_that_json_cannot_express_is_a_failure(service: Service, databases: Settings, value: Any) -> None:
-    def measure(change: Change, _: Wanted) -> None:
-        change.claim(Measured(value=value))
+    async def measure(change: Change, _: Wanted) -> None:
+        await change.claim(Measured(value=value))
 
     with pytest.raises(ValueError, match="NaN"):
-        ask(service, measure)
+        service.ask(measure)
     assert query(databases, "SELECT key FROM idempotency_keys") == []
 
 
@@ -152,36 +292,36 @@ def test_an_answer_that_json_cannot_express_is_a_failure(service: Service, datab
 def test_a_refusal_undoes_the_change_and_is_stored(
     service: Service, databases: Settings, refusal: type[Refusal], status: int, claims: bool
 ) -> None:
-    def refuse(change: Change, wanted: Wanted) -> None:
+    async def refuse(change: Change, wanted: Wanted) -> None:
         if claims:
-            change.claim(Made(id=wanted.item))
-        change.connection.execute(INSERT, {"id": wanted.item})
+            await change.claim(Made(id=wanted.item))
+        await change.insert(wanted.item)
         raise refusal("no")
 
-    assert ask(service, refuse).status == status
+    assert service.ask(refuse).status == status
     assert items(databases) == []
-    assert ask(service, insert) == Answer(status, ask(service, insert).body, is_repeated=True)
+    assert service.ask(insert) == Answer(status, service.ask(insert).body, is_repeated=True)
     assert items(databases) == []
 
 
 def test_a_change_that_claims_no_answer_is_undone(service: Service, databases: Settings) -> None:
-    def forget(change: Change, wanted: Wanted) -> None:
-        change.connection.execute(INSERT, {"id": wanted.item})
+    async def forget(change: Change, wanted: Wanted) -> None:
+        await change.insert(wanted.item)
 
     with pytest.raises(RuntimeError, match="POST /items"):
-        ask(service, forget)
+        service.ask(forget)
     assert items(databases) == []
     assert query(databases, "SELECT key FROM idempotency_keys") == []
 
 
 def test_a_change_that_fails_keeps_no_claim(service: Service, databases: Settings) -> None:
-    def fail(change: Change, wanted: Wanted) -> None:
-        assert change.claim(Made(id=wanted.item))
+    async def fail(change: Change, wanted: Wanted) -> None:
+        assert await change.claim(Made(id=wanted.item))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ask(service, fail)
-    assert not ask(service, insert).is_repeated
+        service.ask(fail)
+    assert not service.ask(insert).is_repeated
     assert items(databases) == [ITEM]
 
 
@@ -201,18 +341,19 @@ def received(version: int, traceparent: str | None = None) -> Event:
 def test_an_event_keeps_its_trace_or_gets_that_of_the_request(service: Service, databases: Settings) -> None:
     own, of_request = (f"00-{digit * 32}-{digit * 16}-01" for digit in "ab")
 
-    def write(change: Change, wanted: Wanted) -> None:
-        if change.claim(Made(id=wanted.item)):
-            change.append(received(1), received(2, own))
+    async def write(change: Change, wanted: Wanted) -> None:
+        if await change.claim(Made(id=wanted.item)):
+            await change.append(received(1), received(2, own))
 
-    ask(service, write, traceparent=of_request)
-    ask(service, write, key="other")
+    service.ask(write, traceparent=of_request)
+    service.ask(write, key="other")
     found = query(databases, "SELECT traceparent FROM outbox ORDER BY id")
     assert [traceparent for (traceparent,) in found] == [of_request, own, None, own]
 
 
-def test_what_is_made_has_a_location_and_a_problem_its_type() -> None:
-    made = Answer(201, '{"id": "7"}').response("/items")
-    assert (made.headers["Location"], made.mimetype) == ("/items/7", "application/json")
-    problem = Answer(409, "{}").response("/items")
-    assert ("Location" in problem.headers, problem.mimetype) == (False, "application/problem+json")
+@pytest.mark.parametrize("kind", [wsgi.Answer, asgi.Answer])
+def test_what_is_made_has_a_location_and_a_problem_its_type(kind: type[wsgi.Answer] | type[asgi.Answer]) -> None:
+    made = kind(201, '{"id": "7"}').response("/items")
+    assert (made.headers["Location"], made.headers["Content-Type"]) == ("/items/7", "application/json")
+    problem = kind(409, "{}").response("/items")
+    assert ("Location" in problem.headers, problem.headers["Content-Type"]) == (False, "application/problem+json")

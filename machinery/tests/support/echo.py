@@ -1,14 +1,21 @@
-"""A service of one route, for tests of the machinery: it needs no database and knows no domain."""
+"""A service of a few routes, in Flask and in FastAPI, for tests of the machinery: no database, and no domain."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import JSONResponse, PlainTextResponse
 from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel
 
 from outbox.base.settings import Settings, load
-from outbox.http.app import SECURITY, Metrics, make_app
+from outbox.http import asgi, problems, wsgi
+from outbox.http.async_database import make_async_engine
 from outbox.http.database import make_engine
+from outbox.http.gate import Metrics
+from outbox.http.problems import Kind
 
 PATH = "/echo"
 TITLE = "Echo" * 8_000  # makes /openapi.json as large as that of a service with many routes
@@ -26,13 +33,17 @@ class Name(BaseModel):
     name: str
 
 
-def create_app(settings: Settings | None = None) -> Flask:
-    """The service. Raises Failure if the settings have no token."""
-    settings = settings or load()
-    engine = make_engine(settings)
-    api = APIBlueprint("echo", __name__, abp_security=SECURITY)
+Refusals = Mapping[type[Exception], Kind]
 
-    @api.post(PATH)
+
+def create_app(
+    settings: Settings | None = None, refusals: Refusals | None = None, fail: Callable[[], None] = lambda: None
+) -> Flask:
+    """The service in Flask. Its route /fail calls ``fail``. Raises Failure if the settings have no token."""
+    settings = settings or load()
+    api = APIBlueprint("echo", __name__, abp_security=wsgi.SECURITY)
+
+    @api.post(PATH, responses=problems.WRITING)
     def echo(body: Text) -> Response:
         return Response(body.text, mimetype="text/plain")
 
@@ -50,4 +61,42 @@ def create_app(settings: Settings | None = None) -> Flask:
     def infinity() -> dict[str, float]:
         return {"value": float("inf")}
 
-    return make_app(settings, engine, Metrics(), title=TITLE, apis=[api])
+    @api.get("/fail")
+    def failing() -> Response:
+        fail()
+        return Response()
+
+    return wsgi.make_app(settings, make_engine(settings), Metrics(), title=TITLE, apis=[api], refusals=refusals)
+
+
+def create_async_app(
+    settings: Settings | None = None, refusals: Refusals | None = None, fail: Callable[[], None] = lambda: None
+) -> FastAPI:
+    """The service in FastAPI, with the same routes."""
+    settings = settings or load()
+    api = APIRouter(dependencies=asgi.SECURITY, default_response_class=PlainTextResponse)
+
+    @api.post(PATH, responses=asgi.WRITING)
+    async def echo(body: Text) -> str:
+        return body.text
+
+    @api.get("/texts/{name}")
+    @api.delete("/texts/{name}")
+    async def read(name: str) -> str:
+        return name
+
+    @api.post("/texts/{name}/read")
+    @api.put("/texts/{name}/read")
+    def mark(name: str) -> str:  # FastAPI runs it in a thread
+        return name
+
+    @api.get("/infinity")
+    async def infinity() -> JSONResponse:
+        return JSONResponse({"value": float("inf")})  # FastAPI itself would write null
+
+    @api.get("/fail")
+    async def failing() -> str:
+        fail()
+        return ""
+
+    return asgi.make_app(settings, make_async_engine(settings), Metrics(), title=TITLE, apis=[api], refusals=refusals)

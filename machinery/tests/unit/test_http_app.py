@@ -1,36 +1,45 @@
-"""The generic part of a service, without a database: bodies, and the problems that a service declares."""
+"""The generic part of a service, in Flask and in FastAPI, without a database: bodies, and the declared problems."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
-from flask import Flask, Response
-from flask_openapi3.blueprint import APIBlueprint
+from fastapi import HTTPException
 from werkzeug.exceptions import NotFound
-from werkzeug.test import TestResponse
+from werkzeug.test import Client, TestResponse
 
 from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.commands.serve import serve
-from outbox.http.app import Metrics, make_app
-from outbox.http.database import make_engine
+from outbox.http.body import MAX_BYTES
 from outbox.http.idempotency import KeyReused
 from outbox.http.problems import Kind
+from outbox_lab.testing.asgi import Application, as_wsgi
 from outbox_lab.testing.failures import raises
-from tests.support.echo import PATH, create_app
+from tests.support import echo
+from tests.support.echo import PATH
 
+PAGES = {"flask": "/docs/swagger", "fastapi": "/docs"}
 AUTHORIZED = {"Authorization": "Bearer secret"}
 BODY = '{"text": "hello"}'
+ADAPTERS: dict[str, Callable[..., Application]] = {"flask": echo.create_app, "fastapi": echo.create_async_app}
 
 
 class OutOfStock(Exception):
     """A refusal that a service declares."""
+
+
+class NoneLeft(OutOfStock):
+    """A special one."""
 
 
 @pytest.fixture(scope="module")
@@ -39,42 +48,58 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return load(home, environment=False, service_token="secret")
 
 
+@pytest.fixture(scope="module", params=ADAPTERS)
+def adapter(request: pytest.FixtureRequest) -> str:
+    """The framework of the application."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def app(settings: Settings) -> Flask:
-    return create_app(settings)
+def app(settings: Settings, adapter: str) -> Iterator[Application]:
+    with as_wsgi(ADAPTERS[adapter](settings)) as app:
+        yield app
 
 
-def post(app: Flask, body: bytes, content_type: str = "application/json") -> TestResponse:
-    return app.test_client().post(PATH, data=body, content_type=content_type, headers=AUTHORIZED)
+@contextmanager
+def client_of(adapter: str, *arguments: Any) -> Iterator[Client]:
+    with as_wsgi(ADAPTERS[adapter](*arguments)) as app:
+        yield Client(app)
 
 
-def test_a_body_in_utf_8_is_accepted(app: Flask) -> None:
+def post(app: Application, body: bytes, content_type: str = "application/json") -> TestResponse:
+    return Client(app).post(PATH, data=body, content_type=content_type, headers=AUTHORIZED)
+
+
+def test_a_body_in_utf_8_is_accepted(app: Application) -> None:
     response = post(app, '{"text": "héllo \\u00e9 😀"}'.encode())
     assert (response.status_code, response.text) == (200, "héllo é 😀")
 
 
-def test_the_page_of_the_api_needs_no_token_and_loads_from_this_host_alone(app: Flask) -> None:
-    client = app.test_client()
-    page = client.get("/docs/swagger")
+def test_the_page_of_the_api_needs_no_token_and_loads_from_this_host_alone(app: Application, adapter: str) -> None:
+    client = Client(app)
+    page = client.get(PAGES[adapter])
     assert page.status_code == HTTPStatus.OK
     assert page.headers["Content-Security-Policy"].startswith("default-src 'self'")
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
-    assert len(loaded) == 4
+    assert len(loaded) == {"flask": 4, "fastapi": 3}[adapter]
     for path in loaded:
-        with client.get(f"/docs/{path}") as response:
+        with client.get(urljoin(PAGES[adapter], path)) as response:
             assert response.status_code == HTTPStatus.OK
-    assert '"validatorUrl": null' in page.text
+    assert adapter == "fastapi" or '"validatorUrl": null' in page.text
 
 
-def test_without_its_package_there_is_no_page_of_the_api(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox.http.app.find_spec", lambda _: None)
-    response = create_app(settings).test_client().get("/docs/swagger", headers=AUTHORIZED)
-    assert response.status_code == HTTPStatus.NOT_FOUND
+def test_without_its_package_there_is_no_page_of_the_api(
+    settings: Settings, adapter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"flask": "wsgi", "fastapi": "asgi"}[adapter]
+    monkeypatch.setattr(f"outbox.http.{module}.find_spec", lambda _: None)
+    with client_of(adapter, settings) as client:
+        assert client.get(PAGES[adapter], headers=AUTHORIZED).status_code == HTTPStatus.NOT_FOUND
 
 
-def test_a_web_page_whose_name_leads_here_reads_no_metrics(app: Flask) -> None:
-    assert app.test_client().get("/metrics", base_url="http://127.0.0.1:8080").status_code == HTTPStatus.OK
-    refused = app.test_client().get("/metrics", base_url="http://evil.example:8080")
+def test_a_web_page_whose_name_leads_here_reads_no_metrics(app: Application) -> None:
+    assert Client(app).get("/metrics", base_url="http://127.0.0.1:8080").status_code == HTTPStatus.OK
+    refused = Client(app).get("/metrics", base_url="http://evil.example:8080")
     assert refused.status_code == HTTPStatus.MISDIRECTED_REQUEST
     assert "http_request" not in refused.text
 
@@ -89,20 +114,20 @@ def test_a_web_page_whose_name_leads_here_reads_no_metrics(app: Flask) -> None:
         '{"text": "a", "other": [[{"b": 1, "b": 2}]]}',
     ],
 )
-def test_a_repeated_key_is_400(app: Flask, body: str) -> None:
+def test_a_repeated_key_is_400(app: Application, body: str) -> None:
     assert_problem(post(app, body.encode()), 400)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "cp037"])
 @pytest.mark.parametrize("charset", ["", "; charset={encoding}"])
-def test_a_body_in_another_encoding_than_utf_8_is_400(app: Flask, encoding: str, charset: str) -> None:
+def test_a_body_in_another_encoding_than_utf_8_is_400(app: Application, encoding: str, charset: str) -> None:
     assert_problem(post(app, BODY.encode(encoding), f"application/json{charset.format(encoding=encoding)}"), 400)
 
 
 @pytest.mark.parametrize(
     "body", [b'{"text": "\xff"}', codecs.BOM_UTF16_LE + BODY.encode(), b'{"text": NaN}', b'{"x": 1e400}', b"1" * 5000]
 )
-def test_a_body_that_is_not_json_is_400(app: Flask, body: bytes) -> None:
+def test_a_body_that_is_not_json_is_400(app: Application, body: bytes) -> None:
     assert_problem(post(app, body), 400)
 
 
@@ -116,27 +141,27 @@ def test_a_body_that_is_not_json_is_400(app: Flask, body: bytes) -> None:
         ('{"text": "a", "more": [{"\\ud800": "\\ud800"}]}', "more.0"),
     ],
 )
-def test_a_text_that_no_database_holds_is_422_and_named(app: Flask, body: str, field: str) -> None:
+def test_a_text_that_no_database_holds_is_422_and_named(app: Application, body: str, field: str) -> None:
     response = post(app, body.encode())
     assert_problem(response, 422)
     assert [error["field"] for error in json.loads(response.text)["errors"]] == [field]
 
 
-def test_other_characters_are_accepted(app: Flask) -> None:
+def test_other_characters_are_accepted(app: Application) -> None:
     text = "\\u0000 \t\x7f\ufffe\U0001f600"
     assert post(app, json.dumps({"text": text}).encode()).text == text
 
 
-def test_a_path_that_no_database_holds_is_404_and_named(app: Flask) -> None:
-    response = app.test_client().get("/texts/a%00b", headers=AUTHORIZED)
+def test_a_path_that_no_database_holds_is_404_and_named(app: Application) -> None:
+    response = Client(app).get("/texts/a%00b", headers=AUTHORIZED)
     assert_problem(response, 404)
     assert "name" in json.loads(response.text)["detail"]
-    assert app.test_client().get("/texts/a%01b", headers=AUTHORIZED).text == "a\x01b"
+    assert Client(app).get("/texts/a%01b", headers=AUTHORIZED).text == "a\x01b"
 
 
 @pytest.mark.parametrize("cookie", ["", r'q="a\000b"'])
-def test_a_query_or_a_cookie_that_no_database_holds_is_422_and_named(app: Flask, cookie: str) -> None:
-    client = app.test_client(use_cookies=False)
+def test_a_query_or_a_cookie_that_no_database_holds_is_422_and_named(app: Application, cookie: str) -> None:
+    client = Client(app, use_cookies=False)
     query = "" if cookie else "?p=1&q=2&q=a%00b"
     response = client.get(f"/texts/a{query}", headers={**AUTHORIZED, "Cookie": cookie})
     assert_problem(response, 422)
@@ -144,8 +169,8 @@ def test_a_query_or_a_cookie_that_no_database_holds_is_422_and_named(app: Flask,
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"", 200), (b"{}", 200), (b"x", 400), (b"[]", 400)])
-def test_a_request_that_needs_no_body_may_have_an_object(app: Flask, body: bytes, status: int) -> None:
-    response = app.test_client().delete("/texts/a", data=body, content_type="application/json", headers=AUTHORIZED)
+def test_a_request_that_needs_no_body_may_have_an_object(app: Application, body: bytes, status: int) -> None:
+    response = Client(app).delete("/texts/a", data=body, content_type="application/json", headers=AUTHORIZED)
     assert response.status_code == status
 
 
@@ -165,58 +190,101 @@ def test_a_request_that_needs_no_body_may_have_an_object(app: Flask, body: bytes
     ],
 )
 def test_a_route_without_a_body_takes_none_or_an_empty_object(
-    app: Flask, method: str, body: bytes, content_type: str | None, status: int
+    app: Application, method: str, body: bytes, content_type: str | None, status: int
 ) -> None:
     sent: dict[str, Any] = {"data": body, "content_type": content_type, "headers": AUTHORIZED}
-    response = app.test_client().open("/texts/a/read", method=method, **sent)
+    response = Client(app).open("/texts/a/read", method=method, **sent)
     assert response.status_code == status
     if b"reason" in body:
         assert [error["field"] for error in json.loads(response.text)["errors"]] == ["reason", "all"]
 
 
-def test_a_route_with_a_body_needs_one(app: Flask) -> None:
-    assert_problem(app.test_client().post(PATH, headers=AUTHORIZED), 415)
+def test_a_route_with_a_body_needs_one(app: Application) -> None:
+    assert_problem(Client(app).post(PATH, headers=AUTHORIZED), 415)
     assert_problem(post(app, b""), 400)
     assert_problem(post(app, b"{}"), 422)
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("DELETE", "/healthz", 405)])
 def test_a_request_without_a_route_is_refused_whatever_its_body(
-    app: Flask, method: str, path: str, status: int
+    app: Application, method: str, path: str, status: int
 ) -> None:
-    response = app.test_client().open(path, method=method, json={"field": 1}, headers=AUTHORIZED)
+    response = Client(app).open(path, method=method, json={"field": 1}, headers=AUTHORIZED)
     assert_problem(response, status)
 
 
-def test_a_response_that_is_not_json_is_500(app: Flask) -> None:
-    assert_problem(app.test_client().get("/infinity", headers=AUTHORIZED), 500)
+def test_a_response_that_is_not_json_is_500(app: Application) -> None:
+    assert_problem(Client(app).get("/infinity", headers=AUTHORIZED), 500)
 
 
 @pytest.mark.parametrize(
     ("error", "status", "type_"),
     [
         (OutOfStock("none left"), 409, "/problems/out-of-stock"),
+        (NoneLeft("none left"), 409, "/problems/out-of-stock"),
         (KeyReused(), 409, "/problems/idempotency-key-reused"),
-        (NotFound("nothing here"), 404, "about:blank"),
+        ("not found", 404, "about:blank"),
         (RuntimeError("a bug"), 500, "about:blank"),
     ],
 )
 def test_an_exception_becomes_the_problem_that_is_declared_for_it(
-    settings: Settings, error: Exception, status: int, type_: str
+    settings: Settings, adapter: str, error: Exception | str, status: int, type_: str
 ) -> None:
-    api = APIBlueprint("failing", __name__)
+    of_framework = {"flask": NotFound("nothing here"), "fastapi": HTTPException(404, "nothing here")}
 
-    @api.get("/fail")
-    def fail() -> Response:
-        raise error
+    def fail() -> None:
+        raise error if isinstance(error, Exception) else of_framework[adapter]
 
-    refusals: dict[type[Exception], Kind] = {
-        OutOfStock: Kind(HTTPStatus.CONFLICT, "/problems/out-of-stock", "Out of stock")
-    }
-    app = make_app(settings, make_engine(settings), Metrics(), title="Any", apis=[api], refusals=refusals)
-    response = app.test_client().get("/fail", headers=AUTHORIZED)
+    refusals = {OutOfStock: Kind(HTTPStatus.CONFLICT, "/problems/out-of-stock", "Out of stock")}
+    with client_of(adapter, settings, refusals, fail) as client:
+        response = client.get("/fail", headers=AUTHORIZED)
     assert_problem(response, status)
     assert json.loads(response.text)["type"] == type_
+
+
+@pytest.mark.parametrize("path", ["/echo", "/nowhere", "/healthz/", "/docs2"])
+@pytest.mark.parametrize("token", [None, "Bearer wrong", "Basic secret", "Bearer ", "bearer secret2"])
+def test_every_path_needs_the_token(app: Application, path: str, token: str | None) -> None:
+    response = Client(app).get(path, headers={"Authorization": token} if token else {})
+    assert_problem(response, 401)
+    assert response.headers["WWW-Authenticate"] == 'Bearer realm="service"'
+
+
+def test_a_wrong_method_says_which_are_right(app: Application) -> None:
+    response = Client(app).put(PATH, headers=AUTHORIZED)
+    assert_problem(response, 405)
+    assert "POST" in response.headers["Allow"]
+
+
+def test_a_body_that_is_too_large_is_413(app: Application) -> None:
+    assert_problem(post(app, json.dumps({"text": "x" * MAX_BYTES}).encode()), 413)
+
+
+def test_invalid_fields_are_named(app: Application) -> None:
+    response = post(app, b'{"text": 1}')
+    assert_problem(response, 422)
+    assert [error["field"] for error in json.loads(response.text)["errors"]] == ["text"]
+
+
+def test_every_response_that_is_no_success_is_described_as_a_problem(app: Application) -> None:
+    document = Client(app).get("/openapi.json").get_json()
+    assert set(document["components"]["schemas"]) >= {"Problem", "FieldError"}
+    described = document["paths"][PATH]["post"]
+    assert described["security"] == [{"bearer": []}]
+    assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+    for status, response in described["responses"].items():
+        assert status == "200" or list(response["content"]) == ["application/problem+json"], status
+
+
+def test_requests_are_counted_by_the_template_of_their_route(app: Application, adapter: str) -> None:
+    client = Client(app)
+    client.get("/texts/counted", headers=AUTHORIZED)
+    client.get("/nowhere-else", headers=AUTHORIZED)
+    template = {"flask": "/texts/<name>", "fastapi": "/texts/{name}"}[adapter]
+    counted = client.get("/metrics", base_url="http://127.0.0.1:8080").text
+    assert f'count{{method="GET",route="{template}",status="200"}}' in counted
+    assert 'count{method="GET",route="unknown",status="404"}' in counted
+    assert "counted" not in counted
 
 
 @pytest.mark.parametrize("name", ["", "service.app", ":create_app", "service.app:", "service.app:create_app()"])

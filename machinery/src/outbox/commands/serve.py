@@ -19,7 +19,7 @@ GUNICORN_MODULE = "outbox.http.serving"
 @click.command()
 def serve() -> None:
     """Run the service under gunicorn. On SIGTERM it completes the requests that have arrived, and exits."""
-    from outbox.http.app import FOLDER_VARIABLE
+    from outbox.http.gate import FOLDER_VARIABLE
 
     name = project.current().service
     module, _, function = name.partition(":")

@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg2
 import psycopg2.extensions
-from psycopg2 import errors
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -25,6 +24,9 @@ TRANSACTION_TIMEOUT_SINCE = 170_000  # the version of Postgres that has it
 TRANSACTION_TIMEOUT = "SET transaction_timeout = '10s'"
 # The server's own timeouts do not help if the server is frozen or gone.
 ANSWER_TIMEOUT_S = 8
+# SQLSTATEs of what another attempt may not meet. 25006: a server that became a standby refuses writes until its clients
+# are routed to the new primary.
+NOT_NOW = ("08", "25006", "28", "40", "53", "55", "57", "58")
 
 
 def make_engine(settings: Settings) -> Engine:
@@ -65,9 +67,9 @@ def is_unavailable(error: SQLAlchemyError) -> bool:
     """Whether the database is unavailable for now: the same request may succeed later."""
     if isinstance(error, PoolTimeoutError | OperationalError):
         return True
-    # A server that became a standby refuses writes until its clients are routed to the new primary.
+    # SQLAlchemy has no such class for asyncpg's errors; their SQLSTATE says it.
     return isinstance(error, DBAPIError) and (
-        error.connection_invalidated or isinstance(error.orig, errors.ReadOnlySqlTransaction)
+        error.connection_invalidated or str(getattr(error.orig, "pgcode", None)).startswith(NOT_NOW)
     )
 
 

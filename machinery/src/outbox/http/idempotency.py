@@ -9,7 +9,6 @@ from decimal import Decimal
 from http import HTTPStatus
 
 import msgspec
-from flask import Request, Response
 from sqlalchemy import Connection, text
 
 PROBLEM = "application/problem+json"  # RFC 9457
@@ -29,18 +28,19 @@ class Key:
     client: str = CLIENT
 
     @classmethod
-    def of_request(cls, request: Request, key: str, ttl_hours: int) -> Key:
+    def of_request(
+        cls, key: str, ttl_hours: int, *, method: str, route: str, path: str, query: bytes, body: bytes
+    ) -> Key:
         """The key of a request. Its method, path, query and JSON body decide the hash, not what a model makes of them.
 
         A body may be written with other white space, escapes or order of its properties; an empty object is no body.
         """
-        body = request.get_data()
         if body:
             # Every body is a JSON object (outbox.http.body). A float would lose the last digits of a number.
             fields = json.loads(body, parse_float=Decimal)
             body = _canonical(fields) if fields else b""
-        identity = msgspec.msgpack.encode((request.method, request.path, request.query_string, body))
-        return cls(f"{request.method} {request.url_rule}", key, hashlib.sha256(identity).digest(), ttl_hours)
+        identity = msgspec.msgpack.encode((method, path, query, body))
+        return cls(f"{method} {route}", key, hashlib.sha256(identity).digest(), ttl_hours)
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,15 @@ class Answer:
     body: str
     is_repeated: bool = False
 
-    def response(self, collection: str = "") -> Response:
-        """As Flask sends it. If it has made something, ``Location`` says where in ``collection`` that is, by its id."""
+    def headers(self, collection: str) -> dict[str, str]:
+        """Headers of the response. If it has made something, ``Location`` says where in ``collection`` that is, by its
+        id.
+        """
         is_problem = self.status >= HTTPStatus.BAD_REQUEST
-        response = Response(self.body, self.status, mimetype=PROBLEM if is_problem else "application/json")
+        headers = {"Content-Type": PROBLEM if is_problem else "application/json"}
         if self.status == HTTPStatus.CREATED and collection:
-            response.headers["Location"] = f"{collection}/{json.loads(self.body)['id']}"
-        return response
+            headers["Location"] = f"{collection}/{json.loads(self.body)['id']}"
+        return headers
 
 
 class KeyReused(Exception):
@@ -105,3 +107,10 @@ def first_answer(connection: Connection, key: Key, answer: Answer) -> Answer:
     if bytes(first.request_hash) != key.request_hash:
         raise KeyReused
     return Answer(first.status, first.body, is_repeated=True)
+
+
+def claimed(answer: Answer | None, key: Key) -> Answer:
+    """The answer that a change has claimed. Raises RuntimeError if it has claimed none."""
+    if answer is None:
+        raise RuntimeError(f"the change of {key.route} has claimed no answer")
+    return answer

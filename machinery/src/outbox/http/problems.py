@@ -1,23 +1,20 @@
-"""Errors as application/problem+json (RFC 9457), and their descriptions in /openapi.json."""
+"""Errors as application/problem+json (RFC 9457), and their descriptions in /openapi.json. Of no framework."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from flask import Flask, Response
-from flask_openapi3.types import ResponseDict
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
-from werkzeug.exceptions import HTTPException, InternalServerError, ServiceUnavailable
 
 from outbox.base import log
 from outbox.http.database import is_unavailable
-from outbox.http.idempotency import PROBLEM, KeyReused
+from outbox.http.idempotency import PROBLEM, Answer, KeyReused
 
 MEDIA_TYPE = PROBLEM
-RETRY_AFTER_S = 1
+RETRY_LATER = {"Retry-After": "1"}
 UNAVAILABLE = (
     "the database is unavailable and the outcome of the request is unknown;"
     " repeat the request with the same Idempotency-Key, if it has one"
@@ -51,7 +48,16 @@ class Kind(NamedTuple):
     title: str
 
 
+Kinds = Mapping[type[Exception], Kind]
 KEY_REUSED = Kind(HTTPStatus.CONFLICT, "/problems/idempotency-key-reused", "Idempotency-Key reused")
+
+
+class HttpError(Exception):
+    """An error of a request, with its problem and the headers of the response."""
+
+    def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(problem.detail)
+        self.problem, self.headers = problem, dict(headers or {})
 
 
 def of_kind(kind: Kind, detail: str) -> Problem:
@@ -63,30 +69,50 @@ def of_status(status: int, detail: str, errors: list[FieldError] | None = None) 
     return Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors)
 
 
+def of_framework(status: int, detail: str | None) -> Problem:
+    """The problem of an error that a framework raised, without a detail of our own."""
+    return of_status(status, detail or HTTPStatus(status).description)
+
+
+def of_fields(errors: list[FieldError]) -> Problem:
+    """The problem of a request with these invalid fields."""
+    named = ", ".join(one.field or "the body" for one in errors)
+    return of_status(HTTPStatus.UNPROCESSABLE_ENTITY, f"invalid: {named}", errors)
+
+
+def kind_of(error: Exception, kinds: Kinds) -> Kind | None:
+    """The problem that is declared for an error's class, or for the nearest class above."""
+    return next((kinds[type_] for type_ in type(error).__mro__ if type_ in kinds), None)
+
+
+def of_error(error: Exception, kinds: Kinds) -> tuple[Problem, dict[str, str]]:
+    """The problem of an error in a route, and further headers. An error that nobody declared is logged, and is 500."""
+    kind = kind_of(error, {KeyReused: KEY_REUSED, **kinds})
+    if kind is not None:
+        return of_kind(kind, str(error)), {}
+    if isinstance(error, HttpError):
+        return error.problem, error.headers
+    if isinstance(error, SQLAlchemyError) and is_unavailable(error):
+        logger.warning("database unavailable", error=str(error).splitlines()[0])
+        return of_status(HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE), RETRY_LATER
+    logger.error("unexpected error", exc_info=error)
+    return of_status(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected error; see the log of the service"), {}
+
+
+def answer(refusal: Exception, kinds: Kinds) -> Answer:
+    """The answer to a request that the service has refused, by an exception of one of these kinds."""
+    problem, _ = of_error(refusal, kinds)
+    return Answer(problem.status, dump(problem))
+
+
 def dump(problem: Problem) -> str:
     return problem.model_dump_json(exclude_none=True)
 
 
-def respond(problem: Problem) -> Response:
-    return Response(dump(problem), problem.status, mimetype=MEDIA_TYPE)
-
-
-def invalid(error: ValidationError) -> Response:
-    """The response to a request with invalid fields. It names each of them."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    return invalid_fields([FieldError(field=".".join(map(str, one["loc"])), detail=one["msg"]) for one in found])
-
-
-def invalid_fields(errors: list[FieldError]) -> Response:
-    """The response to a request with these invalid fields."""
-    named = ", ".join(one.field or "the body" for one in errors)
-    return respond(of_status(HTTPStatus.UNPROCESSABLE_ENTITY, f"invalid: {named}", errors))
-
-
-def responses(*statuses: HTTPStatus) -> ResponseDict:
+def responses(*statuses: HTTPStatus) -> dict[Any, Any]:
     """The descriptions of these errors in /openapi.json."""
     content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
-    return {status: {"description": status.phrase, "content": content} for status in statuses}
+    return {int(status): {"description": status.phrase, "content": content} for status in statuses}
 
 
 # The errors of every route that reads, and of every route that takes a body.
@@ -99,35 +125,3 @@ WRITING = responses(
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
-
-
-def register(app: Flask, refusals: Mapping[type[Exception], Kind]) -> None:
-    """Respond to every error with a problem; ``refusals`` are the exceptions that the service declares."""
-    kinds: dict[type[Exception], Kind] = {KeyReused: KEY_REUSED, **refusals}
-    for type_, kind in kinds.items():
-        app.register_error_handler(type_, lambda error, kind=kind: respond(of_kind(kind, str(error))))
-    app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(SQLAlchemyError, _database_error)
-    app.register_error_handler(Exception, _unexpected)
-
-
-def _http_error(error: HTTPException) -> Response:
-    """Keep werkzeug's status and headers (Allow, Retry-After, WWW-Authenticate)."""
-    status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
-    # werkzeug's default descriptions are written for people with browsers.
-    detail = error.description if error.description != type(error).description else None
-    response = respond(of_status(status, detail or status.description))
-    response.headers.extend((name, value) for name, value in error.get_headers() if name != "Content-Type")
-    return response
-
-
-def _database_error(error: SQLAlchemyError) -> Response:
-    if not is_unavailable(error):
-        return _unexpected(error)
-    logger.warning("database unavailable", error=str(error).splitlines()[0])
-    return _http_error(ServiceUnavailable(UNAVAILABLE, retry_after=RETRY_AFTER_S))
-
-
-def _unexpected(error: Exception) -> Response:
-    logger.error("unexpected error", exc_info=error)
-    return _http_error(InternalServerError("unexpected error; see the log of the service"))

@@ -10,8 +10,8 @@ from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 from outbox.base import log
 from outbox.base.settings import load
 from outbox.events import catalog
-from outbox.http.app import FOLDER_VARIABLE
 from outbox.http.database import bound_waits
+from outbox.http.gate import FOLDER_VARIABLE
 from outbox.http.worker import Worker
 
 _settings = load()

@@ -39,7 +39,7 @@ def append(connection: Connection, *events: Event) -> None:
     open, as in Django outside of ``transaction.atomic()``. Raises TypeError for an asyncio connection, which would
     insert nothing, and the driver's IntegrityError for a payload of more than a megabyte.
     """
-    if inspect.iscoroutinefunction(getattr(connection, "commit", None)):
+    if any(inspect.iscoroutinefunction(getattr(connection, name, None)) for name in ("commit", "execute")):
         raise TypeError(f"append takes a DB-API connection, not {type(connection).__module__}'s for asyncio")
     if not events:
         return

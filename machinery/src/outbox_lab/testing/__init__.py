@@ -9,6 +9,7 @@ from outbox.base.facade import exports
 if TYPE_CHECKING:
     from outbox.base.settings import SinkRole, SourceRole
     from outbox.base.wait import wait_for
+    from outbox_lab.testing.asgi import Application, as_wsgi
     from outbox_lab.testing.command import run
     from outbox_lab.testing.helpers import (
         ServiceClient,
@@ -25,10 +26,12 @@ else:  # when they are used: the watchdog of a test run, which is a module of th
     __getattr__ = exports(
         __name__,
         {
+            "Application": "outbox_lab.testing.asgi:Application",
             "ServiceClient": "outbox_lab.testing.helpers:ServiceClient",
             "SinkRole": "outbox.base.settings:SinkRole",
             "SourceRole": "outbox.base.settings:SourceRole",
             "all_at_once": "outbox_lab.testing.helpers:all_at_once",
+            "as_wsgi": "outbox_lab.testing.asgi:as_wsgi",
             "check_events": "outbox_lab.testing.helpers:check_events",
             "check_transform": "outbox_lab.testing.transform_rules:check_transform",
             "chosen_seed": "outbox_lab.testing.helpers:chosen_seed",
@@ -45,10 +48,12 @@ else:  # when they are used: the watchdog of a test run, which is a module of th
     )
 
 __all__ = [
+    "Application",
     "ServiceClient",
     "SinkRole",
     "SourceRole",
     "all_at_once",
+    "as_wsgi",
     "check_events",
     "check_transform",
     "chosen_seed",

@@ -12,9 +12,9 @@ from outbox.base import database
 from outbox.base.settings import Role, Settings, SourceRole
 from outbox.events import catalog
 from outbox.writing.event import Event, rows
+from outbox_lab.testing.asgi import Application
 
 if TYPE_CHECKING:
-    from flask import Flask
     from werkzeug.test import TestResponse
 
 T = TypeVar("T")
@@ -54,8 +54,11 @@ def all_at_once(count: int, work: Callable[[int], T]) -> list[T]:
 class ServiceClient:
     """Sends requests with the token. One for each thread."""
 
-    def __init__(self, app: Flask, settings: Settings) -> None:
-        self._http = app.test_client()
+    def __init__(self, app: Application, settings: Settings) -> None:
+        """``app`` is WSGI: Flask, or what the fixture `app` and `as_wsgi` make of FastAPI."""
+        from werkzeug.test import Client
+
+        self._http = Client(app)
         self._authorization = {"Authorization": f"Bearer {settings.service_token.get_secret_value()}"}
 
     def post(self, path: str, body: object = None, **headers: str) -> TestResponse:

@@ -89,7 +89,7 @@ def move(change: Change, wanted: NewMovement) -> None:
     if change.claim(made):
         parameters = {"item_id": made.item_id, "stock": after.stock, "version": after.version}
         change.connection.execute(UPDATE, parameters)
-        change.append(_event(made, after.version))
+        change.append(event(made, after.version))
 
 
 def _lock(connection: Connection, wanted: NewMovement) -> Item:
@@ -98,7 +98,7 @@ def _lock(connection: Connection, wanted: NewMovement) -> Item:
     return Item(*connection.execute(LOCK, {"item_id": wanted.item_id}).one())
 
 
-def _event(made: Movement, version: int) -> Event:
+def event(made: Movement, version: int) -> Event:
     """The event of a movement, as defined by events/item."""
     return Event(
         aggregatetype="item",

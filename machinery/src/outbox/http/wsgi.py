@@ -1,0 +1,335 @@
+"""A Flask service that writes with the outbox: its database, its metrics, and its answers to requests for a change.
+
+    service = Service("Orders", refusals={SoldOut: Kind(HTTPStatus.CONFLICT, "/problems/sold-out", "Sold out")})
+    api = APIBlueprint("orders", __name__, abp_security=SECURITY)
+
+    @api.post("/orders", responses={HTTPStatus.CREATED: Order, **WRITING})
+    def make_order(header: WriteHeaders, body: NewOrder) -> Response:
+        return service.answer(header, body, place).response("/orders")
+
+    def place(change: Change, wanted: NewOrder) -> None:
+        order = Order(id=uuid4(), **dict(wanted))
+        if change.claim(order):
+            change.connection.execute(...)
+            change.append(Event("order", str(order.id), "placed", {...}))
+
+    app = service.app(api)
+
+The order of work in a change is: lock, decide, claim the key, write. `outbox.http.asgi` is for FastAPI.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from flask import Blueprint, Flask, Response, current_app, g, request
+from flask.json.provider import DefaultJSONProvider
+from flask_openapi3.blueprint import APIBlueprint
+from flask_openapi3.models.info import Info
+from flask_openapi3.openapi import OpenAPI
+from flask_openapi3.types import SecuritySchemesDict
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import Connection, Engine
+from werkzeug.exceptions import HTTPException
+
+from outbox.base import trace
+from outbox.base.settings import Settings, load
+from outbox.events.values import encode
+from outbox.http import body, gate, idempotency, problems
+from outbox.http.change import WriteHeaders, traced
+from outbox.http.database import make_engine
+from outbox.http.gate import Health, Metrics, Token
+from outbox.http.idempotency import Key
+from outbox.http.problems import FieldError, Kind, Kinds, Problem, responses
+from outbox.writing.append import append
+from outbox.writing.event import Event
+
+# For /openapi.json: the scheme, and the requirement of a route.
+SECURITY_SCHEMES: SecuritySchemesDict = {gate.SCHEME: {"type": "http", "scheme": gate.SCHEME}}
+SECURITY: list[dict[str, list[str]]] = [{gate.SCHEME: []}]
+PUBLIC = {"health.healthz", "health.readyz", "health.read_metrics", "openapi", "swagger.swagger", "swagger.static"}
+BODY_PARAMETERS = {"body", "form", "raw"}  # of a route that takes a body
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class Answer(idempotency.Answer):
+    """The response to a request: HTTP status and JSON."""
+
+    def response(self, collection: str = "") -> Response:
+        """As Flask sends it. If it has made something, ``Location`` says where in ``collection`` that is, by its id."""
+        return Response(self.body, self.status, headers=self.headers(collection))
+
+
+class Change:
+    """One change, in its transaction."""
+
+    def __init__(self, connection: Connection, key: Key, traceparent: str | None = None) -> None:
+        """``connection`` is in the transaction, which the caller commits."""
+        self.connection = connection
+        self.answer: idempotency.Answer | None = None
+        self._key, self._traceparent = key, trace.valid(traceparent)
+
+    def claim(self, made: BaseModel, status: HTTPStatus = HTTPStatus.CREATED) -> bool:
+        """Claim the request's key for this answer, before anything is written.
+
+        False if the key is taken: then write nothing, because the client gets the first answer. Raises KeyReused if
+        another request has claimed the key, and ValueError for an answer that JSON cannot express, such as NaN.
+        """
+        answer = idempotency.Answer(status, encode(made).decode())
+        self.answer = idempotency.first_answer(self.connection, self._key, answer)
+        return not self.answer.is_repeated
+
+    def append(self, *events: Event) -> None:
+        """Append events to the outbox (`outbox.writing.append.append`).
+
+        An event without a traceparent gets that of the request.
+        """
+        append(self.connection, *traced(events, self._traceparent))
+
+
+class Service:
+    """A service and its database."""
+
+    def __init__(
+        self,
+        title: str,
+        settings: Settings | None = None,
+        refusals: Mapping[type[Exception], Kind] | None = None,
+    ) -> None:
+        """``refusals`` are the exceptions by which the service refuses a request, and the problem that each becomes.
+
+        Nothing connects to the database before the first request that needs it.
+        """
+        self.settings = settings or load()
+        self.engine: Engine = make_engine(self.settings)
+        self.metrics = Metrics()
+        self._title, self._refusals = title, dict(refusals or {})
+
+    def app(self, *apis: APIBlueprint) -> Flask:
+        """The WSGI application. Raises Failure if the settings have no token."""
+        return make_app(self.settings, self.engine, self.metrics, title=self._title, apis=apis, refusals=self._refusals)
+
+    def answer(self, header: WriteHeaders, body: B, change: Callable[[Change, B], None]) -> Answer:
+        """Make a change in a transaction of its own, within a request. The answer is stored under the request's key, in
+        that transaction.
+
+        ``change`` gets ``body``, which may hold whatever the route has taken from the request. A retry is recognised by
+        the request itself: its method, path, query and JSON body.
+
+        The order in ``change`` is: lock, decide, claim, write. A refusal that it raises rolls everything back, and is
+        stored under the key too. Raises KeyReused if another request has claimed the key.
+        """
+        key = Key.of_request(
+            header.idempotency_key,
+            self.settings.idempotency_ttl_hours,
+            method=request.method,
+            route=str(request.url_rule),
+            path=request.path,
+            query=request.query_string,
+            body=request.get_data(),
+        )
+        try:
+            with self.engine.begin() as connection:
+                made = Change(connection, key, header.traceparent)
+                change(made, body)
+                return Answer(**vars(idempotency.claimed(made.answer, key)))
+        except tuple(self._refusals) as refusal:
+            refused = problems.answer(refusal, self._refusals)
+            with self.engine.begin() as connection:
+                return Answer(**vars(idempotency.first_answer(connection, key, refused)))
+
+
+def make_app(
+    settings: Settings,
+    engine: Engine,
+    metrics: Metrics,
+    *,
+    title: str,
+    apis: Sequence[APIBlueprint],
+    refusals: Kinds | None = None,
+) -> Flask:
+    """The application of a service: its routes, health and metrics routes, and ``/openapi.json``.
+
+    Every route requires the bearer token, except those in ``PUBLIC``. Every error is a problem (RFC 9457); ``refusals``
+    says which problem each exception of the service's rules becomes. Nothing connects to the database before the first
+    request that needs it. Raises Failure if the settings have no token: a service is never open by default.
+    """
+    app = OpenAPI(
+        __name__,
+        static_folder=None,
+        info=Info(title=title, version="1"),
+        security_schemes=SECURITY_SCHEMES,
+        doc_ui=False,
+        validation_error_callback=_invalid,
+        validation_error_model=Problem,
+        # flask-openapi3 adds its own error to each route that lacks this status. All our routes declare 500.
+        validation_error_status=HTTPStatus.INTERNAL_SERVER_ERROR.value,
+    )
+    _measure(app, metrics)  # first, so that rejected requests are counted too
+    _trace(app)
+    _require_token(app, Token(settings))
+    _show_problems(app, refusals or {})
+    _check_bodies(app)
+    for api in [*apis, _health(engine, metrics)]:
+        app.register_api(api)
+
+    @app.route("/openapi.json")
+    def openapi() -> dict[str, Any]:
+        return app.api_doc
+
+    _show_api(app)
+    return app
+
+
+def _show_api(app: Flask) -> None:
+    """Serve the page of the API below /docs, where the package of the page is: no image has it."""
+    if find_spec("flask_openapi3_swagger") is None:
+        return
+    from flask_openapi3_swagger.plugins import RegisterPlugin
+
+    page: Blueprint = RegisterPlugin.register("/openapi.json")
+
+    @page.after_request
+    def stay_here(response: Response) -> Response:
+        response.headers.update(gate.PAGE_POLICY)
+        return response
+
+    app.config["SWAGGER_CONFIG"] = {"validatorUrl": None}
+    app.register_blueprint(page, url_prefix="/docs")
+
+
+def _measure(app: Flask, metrics: Metrics) -> None:
+    @app.before_request
+    def start() -> None:
+        g.started_at_s = time.monotonic()
+
+    @app.after_request
+    def observe(response: Response) -> Response:
+        route = request.url_rule.rule if request.url_rule else None
+        metrics.observe(request.method, route, response.status_code, g.started_at_s)
+        return response
+
+
+def _trace(app: Flask) -> None:
+    @app.before_request
+    def bind() -> None:
+        gate.bind_trace(request.headers.get("traceparent"))
+
+    @app.after_request
+    def log_sampled(response: Response) -> Response:
+        location = response.headers.get("Location")
+        traceparent = request.headers.get("traceparent")
+        gate.log_sampled(traceparent, request.method, request.path, response.status_code, location)
+        return response
+
+    @app.teardown_request
+    def unbind(_: BaseException | None) -> None:
+        gate.unbind_trace()
+
+
+def _require_token(app: Flask, token: Token) -> None:
+    """Require the token on every path, unknown paths included, except for the endpoints in ``PUBLIC``."""
+
+    @app.before_request
+    def require_token() -> None:
+        if request.endpoint not in PUBLIC:
+            token.require(request.headers.get("Authorization"))
+
+
+def _show_problems(app: Flask, refusals: Kinds) -> None:
+    """Respond to every error with a problem; ``refusals`` are the exceptions that the service declares."""
+
+    @app.errorhandler(Exception)
+    def respond(error: Exception) -> Response:
+        problem, headers = problems.of_error(error, refusals)
+        return _response(problem, headers)
+
+    @app.errorhandler(HTTPException)
+    def respond_to_werkzeug(error: HTTPException) -> Response:
+        """Keep werkzeug's status and headers (Allow, Retry-After, WWW-Authenticate)."""
+        if problems.kind_of(error, refusals):
+            return respond(error)
+        # werkzeug's default descriptions are written for people with browsers.
+        detail = error.description if error.description != type(error).description else None
+        problem = problems.of_framework(error.code or HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+        return _response(problem, {name: value for name, value in error.get_headers() if name != "Content-Type"})
+
+
+def _response(problem: Problem, headers: Mapping[str, str]) -> Response:
+    return Response(problems.dump(problem), problem.status, mimetype=problems.MEDIA_TYPE, headers=headers)
+
+
+def _invalid(error: ValidationError) -> Response:
+    """The response to a request with invalid fields. It names each of them."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    errors = [FieldError(field=".".join(map(str, one["loc"])), detail=one["msg"]) for one in found]
+    return _response(problems.of_fields(errors), {})
+
+
+class StrictJson(DefaultJSONProvider):
+    """Flask's JSON, read strictly (`outbox.http.body.loads`)."""
+
+    def loads(self, s: str | bytes, **_: Any) -> Any:
+        """Decode a document. Raises ValueError if it is invalid, and RecursionError if it is nested too deeply."""
+        return body.loads(s)
+
+    def dumps(self, obj: Any, **options: Any) -> str:
+        """Encode a response. Raises ValueError for NaN and infinity, which no reader of JSON takes."""
+        return super().dumps(obj, allow_nan=False, **options)
+
+
+def _check_bodies(app: Flask) -> None:
+    app.json = StrictJson(app)
+    app.config["MAX_CONTENT_LENGTH"] = body.MAX_BYTES
+
+    @app.before_request
+    def check() -> None:
+        if request.url_rule is None:
+            return
+        sent = body.Sent(
+            method=request.method,
+            content_type=request.content_type or "",
+            body=request.get_data(),
+            path=request.view_args or {},
+            texts=[*request.args.items(multi=True), *request.cookies.items(multi=True)],
+            takes_body=_takes_body(current_app.view_functions[str(request.endpoint)]),
+        )
+        body.check(sent)
+
+
+@cache
+def _takes_body(route: Callable[..., object]) -> bool:
+    return bool(BODY_PARAMETERS & inspect.signature(route).parameters.keys())
+
+
+def _health(engine: Engine, metrics: Metrics) -> APIBlueprint:
+    """The routes ``/healthz``, ``/readyz`` and ``/metrics``, without a token: for orchestrators and Prometheus."""
+    api = APIBlueprint("health", __name__, abp_responses=responses(HTTPStatus.INTERNAL_SERVER_ERROR))
+
+    @api.get("/healthz", responses={HTTPStatus.OK: Health})
+    def healthz() -> dict[str, str]:
+        """Whether the process responds. It ignores the database, so that a database outage restarts no process."""
+        return Health().model_dump()
+
+    @api.get("/readyz", responses={HTTPStatus.OK: Health, **responses(HTTPStatus.SERVICE_UNAVAILABLE)})
+    def readyz() -> dict[str, str]:
+        """Whether the database responds and has the schema of this version."""
+        with engine.connect() as connection:
+            gate.require_current(connection)
+        return Health().model_dump()
+
+    @api.get("/metrics", doc_ui=False)
+    def read_metrics() -> Response:
+        return Response(metrics.render(request.host), content_type=CONTENT_TYPE_LATEST)
+
+    return api
