@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,12 +31,19 @@ FREE_DISK_MIN_GB = 4
 # The sets of packages, and the extras of the machinery's pyproject.toml in each. All is tested with the first one, and
 # the others have its versions.
 SETS = {
-    "machinery": ["service", "sink", "stack", "lakehouse", "msk", "testing", "dev", "machinery"],
-    "dev": ["service", "sink", "stack", "lakehouse", "testing", "dev"],
+    "machinery": [
+        *("service", "service-fastapi", "page", "page-fastapi"),
+        *("sink", "stack", "lakehouse", "msk", "testing", "dev", "machinery"),
+    ],
+    "dev": ["service", "page", "sink", "stack", "lakehouse", "testing", "dev"],
     "demo": ["service", "sink", "stack"],
     "service": ["service"],
+    "dev-fastapi": ["service-fastapi", "page-fastapi", "sink", "stack", "lakehouse", "testing", "dev"],
+    "demo-fastapi": ["service-fastapi", "sink", "stack"],
+    "service-fastapi": ["service-fastapi"],
     "sink": ["sink"],
 }
+FLASK = "flask"  # the framework whose sets have no suffix
 
 # pyspark comes as a source archive, 430 MB of jars. It is built with the pinned setuptools; to store the jars as they
 # are, not compressed once more, takes a third of the time.
@@ -71,8 +79,16 @@ def main(command: str, *words: str) -> None:
         install(command)
 
 
+def of_project(name: str) -> str:
+    """The set of this name with the framework of the project, which pyproject.toml names."""
+    table = tomllib.loads(Path("pyproject.toml").read_text()).get("tool", {}).get("outbox", {})
+    web = table.get("web", FLASK)
+    return f"{name}-{web}" if web != FLASK and f"{name}-{web}" in SETS else name
+
+
 def install(name: str) -> None:
     """Install a set and the project's own packages, then the Java and the jars."""
+    name = of_project(name)
     say(f"installing the Python packages of the set `{name}` into {VENV.name}")
     own = ["-r", str(OWN)] if OWN.exists() else []
     # Whichever index has a package: the hashes decide what is accepted.
@@ -85,14 +101,14 @@ def install(name: str) -> None:
         command = [sys.executable, "-m", *module]
         if subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=False).returncode:
             sys.exit(1)
-    for other, extras in SETS.items():
-        if set(extras) <= set(SETS[name]):
+    for other in SETS:
+        if set(SETS[of_project(other)]) <= set(SETS[name]):
             (VENV / other).touch()
 
 
 def lock(*options: str) -> None:
     """Pin the packages that the project names, in versions that go with the machinery's."""
-    versions = ["--constraints", str(LOCKS / "dev.txt")]
+    versions = ["--constraints", str(LOCKS / f"{of_project('dev')}.txt")]
     uv("compile", *COMPILE, *options, *versions, "pyproject.toml", "-o", str(OWN))
 
 

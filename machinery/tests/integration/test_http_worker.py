@@ -1,4 +1,4 @@
-"""The service's gunicorn worker: requests arrive in bounded time and size, and a slow client blocks no other."""
+"""The service's gunicorn worker, with WSGI and ASGI: bounded time and size, and a slow client blocks no other."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ SLOW = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+@pytest.fixture(scope="module", params=["create_app", "create_async_app"], ids=["flask", "fastapi"])
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Command]:
     """A service of a few routes, with one worker of two threads."""
     root: Path = tmp_path_factory.mktemp("project")
-    (root / project.FILE).write_text('[tool.outbox]\nservice = "tests.support.echo:create_app"\n')
+    (root / project.FILE).write_text(f'[tool.outbox]\nservice = "tests.support.echo:{request.param}"\n')
     settings = load(
         root / "home",
         environment=False,

@@ -12,7 +12,7 @@ import tomllib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -39,7 +39,9 @@ class Project:
     cloudevents_source: str = ""
     """The beginning of the source of events as CloudEvents; without it, records have no headers of CloudEvents."""
     service: str = "service.app:create_app"
-    """The function that makes the WSGI application, as ``module:function``; without arguments."""
+    """The function that makes the WSGI or ASGI application, as ``module:function``; without arguments."""
+    web: Literal["flask", "fastapi"] = "flask"
+    """The framework of the service: which packages `make install` installs, and the image of the service has."""
     sinks: tuple[str, ...] = ()
     """The sinks that ``outbox sink`` runs unless it is given names."""
     sinks_package: str = "sinks"

@@ -18,7 +18,9 @@ GUNICORN_MODULE = "outbox.http.serving"
 
 @click.command()
 def serve() -> None:
-    """Run the service under gunicorn. On SIGTERM it completes the requests that have arrived, and exits."""
+    """Run the service, of Flask or of FastAPI, under gunicorn. On SIGTERM it completes the requests that have arrived,
+    and exits.
+    """
     from outbox.http.gate import FOLDER_VARIABLE
 
     name = project.current().service
@@ -26,7 +28,7 @@ def serve() -> None:
     if not module or not function.isidentifier():
         raise Failure(
             f"[tool.outbox] service = {name!r} is not module:function",
-            "name the function that makes the WSGI application, as service.app:create_app",
+            "name the function that makes the application, as service.app:create_app",
             code="project-wrong",
         )
     # An invalid setting is one line here, instead of a traceback from each worker.

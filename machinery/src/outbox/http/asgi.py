@@ -106,7 +106,7 @@ class Change:
 
     @cached_property
     def session(self) -> AsyncSession:
-        """An ORM session on the connection. It is flushed at the end of the change, before the commit."""
+        """An ORM session on the connection. What it holds is written at the end of a change that has claimed its key."""
         return AsyncSession(self.connection, expire_on_commit=False, join_transaction_mode="rollback_only")
 
     async def claim(self, made: BaseModel, status: HTTPStatus = HTTPStatus.CREATED) -> bool:
@@ -172,7 +172,7 @@ class Service:
             self.settings.idempotency_ttl_hours,
             method=request.method,
             route=_template(request.scope) or "",
-            path=request.url.path,
+            path=request.scope["path"],
             query=request.scope["query_string"],
             body=await request.body(),
         )
@@ -180,8 +180,10 @@ class Service:
             async with self.engine.begin() as connection:
                 made = Change(connection, key, header.traceparent)
                 await change(made, body)
-                await made.flush()
-                return Answer(**vars(idempotency.claimed(made.answer, key)))
+                answer = idempotency.claimed(made.answer, key)
+                if not answer.is_repeated:
+                    await made.flush()
+                return Answer(**vars(answer))
         except tuple(self._refusals) as refusal:
             refused = problems.answer(refusal, self._refusals)
             async with self.engine.begin() as connection:
@@ -258,9 +260,9 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request, started_at_s = Request(scope), time.monotonic()
+        request, path, started_at_s = Request(scope), scope["path"], time.monotonic()
         traceparent = request.headers.get("traceparent")
-        received_bytes, responded = 0, list[Response]()
+        received_bytes, has_responded = 0, False
 
         async def receive_some() -> Message:
             nonlocal received_bytes
@@ -270,33 +272,26 @@ class Gate:
                 raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return message
 
-        async def remember(message: Message) -> None:
+        async def send_observed(message: Message) -> None:
+            nonlocal has_responded
             if message["type"] == "http.response.start":
-                responded.append(Response(status_code=message["status"]))
-                responded[0].raw_headers = message["headers"]
+                has_responded, status = True, message["status"]
+                location = dict(message["headers"]).get(b"location")
+                self._metrics.observe(request.method, _template(scope), status, started_at_s)
+                gate.log_sampled(traceparent, request.method, path, status, location and location.decode())
             await send(message)
 
         gate.bind_trace(traceparent)
         try:
-            try:
-                if not _is_public(request):
-                    self._token.require(request.headers.get("Authorization"))
-                await self._app(scope, receive_some, remember)
-            except Exception as error:
-                if responded:
-                    raise
-                await _response(*problems.of_error(error, self._refusals))(scope, receive, remember)
-            [response] = responded
-            self._metrics.observe(request.method, _template(scope), response.status_code, started_at_s)
-            location = response.headers.get("Location")
-            gate.log_sampled(traceparent, request.method, request.url.path, response.status_code, location)
+            if not (request.method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/docs/"))):
+                self._token.require(request.headers.get("Authorization"))
+            await self._app(scope, receive_some, send_observed)
+        except Exception as error:
+            if has_responded:
+                raise
+            await _response(*problems.of_error(error, self._refusals))(scope, receive, send_observed)
         finally:
             gate.unbind_trace()
-
-
-def _is_public(request: Request) -> bool:
-    path = request.url.path
-    return request.method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/docs/"))
 
 
 def _template(scope: Scope) -> str | None:

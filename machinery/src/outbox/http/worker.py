@@ -1,9 +1,9 @@
-"""A gunicorn worker whose threads never wait for a client.
+"""A gunicorn worker whose application never waits for a client: WSGI in threads, ASGI on the loop.
 
 gunicorn's own ``gthread`` worker reads a request, and writes its response, in the thread that serves it. So a few
 clients that send half a request, or do not read, hold all threads, and gunicorn expects a buffering proxy in front of
 it. This worker is that buffer: its loop receives every request and sends every response, and a thread has the whole
-request, and gives the whole response.
+request, and gives the whole response. So does the coroutine of an ASGI application: no response is streamed.
 
 Bounds per worker process: `CONNECTIONS` connections, and for each about `HEAD_MAX_BYTES` plus `body.MAX_BYTES`, or one
 response, and twice `BUFFER_BYTES` in the system, each way. For one client more, the client that the worker has waited
@@ -15,17 +15,21 @@ service. docs/architecture.md says why no other server does.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
+from http.client import responses
 from itertools import islice
-from typing import cast
+from typing import Any, cast
+from urllib.parse import unquote_to_bytes
 
+from gunicorn.asgi.lifespan import LifespanManager  # type: ignore[import-untyped]
 from gunicorn.asgi.parser import (  # type: ignore[import-untyped]
     LimitRequestHeaders,
     LimitRequestLine,
@@ -122,13 +126,18 @@ class Worker(base.Worker):  # type: ignore[misc]
     def run(self) -> None:
         """Serve until SIGTERM. gunicorn calls this once the application is loaded."""
         self._threads = ThreadPoolExecutor(self.cfg.threads)
+        self._is_asgi, self._state = is_asgi(self.wsgi), dict[str, Any]()
         self._clients = set[asyncio.Task[None]]()
+        self._served = set[asyncio.Task[None]]()  # calls of an ASGI application
         self._waiting = dict[asyncio.Task[None], asyncio.Timeout]()  # clients that are waited for, the longest first
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stopping.set)
+        lifespan = LifespanManager(self.wsgi, self.log, self._state)
+        if self._is_asgi:
+            await lifespan.startup()
         accepting = asyncio.gather(*(self._accept(listener.sock) for listener in self.sockets))
         accepting.add_done_callback(lambda _: stopping.set())
         while not stopping.is_set() and self.ppid == os.getppid():
@@ -142,8 +151,10 @@ class Worker(base.Worker):  # type: ignore[misc]
         for limit in self._waiting.values():
             if not limit.expired():
                 limit.reschedule(loop.time() + LINGER_S)
-        if self._clients:
-            await asyncio.wait(self._clients, timeout=self.cfg.graceful_timeout)
+        if under_way := self._clients | self._served:
+            await asyncio.wait(under_way, timeout=self.cfg.graceful_timeout)
+        if self._is_asgi:
+            await lifespan.shutdown()
 
     async def _accept(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -173,9 +184,12 @@ class Worker(base.Worker):  # type: ignore[misc]
                     response, is_kept = _rejection(status), False
                 elif arrival.is_complete:
                     request = bytes(arrival.received)
-                    response, is_kept, rest = await loop.run_in_executor(
-                        self._threads, self._respond, request, address, server
-                    )
+                    if self._is_asgi:
+                        response, is_kept, rest = await self._await_response(request, address, server)
+                    else:
+                        response, is_kept, rest = await loop.run_in_executor(
+                            self._threads, self._respond, request, address, server
+                        )
                 else:
                     return
                 try:
@@ -222,18 +236,13 @@ class Worker(base.Worker):  # type: ignore[misc]
             del self._waiting[task]
 
     def _respond(self, received: bytes, client: Address, server: Address) -> tuple[bytes, bool, bytes]:
-        """Run the application, in a thread: the response, whether the connection is kept, and the bytes behind the
-        request.
+        """Run the WSGI application, in a thread: the response, whether the connection is kept, and the bytes behind
+        the request.
         """
-        response, request = Response(), None
-        parser = RequestParser(self.cfg, iter([received]), client)
-        try:
-            request = next(parser)
-            request._expected_100_continue = False  # sent before the body arrived
-            made, environ = wsgi.create(request, response, client, server, self.cfg)
+        exchange = Exchange(self, received, client, server)
+        with exchange.recovered():
+            made, environ = exchange.begin()
             environ["wsgi.multithread"] = True
-            if not self.alive:
-                made.force_close()
             parts = self.wsgi(environ, made.start_response)
             try:
                 for part in parts:
@@ -242,11 +251,102 @@ class Worker(base.Worker):  # type: ignore[misc]
             finally:
                 if hasattr(parts, "close"):
                     parts.close()
-            is_kept = not made.should_close() and parser.finish_body()
+        return exchange.end()
+
+    async def _await_response(self, received: bytes, client: Address, server: Address) -> tuple[bytes, bool, bytes]:
+        """Run the ASGI application, until it has responded: what `_respond` returns for WSGI."""
+        exchange = Exchange(self, received, client, server)
+        with exchange.recovered():
+            made, _ = exchange.begin()
+            responded = asyncio.get_running_loop().create_future()
+            waiting = [{"type": "http.request", "body": exchange.request.body.read()}]
+
+            async def receive() -> dict[str, Any]:
+                if waiting:
+                    return waiting.pop()
+                await asyncio.wait({responded})
+                return {"type": "http.disconnect"}
+
+            async def send(message: dict[str, Any]) -> None:
+                if message["type"] == "http.response.start":
+                    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]]
+                    made.start_response(f"{message['status']} {responses.get(message['status'], '')}", headers)
+                elif not responded.done():
+                    made.write(message.get("body", b""))
+                    if not message.get("more_body"):
+                        made.close()
+                        responded.set_result(None)
+
+            serving = asyncio.create_task(self.wsgi({**exchange.scope(), "state": dict(self._state)}, receive, send))
+            self._served.add(serving)
+            serving.add_done_callback(self._served.discard)
+            await asyncio.wait({serving, responded}, return_when=asyncio.FIRST_COMPLETED)
+            if not responded.done():
+                serving.result()
+                raise RuntimeError("the application has sent no response")
+            serving.add_done_callback(self._log_failure)  # of what it does after its response
+        return exchange.end()
+
+    def _log_failure(self, serving: asyncio.Task[None]) -> None:
+        if not serving.cancelled() and (error := serving.exception()):
+            self.log.error("after the response: %r", error, exc_info=error)
+
+
+class Exchange:
+    """One request that has arrived, and its response."""
+
+    def __init__(self, worker: Worker, received: bytes, client: Address, server: Address) -> None:
+        self._worker, self._client, self._server = worker, client, server
+        self._parser = RequestParser(worker.cfg, iter([received]), client)
+        self._response, self._is_kept = Response(), False
+        self.request: Any = None
+        self._made: Any = None
+
+    def begin(self) -> tuple[Any, dict[str, Any]]:
+        """gunicorn's response, which writes into ours, and the request as WSGI's environment."""
+        self.request = next(self._parser)
+        self.request._expected_100_continue = False  # sent before the body arrived
+        self._made, environ = wsgi.create(self.request, self._response, self._client, self._server, self._worker.cfg)
+        if not self._worker.alive:
+            self._made.force_close()
+        return self._made, environ
+
+    def scope(self) -> dict[str, Any]:
+        """The request as ASGI's scope."""
+        request, raw_path = self.request, self.request.path.encode("latin-1")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": ".".join(map(str, request.version)),
+            "method": request.method,
+            "scheme": request.scheme,
+            "path": unquote_to_bytes(raw_path).decode(errors="replace"),
+            "raw_path": raw_path,
+            "root_path": "",
+            "query_string": request.query.encode("latin-1"),
+            "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers],
+            "client": self._client[:2],
+            "server": self._server[:2],
+        }
+
+    @contextmanager
+    def recovered(self) -> Iterator[None]:
+        """Respond to an exception of the application, or of the request, as gunicorn does."""
+        try:
+            yield
+            self._is_kept = not self._made.should_close() and self._parser.finish_body()
         except Exception as error:
-            response, is_kept = Response(), False
-            self.handle_error(request, response, client, error)
-        return bytes(response), is_kept, parser.unreader.take_buffered()
+            self._response, self._is_kept = Response(), False
+            self._worker.handle_error(self.request, self._response, self._client, error)
+
+    def end(self) -> tuple[bytes, bool, bytes]:
+        """The response, whether the connection is kept, and the bytes behind the request."""
+        return bytes(self._response), self._is_kept, self._parser.unreader.take_buffered()
+
+
+def is_asgi(application: Any) -> bool:
+    """Whether an application is ASGI's, whose call is a coroutine."""
+    return inspect.iscoroutinefunction(application) or inspect.iscoroutinefunction(type(application).__call__)
 
 
 def _rejection(status: HTTPStatus) -> bytes:

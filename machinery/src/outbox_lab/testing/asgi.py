@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -15,17 +14,13 @@ from typing import Any, TypeVar
 from gunicorn.asgi.lifespan import LifespanManager  # type: ignore[import-untyped]
 
 from outbox.base.wait import timeout_scale
+from outbox.http.worker import is_asgi
 
 T = TypeVar("T")
 ANSWER_TIMEOUT_S = 60
 
 Application = Callable[..., Any]
 """A Flask or a FastAPI application, or any other WSGI or ASGI one."""
-
-
-def is_asgi(app: Application) -> bool:
-    """Whether an application is ASGI's, whose call is a coroutine."""
-    return inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(type(app).__call__)
 
 
 @contextmanager
