@@ -2,7 +2,8 @@
 
     python -m template.tests.bake SAMPLE
 
-makes one with the default answers, which installs itself and runs its own `make test`.
+makes one with the default answers, which installs itself and runs its own `make test`. `fastapi` is the minimal one
+with the other framework.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def main(sample: str) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="outbox bake ") as temporary:
         template = Template(Path(temporary, "template"))
-        project = template.made(Path(temporary, "stock-room"), project_name="stock-room", sample=sample)
+        answers = {"sample": "minimal", "web": "fastapi"} if sample == "fastapi" else {"sample": sample}
+        project = template.made(Path(temporary, "stock-room"), project_name="stock-room", **answers)
         git(project, "init", "--quiet")
         commit(project)
         # To record class archives for its few starts would take longer than they gain; so would a second stack.

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from outbox import install
 from outbox.base.project import Project
 
 from template.tests import bake, dockerfile, references
@@ -57,6 +58,7 @@ COMBINATIONS: dict[str, dict[str, object]] = {
     },
     "minimal": {"sample": "minimal"},
     "minimal with everything": {"sample": "minimal", "machinery": "copy", "monitoring": True, "cluster": True},
+    "fastapi": {"sample": "minimal", "web": "fastapi"},
     "minimal with nothing": {"sample": "minimal", "demo": False, "licence": "none"},
 }
 
@@ -86,6 +88,8 @@ WRONG_ANSWERS: list[dict[str, object]] = [
     {"connector": "ledger"},
     {"connector": "ledger", "topic_prefix": "ledger.offsets"},
     {"sample": "large"},
+    {"sample": "minimal", "web": "django"},
+    {"sample": "ledger", "web": "fastapi"},
     {"licence": "MIT"},
 ]
 
@@ -138,7 +142,9 @@ def test_lint_and_types(project: Path) -> None:
 
 
 # Between these are combinations of which mypy has followed each import.
-@pytest.mark.parametrize("project", ["ledger", "ledger with nothing", "minimal", "minimal with nothing"], indirect=True)
+@pytest.mark.parametrize(
+    "project", ["ledger", "ledger with nothing", "minimal", "fastapi", "minimal with nothing"], indirect=True
+)
 def test_every_module_loads_and_every_sink_is_found(project: Path) -> None:
     files = [file.relative_to(project) for name in PRODUCT for file in (project / name).rglob("*.py")]
     modules = [".".join(file.with_suffix("").parts) for file in files if file.stem not in ("__init__", "__main__")]
@@ -245,7 +251,7 @@ class TestCopiedMachinery:
         assert made == own
 
 
-@pytest.mark.parametrize("project", ["minimal"], indirect=True)
+@pytest.mark.parametrize("project", ["minimal", "fastapi"], indirect=True)
 def test_a_minimal_project_is_a_page_of_files(project: Path) -> None:
     made = [file for file in project.rglob("*") if file.is_file() and ".git" not in file.relative_to(project).parts]
     lines = {file: len(file.read_text().splitlines()) for file in made}
@@ -263,6 +269,31 @@ def test_both_samples_have_the_same_frame() -> None:
     only_the_ledger = {"connect", "demo", "migrations", "service", "sinks", "tests"}
     assert links["ledger"] - links["minimal"] == only_the_ledger
     assert {name.partition("/")[0] for name in links["minimal"] - links["ledger"]} <= {"connect", "demo"}
+
+
+def test_the_frameworks_differ_in_the_service_alone() -> None:
+    found: dict[str, dict[str, Path]] = {}
+    for name in ("minimal", "minimal-fastapi"):
+        folder = ROOT / "template" / name
+        walked = [Path(parent, one) for parent, _, names in os.walk(folder, followlinks=True) for one in names]
+        found[name] = {one.relative_to(folder).as_posix(): one.resolve() for one in walked}
+    differing = {file for file, _ in found["minimal"].items() ^ found["minimal-fastapi"].items()}
+    assert differing == {"service/app.py", "Dockerfile", "Dockerfile.jinja"}
+
+
+@pytest.mark.parametrize("project", ["minimal", "fastapi"], indirect=True)
+def test_a_project_knows_one_framework(project: Path) -> None:
+    """Its modules import no other, nor do the packages that it installs have another."""
+    own = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["outbox"].get("web", "flask")
+    other = {"flask": "fastapi", "fastapi": "flask"}[own]
+    texts = {file: file.read_text() for file in project.rglob("*.py") if "machinery" not in file.parts}
+    assert [file for file, text in texts.items() if re.search(rf"(import|from) {other}\b", text)] == []
+    suffix = {"flask": "", "fastapi": "-fastapi"}[own]
+    assert f"requirements/service{suffix}.txt" in (project / "Dockerfile").read_text()
+    for name in ("dev", "demo", "service"):
+        packages = (install.LOCKS / f"{name}{suffix}.txt").read_text()
+        assert re.search(rf"(?m)^{own}==", packages)
+        assert not re.search(rf"(?m)^{other}(-[a-z0-9-]+)?==", packages)
 
 
 def test_a_link_to_a_file_loses_no_mode() -> None:

@@ -14,6 +14,8 @@ PACKAGES = ("service", "sinks", "migrations", "demo", "tests")
 SAMPLES = (
     *(*PACKAGES, "connect"),
     *(f"template/minimal/{folder}" for folder in PACKAGES),
+    "template/minimal-fastapi/service",
+    *(f"examples/async/{folder}" for folder in ("service", "sinks", "migrations", "tests")),
     *(f"examples/shop/{folder}" for folder in (*PACKAGES, "connect")),
     *(f"examples/existing/{folder}" for folder in ("library", "loans", "sinks", "migrations", "tests")),
 )
@@ -21,6 +23,8 @@ WITHOUT_OUTBOX = {"connect", "library"}  # functions that expand events, and wha
 PUBLIC = {
     *(
         "outbox",
+        "outbox.aio",
+        "outbox.asgi",
         "outbox.dbapi",
         "outbox.migrations",
         "outbox.sinks",

@@ -12,7 +12,7 @@ from outbox_lab.events import payloads
 from template.tests.paths import ROOT
 
 
-@pytest.mark.parametrize("sample", [".", "examples/shop", "template/minimal"])
+@pytest.mark.parametrize("sample", [".", "examples/shop", "examples/async", "template/minimal"])
 def test_the_typed_payloads_of_a_sample_are_not_stale(sample: str) -> None:
     project = Project(Path(ROOT, sample))
     assert payloads.file(project).exists()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from flask import Flask
 from outbox import Settings
-from outbox_lab.testing import ServiceClient
+from outbox_lab.testing import Application, ServiceClient
 from werkzeug.test import TestResponse
 
 pytest_plugins = ["outbox_lab.testing.plugin"]
@@ -24,6 +23,6 @@ class Client(ServiceClient):
 
 
 @pytest.fixture
-def client(app: Flask, databases: Settings) -> Client:
+def client(app: Application, databases: Settings) -> Client:
     """A client of the application."""
     return Client(app, databases)

@@ -106,7 +106,7 @@ class Change:
 
     @cached_property
     def session(self) -> AsyncSession:
-        """An ORM session on the connection. What it holds is written at the end of a change that has claimed its key."""
+        """An ORM session on the connection. It is flushed at the end of a change that has claimed its key."""
         return AsyncSession(self.connection, expire_on_commit=False, join_transaction_mode="rollback_only")
 
     async def claim(self, made: BaseModel, status: HTTPStatus = HTTPStatus.CREATED) -> bool:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from flask import Flask
 from outbox import Settings
-from outbox_lab.testing import SinkRole, all_at_once, deliver, differing_keys, outbox_records, query, rebuild
+from outbox_lab.testing import (
+    Application,
+    SinkRole,
+    all_at_once,
+    deliver,
+    differing_keys,
+    outbox_records,
+    query,
+    rebuild,
+)
 
 from tests.conftest import Client
 
@@ -78,7 +86,7 @@ def test_an_invalid_count_is_refused(client: Client, databases: Settings, count:
     assert outbox_records(databases) == []
 
 
-def test_arrivals_at_the_same_moment_all_count(app: Flask, databases: Settings) -> None:
+def test_arrivals_at_the_same_moment_all_count(app: Application, databases: Settings) -> None:
     depot = str(uuid.uuid4())
     answers = all_at_once(8, lambda _: Client(app, databases).arrive(depot, 1))
     assert [answer.status_code for answer in answers] == [201] * 8
