@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer
-from flask import Flask
 
 from outbox import Settings
-from outbox_lab.testing import ServiceClient, SinkRole, check_transform, example_events, query, run, wait_for
+from outbox_lab.testing import (
+    Application,
+    ServiceClient,
+    SinkRole,
+    check_transform,
+    example_events,
+    query,
+    run,
+    wait_for,
+)
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 from outbox_lab.walkthrough import Checkpoint, connector_status, consumer_config, headers_of, terminate_replication
 
@@ -23,7 +31,7 @@ STOCK = "SELECT stock FROM stock WHERE sink = 'dedup'"
 
 
 @pytest.fixture
-def item(app: Flask, databases: Settings) -> str:
+def item(app: Application, databases: Settings) -> str:
     """An item with a stock of 3."""
     body = {"item_id": str(uuid.uuid4()), "quantity": 3, "unit": "KGM"}
     assert ServiceClient(app, databases).post("/movements", body, Idempotency_Key="a").status_code == 201

@@ -6,11 +6,11 @@ import uuid
 from datetime import UTC, datetime
 
 import pytest
-from flask import Flask
 from werkzeug.test import TestResponse
 
 from outbox import Event, Failure, Settings
 from outbox_lab.testing import (
+    Application,
     ServiceClient,
     SinkRole,
     SourceRole,
@@ -35,7 +35,7 @@ class Client(ServiceClient):
         return self.post("/movements", body, Idempotency_Key=str(uuid.uuid4()))
 
 
-def test_the_stock_follows_the_movements(app: Flask, databases: Settings) -> None:
+def test_the_stock_follows_the_movements(app: Application, databases: Settings) -> None:
     client = Client(app, databases)
     assert client.move(3).status_code == 201
     assert client.get("/movements").status_code == 405
@@ -44,14 +44,14 @@ def test_the_stock_follows_the_movements(app: Flask, databases: Settings) -> Non
     assert query(databases, f"SELECT stock FROM stock WHERE sink = '{SINK}'", SinkRole.OWNER) == [(3,)]
 
 
-def test_the_sink_agrees_with_the_source(app: Flask, databases: Settings) -> None:
+def test_the_sink_agrees_with_the_source(app: Application, databases: Settings) -> None:
     Client(app, databases).move(3)
     assert differing_keys(databases, SINK) == {"stock": {ITEM}}  # nothing is delivered yet
     assert rebuild(databases, SINK) == {ITEM: 3}
     assert differing_keys(databases, SINK) == {"stock": set()}
 
 
-def test_movements_at_once(app: Flask, databases: Settings) -> None:
+def test_movements_at_once(app: Application, databases: Settings) -> None:
     seed = chosen_seed()
 
     def move(number: int) -> int:

@@ -13,6 +13,8 @@ from tests.support.paths import ROOT
 
 MODULES = (
     "outbox",
+    "outbox.aio",
+    "outbox.asgi",
     "outbox.dbapi",
     "outbox.migrations",
     "outbox.sinks",
@@ -45,7 +47,22 @@ def test_another_name_is_an_attribute_error(module: str) -> None:
         _ = importlib.import_module(module).nothing
 
 
-def test_who_writes_events_loads_neither_spark_nor_flask() -> None:
+def test_who_writes_events_loads_neither_spark_nor_a_framework() -> None:
     program = "import outbox, sys; outbox.append, outbox.Event; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not {"pyspark", "pyarrow", "flask", "alembic"} & {*done.stdout.split()}
+    assert not {"pyspark", "pyarrow", "flask", "fastapi", "alembic"} & {*done.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    ("module", "foreign"),
+    [
+        ("outbox.web", {"fastapi", "starlette", "asyncpg"}),
+        ("outbox.asgi", {"flask", "flask_openapi3", "werkzeug"}),
+        ("outbox.http.worker", {"flask", "werkzeug", "fastapi", "starlette", "asyncpg"}),
+        ("outbox.dbapi", {"sqlalchemy", "alembic", "pydantic", "flask", "fastapi", "psycopg2", "dotenv"}),
+    ],
+)
+def test_an_adapter_loads_no_other_framework(module: str, foreign: set[str]) -> None:
+    program = f"import {module}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not foreign & {*done.stdout.split()}

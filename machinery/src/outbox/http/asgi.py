@@ -334,13 +334,14 @@ async def _check_body(request: Request) -> None:
 
 
 def _show_api(app: FastAPI) -> None:
-    """Serve the page of the API at /docs, where the package of the page is: no image has it."""
+    """Serve the page of the API at /docs/swagger, where the package of the page is: no image has it."""
     package = find_spec(PAGE)
     if package is None or package.origin is None:
         return
     app.mount("/docs/static", StaticFiles(directory=Path(package.origin).with_name("static")))
 
     @app.get("/docs", include_in_schema=False)
+    @app.get("/docs/swagger", include_in_schema=False)  # as with Flask
     async def page() -> Response:
         shown = get_swagger_ui_html(
             openapi_url="/openapi.json",

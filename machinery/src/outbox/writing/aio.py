@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
-from outbox.writing import append as blocking
+from outbox.writing.append import append as append_blocking
 from outbox.writing.event import Event
 
 __all__ = ["Event", "append"]
@@ -28,4 +28,4 @@ async def append(target: AsyncConnection | AsyncSession | async_scoped_session[A
     one = target() if isinstance(target, async_scoped_session) else target
     if not isinstance(one, AsyncConnection | AsyncSession):
         raise TypeError(f"append takes an AsyncConnection or an AsyncSession, not {type(target).__name__}")
-    await one.run_sync(blocking.append, *events)
+    await one.run_sync(append_blocking, *events)
