@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
+from django.db import connection
 from outbox import Failure, Settings
 from outbox_lab.testing import SinkRole, deliver, outbox_records, query
 from outbox_lab.testing.contract import test_sinks_keep_their_contract  # noqa: F401
@@ -11,6 +17,19 @@ from loans.models import Book
 from tests.conftest import Library
 
 ISBN = "9780132350884"
+# The service's process has none of these: what is None cannot be imported.
+WITHOUT = ("sqlalchemy", "alembic", "pydantic", "psycopg2", "confluent_kafka", "flask", "fastapi")
+SERVE = f"""
+import json, sys
+sys.modules.update(dict.fromkeys({WITHOUT}))
+import django
+django.setup()
+from django.db import connection
+from django.test import Client
+connection.settings_dict |= json.loads(sys.argv[1])
+response = Client().post("/books/{ISBN}/lend", {{"reader": "R-17"}}, content_type="application/json")
+sys.exit(response.status_code != 201)
+"""
 
 
 def book(copies: int, isbn: str = ISBN) -> None:
@@ -40,6 +59,15 @@ def test_an_event_that_is_not_valid_undoes_the_change(library: Library, database
         library.lend(ISBN, reader="")
     assert query(databases, "SELECT lent FROM loans_book") == [(0,)]
     assert outbox_records(databases) == []
+
+
+def test_the_service_needs_neither_sqlalchemy_nor_what_commands_need(library: Library, databases: Settings) -> None:
+    book(copies=1)
+    database = json.dumps(
+        {name: connection.settings_dict[name] for name in ("HOST", "PORT", "NAME", "USER", "PASSWORD")}
+    )
+    subprocess.run([sys.executable, "-c", SERVE, database], env=os.environ, check=True)
+    assert len(outbox_records(databases)) == 1
 
 
 def test_the_sink_counts_each_event_once(library: Library, databases: Settings) -> None:

@@ -247,7 +247,7 @@ def test_an_exception_becomes_the_problem_that_is_declared_for_it(
 def test_every_path_needs_the_token(app: Application, path: str, token: str | None) -> None:
     response = Client(app).get(path, headers={"Authorization": token} if token else {})
     assert_problem(response, 401)
-    assert response.headers["WWW-Authenticate"] == 'Bearer realm="service"'
+    assert response.headers["WWW-Authenticate"] == "Bearer realm=service"
 
 
 def test_a_wrong_method_says_which_are_right(app: Application) -> None:

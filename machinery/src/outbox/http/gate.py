@@ -83,7 +83,7 @@ class Token:
         if scheme.lower() != SCHEME or not hmac.compare_digest(sent.strip().encode(), self._token):
             raise HttpError(
                 problems.of_status(HTTPStatus.UNAUTHORIZED, "the bearer token is missing or wrong"),
-                {"WWW-Authenticate": f'{SCHEME.title()} realm="{REALM}"'},
+                {"WWW-Authenticate": f"{SCHEME.title()} realm={REALM}"},
             )
 
 
