@@ -33,6 +33,7 @@ from bench import (
     check,
     clients,
     cluster,
+    drivers,
     idle,
     jdbc,
     kinds,
@@ -131,6 +132,24 @@ def append_events(rounds: int, transfers: int) -> None:
     found = {"validated": [one[True] for one in compared], "not validated": [one[False] for one in compared]}
     for side, runs in found.items():
         _print("append", side=side, **append.Transfers(*map(statistics.median, zip(*runs, strict=True)))._asdict())
+    _ratios(found, *append.Transfers._fields)
+
+
+@main.command("drivers")
+@click.option("--rounds", default=100, show_default=True, help="How often both sides run.")
+@click.option("--transactions", default=40, show_default=True, help="How many each side makes in a round.")
+def append_by_drivers(rounds: int, transactions: int) -> None:
+    """Append one event a transaction by asyncpg and by psycopg2, in turns."""
+    with (
+        _stack(["postgres"]) as settings,
+        drivers.asyncpg(settings) as by_asyncpg,
+        drivers.psycopg2(settings) as by_psycopg2,
+    ):
+        sides = {"asyncpg": partial(by_asyncpg, transactions), "psycopg2": partial(by_psycopg2, transactions)}
+        _in_turns(sides, 1)  # the first transactions of a connection are slow
+        found = _in_turns(sides, rounds)
+    for side, runs in found.items():
+        _print("drivers", side=side, **append.Transfers(*map(statistics.median, zip(*runs, strict=True)))._asdict())
     _ratios(found, *append.Transfers._fields)
 
 
