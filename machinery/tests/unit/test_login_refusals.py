@@ -5,14 +5,17 @@ And what a server gets that only pretends to be ours.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import asyncpg
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from outbox.base import database
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
+from outbox.http.async_database import make_async_engine
 from outbox.http.database import make_engine
 from outbox_lab.stack.postgres import Postgres
 from tests.support.fake_postgres import CLEAR_TEXT, MD5, NO_PASSWORD, listening
@@ -54,3 +57,35 @@ def test_a_process_that_takes_the_port_gets_no_password(question: bytes, tmp_pat
     assert (fake.logins, fake.answers) == (3, [])
     assert refused.value.code == "database-login-refused"
     assert "OUTBOX_SINK_DB_SSLMODE=verify-full" in str(refused.value)
+
+
+@pytest.mark.parametrize("question", [CLEAR_TEXT, MD5, NO_PASSWORD])
+def test_a_process_that_takes_the_port_gets_no_password_of_an_asyncio_service(question: bytes, tmp_path: Path) -> None:
+    async def connect(settings: Settings) -> None:
+        engine = make_async_engine(settings)
+        with pytest.raises(OperationalError, match="SCRAM"):
+            async with engine.connect():
+                pass
+        await engine.dispose()
+
+    with listening(question) as fake:
+        asyncio.run(connect(to(fake.port, tmp_path)))
+    assert (fake.logins, fake.answers) == (1, [])
+
+
+def test_asyncpg_connections_of_others_are_left_alone(tmp_path: Path) -> None:
+    async def connect(port: int) -> None:
+        parameters = {
+            "host": "127.0.0.1",
+            "port": port,
+            "user": "x",
+            "password": PASSWORD,
+            "database": "x",
+            "timeout": 3,
+        }
+        with pytest.raises((asyncpg.PostgresError, OSError)):
+            await asyncpg.connect(**parameters, ssl=False)
+
+    with listening(CLEAR_TEXT) as fake:
+        asyncio.run(connect(fake.port))
+    assert fake.has_got("x", PASSWORD)

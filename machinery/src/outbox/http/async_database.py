@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import struct
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 import asyncpg
+import asyncpg.protocol
 from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import InvalidatePoolError, OperationalError
@@ -25,6 +27,41 @@ from outbox.http.database import (
     TRANSACTION_TIMEOUT,
     TRANSACTION_TIMEOUT_SINCE,
 )
+
+SESSION_SETTINGS = {**SESSION, **TIMEOUTS, "application_name": "service"}
+# Postgres' messages: a kind, their length, and of this one the number of SASL; and an error with its fields.
+ASKS_FOR_SCRAM = struct.pack("!cII", b"R", 8, 10)
+FIELDS = b"SFATAL\0VFATAL\0C28000\0Mthe server does not ask for the password by SCRAM\0\0"
+REFUSAL = struct.pack("!cI", b"E", 4 + len(FIELDS)) + FIELDS
+
+
+class ScramProtocol(asyncpg.protocol.Protocol):
+    """asyncpg's side of a connection, which answers no server that asks us for the password in another way than SCRAM.
+
+    libpq has `require_auth` for that (`Settings.dsn`), asyncpg has nothing. Connections of others are left alone.
+    """
+
+    def __init__(self, address: Any, connected: Any, parameters: Any, *others: Any) -> None:
+        super().__init__(address, connected, parameters, *others)
+        self._begin: bytes | None = b"" if isinstance(parameters.server_settings, ScramSettings) else None
+
+    def data_received(self, data: Any) -> None:
+        """Look at the first message of the server, which arrives in the clear or within TLS."""
+        if self._begin is not None:
+            data = self._begin = self._begin + data
+            if len(data) < len(ASKS_FOR_SCRAM):
+                return
+            if data[:1] != b"E" and not (data[:1] == b"R" and data[5:9] == ASKS_FOR_SCRAM[5:]):
+                data = REFUSAL
+            self._begin = None
+        super().data_received(data)
+
+
+class ScramSettings(dict[str, str]):
+    """Settings of a session whose server must ask by SCRAM."""
+
+
+asyncpg.protocol.Protocol = ScramProtocol  # type: ignore[assignment]  # from there asyncpg takes it for each connection
 
 
 def make_async_engine(settings: Settings) -> AsyncEngine:
@@ -57,7 +94,7 @@ async def _connect(settings: Settings) -> Any:
             ssl=ssl.create_default_context() if parameters.get("sslrootcert") == str(SYSTEM_ROOTS) else None,
             timeout=CONNECT_TIMEOUT_S,
             command_timeout=ANSWER_TIMEOUT_S,
-            server_settings={**SESSION, **TIMEOUTS, "application_name": "service"},
+            server_settings=(ScramSettings if "require_auth" in parameters else dict)(SESSION_SETTINGS),
         )
         version = connection.get_server_version()
         if version.major * 10_000 >= TRANSACTION_TIMEOUT_SINCE:
