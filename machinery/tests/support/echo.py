@@ -10,11 +10,8 @@ from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel
 
-from outbox.base.settings import Settings, load
+from outbox.base.settings import Settings
 from outbox.http import asgi, problems, wsgi
-from outbox.http.async_database import make_async_engine
-from outbox.http.database import make_engine
-from outbox.http.gate import Metrics
 from outbox.http.problems import Kind
 
 PATH = "/echo"
@@ -40,7 +37,6 @@ def create_app(
     settings: Settings | None = None, refusals: Refusals | None = None, fail: Callable[[], None] = lambda: None
 ) -> Flask:
     """The service in Flask. Its route /fail calls ``fail``. Raises Failure if the settings have no token."""
-    settings = settings or load()
     api = APIBlueprint("echo", __name__, abp_security=wsgi.SECURITY)
 
     @api.post(PATH, responses=problems.WRITING)
@@ -66,14 +62,13 @@ def create_app(
         fail()
         return Response()
 
-    return wsgi.make_app(settings, make_engine(settings), Metrics(), title=TITLE, apis=[api], refusals=refusals)
+    return wsgi.Service(TITLE, settings, refusals).app(api)
 
 
 def create_async_app(
     settings: Settings | None = None, refusals: Refusals | None = None, fail: Callable[[], None] = lambda: None
 ) -> FastAPI:
     """The service in FastAPI, with the same routes."""
-    settings = settings or load()
     api = APIRouter(dependencies=asgi.SECURITY, default_response_class=PlainTextResponse)
 
     @api.post(PATH, responses=asgi.WRITING)
@@ -99,4 +94,4 @@ def create_async_app(
         fail()
         return ""
 
-    return asgi.make_app(settings, make_async_engine(settings), Metrics(), title=TITLE, apis=[api], refusals=refusals)
+    return asgi.Service(TITLE, settings, refusals).app(api)

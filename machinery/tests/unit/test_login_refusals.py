@@ -73,18 +73,12 @@ def test_a_process_that_takes_the_port_gets_no_password_of_an_asyncio_service(qu
     assert (fake.logins, fake.answers) == (1, [])
 
 
-def test_asyncpg_connections_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_asyncpg_connections_of_others_are_left_alone() -> None:
     async def connect(port: int) -> None:
-        parameters = {
-            "host": "127.0.0.1",
-            "port": port,
-            "user": "x",
-            "password": PASSWORD,
-            "database": "x",
-            "timeout": 3,
-        }
         with pytest.raises((asyncpg.PostgresError, OSError)):
-            await asyncpg.connect(**parameters, ssl=False)
+            await asyncpg.connect(
+                host="127.0.0.1", port=port, user="x", password=PASSWORD, database="x", timeout=3, ssl=False
+            )
 
     with listening(CLEAR_TEXT) as fake:
         asyncio.run(connect(fake.port))

@@ -1,28 +1,16 @@
-"""A FastAPI service that writes with the outbox: its database, its metrics, and its answers to requests for a change.
-
-    service = Service("Orders", refusals={SoldOut: Kind(HTTPStatus.CONFLICT, "/problems/sold-out", "Sold out")})
-    api = APIRouter(dependencies=SECURITY)
+"""A FastAPI service that writes with the outbox, as `outbox.http.wsgi` is of Flask: coroutines around the same core.
 
     @api.post("/orders", status_code=HTTPStatus.CREATED, response_model=Order, responses=WRITING)
     async def make_order(header: WriteHeaders, body: NewOrder) -> Response:
         return (await service.answer(header, body, place)).response("/orders")
 
-    async def place(change: Change, wanted: NewOrder) -> None:
-        order = Order(id=uuid4(), **dict(wanted))
-        if await change.claim(order):
-            await change.connection.execute(...)
-            await change.append(Event("order", str(order.id), "placed", {...}))
-
-    app = service.app(api)
-
-The order of work in a change is: lock, decide, claim the key, write. `outbox.http.wsgi` is for Flask. All SQL is the
-same: SQLAlchemy's asyncio runs it by ``run_sync``.
+All SQL is the core's: SQLAlchemy's asyncio runs it by ``run_sync``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,14 +31,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outbox.base import trace
-from outbox.base.settings import Settings, load
 from outbox.events.values import encode
 from outbox.http import body, gate, idempotency, problems
 from outbox.http.async_database import make_async_engine
-from outbox.http.change import KEY_DESCRIPTION, KEY_PATTERN, TRACEPARENT_DESCRIPTION, traced
+from outbox.http.change import KEY_DESCRIPTION, KEY_PATTERN, TRACEPARENT_DESCRIPTION, BaseService, traced
 from outbox.http.gate import Health, Metrics, Token
 from outbox.http.idempotency import Key
-from outbox.http.problems import FieldError, Kind, Kinds, Problem, responses
+from outbox.http.problems import FieldError, Kinds, Problem, responses
 from outbox.writing.aio import append
 from outbox.writing.event import Event
 
@@ -110,11 +97,7 @@ class Change:
         return AsyncSession(self.connection, expire_on_commit=False, join_transaction_mode="rollback_only")
 
     async def claim(self, made: BaseModel, status: HTTPStatus = HTTPStatus.CREATED) -> bool:
-        """Claim the request's key for this answer, before anything is written.
-
-        False if the key is taken: then write nothing, because the client gets the first answer. Raises KeyReused if
-        another request has claimed the key, and ValueError for an answer that JSON cannot express, such as NaN.
-        """
+        """Claim the request's key for this answer, before anything is written: `outbox.http.wsgi.Change.claim`."""
         answer = idempotency.Answer(status, encode(made).decode())
         self.answer = await self.connection.run_sync(idempotency.first_answer, self._key, answer)
         return not self.answer.is_repeated
@@ -132,40 +115,45 @@ class Change:
             await self.session.flush()
 
 
-class Service:
-    """A service and its database."""
+class Service(BaseService):
+    """A service and its database. Nothing connects before the first request that needs it."""
 
-    def __init__(
-        self,
-        title: str,
-        settings: Settings | None = None,
-        refusals: Mapping[type[Exception], Kind] | None = None,
-    ) -> None:
-        """``refusals`` are the exceptions by which the service refuses a request, and the problem that each becomes.
-
-        Nothing connects to the database before the first request that needs it.
-        """
-        self.settings = settings or load()
-        self.engine: AsyncEngine = make_async_engine(self.settings)
-        self.metrics = Metrics()
-        self._title, self._refusals = title, dict(refusals or {})
+    @cached_property
+    def engine(self) -> AsyncEngine:
+        """Its connections to the database, of the loop that first uses them."""
+        return make_async_engine(self.settings)
 
     def app(self, *routers: APIRouter) -> FastAPI:
-        """The ASGI application. Raises Failure if the settings have no token."""
-        return make_app(
-            self.settings, self.engine, self.metrics, title=self._title, apis=routers, refusals=self._refusals
+        """The ASGI application: the routes of a service, health and metrics routes, and ``/openapi.json``.
+
+        Every path requires the bearer token, except those in ``PUBLIC``. Every error is a problem (RFC 9457). Raises
+        Failure if the settings have no token: a service is never open by default.
+        """
+
+        @asynccontextmanager
+        async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+            yield
+            await self.engine.dispose()
+
+        app = Application(
+            title=self._title,
+            version="1",
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            dependencies=[Depends(_check_body)],
+            lifespan=lifespan,
         )
+        app.add_middleware(Gate, token=Token(self.settings), metrics=self.metrics, refusals=self._refusals)
+        app.add_exception_handler(HTTPException, _respond_to_starlette)
+        app.add_exception_handler(RequestValidationError, _respond_to_invalid)
+        for router in [*routers, _health(self)]:
+            app.include_router(router)
+        _show_api(app)
+        return app
 
     async def answer(self, header: Headers, body: B, change: Callable[[Change, B], Awaitable[None]]) -> Answer:
-        """Make a change in a transaction of its own, within a request. The answer is stored under the request's key, in
-        that transaction.
-
-        ``change`` gets ``body``, which may hold whatever the route has taken from the request. A retry is recognised by
-        the request itself: its method, path, query and JSON body.
-
-        The order in ``change`` is: lock, decide, claim, write. A refusal that it raises rolls everything back, and is
-        stored under the key too. Raises KeyReused if another request has claimed the key.
-        """
+        """Make a change in a transaction of its own, within a request: `outbox.http.wsgi.Service.answer`."""
         request = header.request
         key = Key.of_request(
             header.idempotency_key,
@@ -188,45 +176,6 @@ class Service:
             refused = problems.answer(refusal, self._refusals)
             async with self.engine.begin() as connection:
                 return Answer(**vars(await connection.run_sync(idempotency.first_answer, key, refused)))
-
-
-def make_app(
-    settings: Settings,
-    engine: AsyncEngine,
-    metrics: Metrics,
-    *,
-    title: str,
-    apis: Sequence[APIRouter],
-    refusals: Kinds | None = None,
-) -> FastAPI:
-    """The application of a service: its routes, health and metrics routes, and ``/openapi.json``.
-
-    Every route requires the bearer token, except those in ``PUBLIC``. Every error is a problem (RFC 9457); ``refusals``
-    says which problem each exception of the service's rules becomes. Nothing connects to the database before the first
-    request that needs it. Raises Failure if the settings have no token: a service is never open by default.
-    """
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await engine.dispose()
-
-    app = Application(
-        title=title,
-        version="1",
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        dependencies=[Depends(_check_body)],
-        lifespan=lifespan,
-    )
-    app.add_middleware(Gate, token=Token(settings), metrics=metrics, refusals=refusals or {})
-    app.add_exception_handler(HTTPException, _respond_to_starlette)
-    app.add_exception_handler(RequestValidationError, _respond_to_invalid)
-    for api in [*apis, _health(engine, metrics)]:
-        app.include_router(api)
-    _show_api(app)
-    return app
 
 
 class Application(FastAPI):
@@ -354,7 +303,7 @@ def _show_api(app: FastAPI) -> None:
         return shown
 
 
-def _health(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
+def _health(service: Service) -> APIRouter:
     """The routes ``/healthz``, ``/readyz`` and ``/metrics``, without a token: for orchestrators and Prometheus."""
     api = APIRouter(tags=["health"], responses=responses(HTTPStatus.INTERNAL_SERVER_ERROR))
 
@@ -366,12 +315,12 @@ def _health(engine: AsyncEngine, metrics: Metrics) -> APIRouter:
     @api.get("/readyz", responses=responses(HTTPStatus.SERVICE_UNAVAILABLE))
     async def readyz() -> Health:
         """Whether the database responds and has the schema of this version."""
-        async with engine.connect() as connection:
+        async with service.engine.connect() as connection:
             await connection.run_sync(gate.require_current)
         return Health()
 
     @api.get("/metrics", include_in_schema=False)
     async def read_metrics(request: Request) -> Response:
-        return Response(metrics.render(request.headers.get("host", "")), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.render(request.headers.get("host", "")), media_type=CONTENT_TYPE_LATEST)
 
     return api

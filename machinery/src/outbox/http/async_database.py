@@ -61,7 +61,7 @@ class ScramSettings(dict[str, str]):
     """Settings of a session whose server must ask by SCRAM."""
 
 
-asyncpg.protocol.Protocol = ScramProtocol  # type: ignore[assignment]  # from there asyncpg takes it for each connection
+asyncpg.protocol.Protocol = ScramProtocol  # type: ignore[misc, assignment]  # from there asyncpg takes it for each connection
 
 
 def make_async_engine(settings: Settings) -> AsyncEngine:

@@ -1,12 +1,15 @@
-"""What a client sends with a request for a change, and what the events of the change take from it."""
+"""What both adapters have in common: a service and its declared refusals, and the headers of a change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import BaseModel, Field
 
+from outbox.base.settings import Settings, load
+from outbox.http.gate import Metrics
+from outbox.http.problems import Kind
 from outbox.writing.event import Event
 
 KEY_PATTERN = "^[!-~]{1,255}$"
@@ -24,6 +27,21 @@ class WriteHeaders(BaseModel):
 
     idempotency_key: str = Field(alias="Idempotency-Key", pattern=KEY_PATTERN, description=KEY_DESCRIPTION)
     traceparent: str | None = Field(None, description=TRACEPARENT_DESCRIPTION)
+
+
+class BaseService:
+    """A service: its settings, metrics and refusals."""
+
+    def __init__(
+        self,
+        title: str,
+        settings: Settings | None = None,
+        refusals: Mapping[type[Exception], Kind] | None = None,
+    ) -> None:
+        """``refusals`` are the exceptions by which the service refuses a request, and the problem that each becomes."""
+        self.settings = settings or load()
+        self.metrics = Metrics()
+        self._title, self._refusals = title, dict(refusals or {})
 
 
 def traced(events: Sequence[Event], traceparent: str | None) -> list[Event]:

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -41,14 +41,13 @@ from sqlalchemy import Connection, Engine
 from werkzeug.exceptions import HTTPException
 
 from outbox.base import trace
-from outbox.base.settings import Settings, load
 from outbox.events.values import encode
 from outbox.http import body, gate, idempotency, problems
-from outbox.http.change import WriteHeaders, traced
+from outbox.http.change import BaseService, WriteHeaders, traced
 from outbox.http.database import make_engine
 from outbox.http.gate import Health, Metrics, Token
 from outbox.http.idempotency import Key
-from outbox.http.problems import FieldError, Kind, Kinds, Problem, responses
+from outbox.http.problems import FieldError, Kinds, Problem, responses
 from outbox.writing.append import append
 from outbox.writing.event import Event
 
@@ -97,27 +96,41 @@ class Change:
         append(self.connection, *traced(events, self._traceparent))
 
 
-class Service:
-    """A service and its database."""
+class Service(BaseService):
+    """A service and its database. Nothing connects before the first request that needs it."""
 
-    def __init__(
-        self,
-        title: str,
-        settings: Settings | None = None,
-        refusals: Mapping[type[Exception], Kind] | None = None,
-    ) -> None:
-        """``refusals`` are the exceptions by which the service refuses a request, and the problem that each becomes.
-
-        Nothing connects to the database before the first request that needs it.
-        """
-        self.settings = settings or load()
-        self.engine: Engine = make_engine(self.settings)
-        self.metrics = Metrics()
-        self._title, self._refusals = title, dict(refusals or {})
+    @cached_property
+    def engine(self) -> Engine:
+        """Its connections to the database, in this process."""
+        return make_engine(self.settings)
 
     def app(self, *apis: APIBlueprint) -> Flask:
-        """The WSGI application. Raises Failure if the settings have no token."""
-        return make_app(self.settings, self.engine, self.metrics, title=self._title, apis=apis, refusals=self._refusals)
+        """The WSGI application: the routes of a service, health and metrics routes, and ``/openapi.json``.
+
+        Every route requires the bearer token, except those in ``PUBLIC``. Every error is a problem (RFC 9457). Raises
+        Failure if the settings have no token: a service is never open by default.
+        """
+        app = OpenAPI(
+            __name__,
+            static_folder=None,
+            info=Info(title=self._title, version="1"),
+            security_schemes=SECURITY_SCHEMES,
+            doc_ui=False,
+            validation_error_callback=_invalid,
+            validation_error_model=Problem,
+            # flask-openapi3 adds its own error to each route that lacks this status. All our routes declare 500.
+            validation_error_status=HTTPStatus.INTERNAL_SERVER_ERROR.value,
+        )
+        _measure(app, self.metrics)  # first, so that rejected requests are counted too
+        _trace(app)
+        _require_token(app, Token(self.settings))
+        _show_problems(app, self._refusals)
+        _check_bodies(app)
+        for api in [*apis, _health(self)]:
+            app.register_api(api)
+        app.add_url_rule("/openapi.json", "openapi", lambda: app.api_doc)
+        _show_api(app)
+        return app
 
     def answer(self, header: WriteHeaders, body: B, change: Callable[[Change, B], None]) -> Answer:
         """Make a change in a transaction of its own, within a request. The answer is stored under the request's key, in
@@ -147,48 +160,6 @@ class Service:
             refused = problems.answer(refusal, self._refusals)
             with self.engine.begin() as connection:
                 return Answer(**vars(idempotency.first_answer(connection, key, refused)))
-
-
-def make_app(
-    settings: Settings,
-    engine: Engine,
-    metrics: Metrics,
-    *,
-    title: str,
-    apis: Sequence[APIBlueprint],
-    refusals: Kinds | None = None,
-) -> Flask:
-    """The application of a service: its routes, health and metrics routes, and ``/openapi.json``.
-
-    Every route requires the bearer token, except those in ``PUBLIC``. Every error is a problem (RFC 9457); ``refusals``
-    says which problem each exception of the service's rules becomes. Nothing connects to the database before the first
-    request that needs it. Raises Failure if the settings have no token: a service is never open by default.
-    """
-    app = OpenAPI(
-        __name__,
-        static_folder=None,
-        info=Info(title=title, version="1"),
-        security_schemes=SECURITY_SCHEMES,
-        doc_ui=False,
-        validation_error_callback=_invalid,
-        validation_error_model=Problem,
-        # flask-openapi3 adds its own error to each route that lacks this status. All our routes declare 500.
-        validation_error_status=HTTPStatus.INTERNAL_SERVER_ERROR.value,
-    )
-    _measure(app, metrics)  # first, so that rejected requests are counted too
-    _trace(app)
-    _require_token(app, Token(settings))
-    _show_problems(app, refusals or {})
-    _check_bodies(app)
-    for api in [*apis, _health(engine, metrics)]:
-        app.register_api(api)
-
-    @app.route("/openapi.json")
-    def openapi() -> dict[str, Any]:
-        return app.api_doc
-
-    _show_api(app)
-    return app
 
 
 def _show_api(app: Flask) -> None:
@@ -312,7 +283,7 @@ def _takes_body(route: Callable[..., object]) -> bool:
     return bool(BODY_PARAMETERS & inspect.signature(route).parameters.keys())
 
 
-def _health(engine: Engine, metrics: Metrics) -> APIBlueprint:
+def _health(service: Service) -> APIBlueprint:
     """The routes ``/healthz``, ``/readyz`` and ``/metrics``, without a token: for orchestrators and Prometheus."""
     api = APIBlueprint("health", __name__, abp_responses=responses(HTTPStatus.INTERNAL_SERVER_ERROR))
 
@@ -324,12 +295,12 @@ def _health(engine: Engine, metrics: Metrics) -> APIBlueprint:
     @api.get("/readyz", responses={HTTPStatus.OK: Health, **responses(HTTPStatus.SERVICE_UNAVAILABLE)})
     def readyz() -> dict[str, str]:
         """Whether the database responds and has the schema of this version."""
-        with engine.connect() as connection:
+        with service.engine.connect() as connection:
             gate.require_current(connection)
         return Health().model_dump()
 
     @api.get("/metrics", doc_ui=False)
     def read_metrics() -> Response:
-        return Response(metrics.render(request.host), content_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.render(request.host), content_type=CONTENT_TYPE_LATEST)
 
     return api
