@@ -292,6 +292,21 @@ def test_a_client_that_expects_100_continue_gets_it_once(served: Service) -> Non
     assert b"100 Continue" not in answer
 
 
+@pytest.mark.parametrize("served", ["create_async_app"], ids=["fastapi"], indirect=True)
+def test_a_background_task_runs_after_the_response_and_before_the_end(served: Service, tmp_path: Path) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    response = requests.post(served.url + "/later", json={"text": str(tmp_path)}, headers=headers, timeout=20)
+    assert response.text == "soon"
+    assert not (tmp_path / "to").exists()
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(served.stop)
+        wait_for("it to stop", lambda: "Handling signal: term" in served.tail(), timeout_s=10)
+        (tmp_path / "from").touch()
+        stopping.result()
+    assert (tmp_path / "to").exists()
+    served.start()
+
+
 def test_a_stopping_service_waits_for_a_request_that_arrives(served: Service) -> None:
     with connected(served, 1) as [client], ThreadPoolExecutor(1) as pool:
         client.sendall(WHOLE[:60])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, BackgroundTasks, FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
 from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
@@ -94,4 +96,16 @@ def create_async_app(
         fail()
         return ""
 
+    @api.post("/later")
+    async def later(body: Text, tasks: BackgroundTasks) -> str:
+        tasks.add_task(_copy, Path(body.text))
+        return "soon"
+
     return asgi.Service(TITLE, settings, refusals).app(api)
+
+
+async def _copy(folder: Path) -> None:
+    """Wait until the folder has a file ``from``, and make ``to``."""
+    while not (folder / "from").exists():
+        await asyncio.sleep(0.01)
+    (folder / "to").touch()

@@ -13,13 +13,14 @@ from typing import Any
 from urllib.parse import urljoin
 
 import pytest
-from fastapi import HTTPException
+from fastapi import APIRouter, HTTPException
 from werkzeug.exceptions import NotFound
 from werkzeug.test import Client, TestResponse
 
 from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.commands.serve import serve
+from outbox.http.asgi import Service
 from outbox.http.body import MAX_BYTES
 from outbox.http.idempotency import KeyReused
 from outbox.http.problems import Kind
@@ -285,6 +286,22 @@ def test_requests_are_counted_by_the_template_of_their_route(app: Application, a
     assert f'count{{method="GET",route="{template}",status="200"}}' in counted
     assert 'count{method="GET",route="unknown",status="404"}' in counted
     assert "counted" not in counted
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1", "/{tenant}"])
+def test_a_template_has_the_prefixes_of_its_routers(settings: Settings, prefix: str) -> None:
+    inner, outer = APIRouter(prefix="/inner"), APIRouter(prefix=prefix)
+
+    @inner.get("/texts/{name}")
+    async def read(name: str) -> str:
+        return name
+
+    outer.include_router(inner)
+    with as_wsgi(Service("Any", settings).app(outer)) as app:
+        client = Client(app)
+        assert client.get(f"{prefix}/inner/texts/a", headers=AUTHORIZED).status_code == HTTPStatus.OK
+        counted = client.get("/metrics", base_url="http://127.0.0.1:8080").text
+    assert f'route="{prefix}/inner/texts/{{name}}",status="200"' in counted
 
 
 @pytest.mark.parametrize("name", ["", "service.app", ":create_app", "service.app:", "service.app:create_app()"])

@@ -244,8 +244,12 @@ class Gate:
 
 
 def _template(scope: Scope) -> str | None:
-    """The template of the matched route, as ``/orders/{order_id}``."""
-    path: str | None = getattr(scope.get("route"), "path", None)
+    """The template of the matched route with the prefixes of its routers, as ``/v1/orders/{order_id}``.
+
+    ``scope["route"]`` lacks the prefixes; FastAPI keeps the whole path beside it.
+    """
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    path: str | None = getattr(included or scope.get("route"), "path", None)
     return path
 
 
