@@ -14,11 +14,11 @@ from sqlalchemy.exc import OperationalError
 
 from outbox.base import database
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole, load
+from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.http.async_database import make_async_engine
 from outbox.http.database import make_engine
 from outbox_lab.stack.postgres import Postgres
-from tests.support.fake_postgres import CLEAR_TEXT, MD5, NO_PASSWORD, listening
+from tests.support.fake_postgres import CLEAR_TEXT, MD5, NO_PASSWORD, SCRAM, listening
 
 SERVER = 'connection to server at "127.0.0.1", port 15041 failed: FATAL:  '
 
@@ -59,8 +59,10 @@ def test_a_process_that_takes_the_port_gets_no_password(question: bytes, tmp_pat
     assert "OUTBOX_SINK_DB_SSLMODE=verify-full" in str(refused.value)
 
 
-@pytest.mark.parametrize("question", [CLEAR_TEXT, MD5, NO_PASSWORD])
-def test_a_process_that_takes_the_port_gets_no_password_of_an_asyncio_service(question: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("questions", [[CLEAR_TEXT], [MD5], [NO_PASSWORD], [SCRAM, CLEAR_TEXT], [SCRAM, NO_PASSWORD]])
+def test_a_process_that_takes_the_port_gets_no_password_of_an_asyncio_service(
+    questions: list[bytes], tmp_path: Path
+) -> None:
     async def connect(settings: Settings) -> None:
         engine = make_async_engine(settings)
         with pytest.raises(OperationalError, match="SCRAM"):
@@ -68,9 +70,11 @@ def test_a_process_that_takes_the_port_gets_no_password_of_an_asyncio_service(qu
                 pass
         await engine.dispose()
 
-    with listening(question) as fake:
-        asyncio.run(connect(to(fake.port, tmp_path)))
-    assert (fake.logins, fake.answers) == (1, [])
+    with listening(*questions) as fake:
+        settings = to(fake.port, tmp_path)
+        asyncio.run(connect(settings))
+    assert (fake.logins, len(fake.answers)) == (1, questions.count(SCRAM)), "the begin of SCRAM says no password"
+    assert not fake.has_got(settings.role_name(SourceRole.APP), PASSWORD)
 
 
 def test_asyncpg_connections_of_others_are_left_alone() -> None:

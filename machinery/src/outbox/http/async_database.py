@@ -29,39 +29,50 @@ from outbox.http.database import (
 )
 
 SESSION_SETTINGS = {**SESSION, **TIMEOUTS, "application_name": "service"}
-# Postgres' messages: a kind, their length, and of this one the number of SASL; and an error with its fields.
-ASKS_FOR_SCRAM = struct.pack("!cII", b"R", 8, 10)
+# Of Postgres' messages: kind, length, and for kind R which step of a login it is; and an error with its fields.
+HEAD = struct.Struct("!cII")
+SCRAM_STEPS = (10, 11, 12, 0)  # the server asks, continues, proves that it knows the password, and lets us in
+NO_STEP = (-1,)
 FIELDS = b"SFATAL\0VFATAL\0C28000\0Mthe server does not ask for the password by SCRAM\0\0"
 REFUSAL = struct.pack("!cI", b"E", 4 + len(FIELDS)) + FIELDS
 
 
-class ScramProtocol(asyncpg.protocol.Protocol):
-    """asyncpg's side of a connection, which answers no server that asks us for the password in another way than SCRAM.
+class ScramSettings(dict[str, str]):
+    """Settings of a session to which only a login by SCRAM may lead."""
 
-    libpq has `require_auth` for that (`Settings.dsn`), asyncpg has nothing. Connections of others are left alone.
+
+class ScramProtocol(asyncpg.protocol.Protocol):
+    """asyncpg's side of a connection, which gives no password away: libpq's `require_auth`, which asyncpg lacks.
+
+    A connection whose settings are no `ScramSettings` is as without us.
     """
 
     def __init__(self, address: Any, connected: Any, parameters: Any, *others: Any) -> None:
         super().__init__(address, connected, parameters, *others)
-        self._begin: bytes | None = b"" if isinstance(parameters.server_settings, ScramSettings) else None
+        self._held = b""
+        self._due: tuple[int, ...] = SCRAM_STEPS if isinstance(parameters.server_settings, ScramSettings) else ()
 
     def data_received(self, data: Any) -> None:
-        """Look at the first message of the server, which arrives in the clear or within TLS."""
-        if self._begin is not None:
-            data = self._begin = self._begin + data
-            if len(data) < len(ASKS_FOR_SCRAM):
-                return
-            if data[:1] != b"E" and not (data[:1] == b"R" and data[5:9] == ASKS_FOR_SCRAM[5:]):
-                data = REFUSAL
-            self._begin = None
-        super().data_received(data)
+        super().data_received(self._checked(data) if self._due else data)
+
+    def _checked(self, data: bytes) -> bytes:
+        """The whole messages so far, as long as each is the next step of SCRAM or an error; else a refusal."""
+        held, end = self._held + data, 0
+        while self._due and len(held) - end >= HEAD.size:
+            kind, length, step = HEAD.unpack_from(held, end)
+            if kind != b"E" and (kind, step) != (b"R", self._due[0]):
+                self._due, self._held = NO_STEP, b""
+                return held[:end] + REFUSAL
+            if len(held) - end <= length:
+                break
+            end += 1 + length
+            self._due = NO_STEP if kind == b"E" else self._due[1:]
+        end = end if self._due else len(held)
+        self._held = held[end:]
+        return held[:end]
 
 
-class ScramSettings(dict[str, str]):
-    """Settings of a session whose server must ask by SCRAM."""
-
-
-asyncpg.protocol.Protocol = ScramProtocol  # type: ignore[misc, assignment]  # from there asyncpg takes it for each connection
+asyncpg.protocol.Protocol = ScramProtocol  # type: ignore[misc, assignment]  # asyncpg makes each connection with it
 
 
 def make_async_engine(settings: Settings) -> AsyncEngine:
