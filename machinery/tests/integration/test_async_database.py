@@ -1,0 +1,108 @@
+"""The asyncio service's connections: the same sessions as the other service's, passwords of a command, and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from outbox.base.settings import SYSTEM_ROOTS, Settings, SourceRole
+from outbox.http.async_database import make_async_engine
+from outbox.http.database import TIMEOUTS, is_unavailable, make_engine
+from outbox_lab.testing.homes import Homes
+from tests.support.secured import Secured, secured_postgres
+
+SESSION = text("""
+    SELECT name, setting FROM pg_settings
+     WHERE source = 'client' OR name IN ('transaction_isolation', 'transaction_timeout') ORDER BY name
+""")
+
+
+def answer(settings: Settings, statement: str = "SELECT current_user") -> str:
+    """What the database answers a new connection."""
+
+    async def ask() -> str:
+        engine = make_async_engine(settings)
+        try:
+            async with engine.connect() as connection:
+                return str((await connection.exec_driver_sql(statement)).scalar_one())
+        finally:
+            await engine.dispose()
+
+    return asyncio.run(ask())
+
+
+def test_its_sessions_are_those_of_the_other_service(databases: Settings) -> None:
+    async def ask() -> dict[str, str]:
+        engine = make_async_engine(databases)
+        async with engine.connect() as connection:
+            rows = [(str(row.name), str(row.setting)) for row in await connection.execute(SESSION)]
+        await engine.dispose()
+        return dict(rows)
+
+    engine = make_engine(databases)
+    with engine.connect() as connection:
+        expected = {str(row.name): str(row.setting) for row in connection.execute(SESSION)}
+    engine.dispose()
+    assert set(TIMEOUTS) | {"application_name", "DateStyle", "TimeZone"} <= set(expected)
+    assert asyncio.run(ask()) == expected
+
+
+def test_a_command_prints_the_password_at_each_connection(databases: Settings, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    settings = databases.replace(db_password_command=f"cat '{token}'")
+    token.write_text(databases.source_db_app_password.get_secret_value())
+    assert answer(settings) == databases.role_name(SourceRole.APP)
+    token.write_text("another")
+    with pytest.raises(OperationalError, match="password"):
+        answer(settings)
+    token.unlink()
+    with pytest.raises(OperationalError, match="prints no password"):
+        answer(settings)
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_for_now"),
+    [
+        ("SELECT pg_terminate_backend(pg_backend_pid())", True),
+        ("SELECT pg_sleep(6)", True),  # statement_timeout
+        ("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$", True),
+        ("DO $$ BEGIN RAISE SQLSTATE '25006'; END $$", True),
+        ("SELECT 1/0", False),
+        ("SELECT nothing", False),
+    ],
+)
+def test_an_error_says_whether_the_database_is_unavailable_for_now(
+    databases: Settings, statement: str, is_for_now: bool
+) -> None:
+    with pytest.raises(DBAPIError) as failed:
+        answer(databases, statement)
+    assert is_unavailable(failed.value) is is_for_now
+
+
+@pytest.fixture(scope="module")
+def secured(homes: Homes) -> Iterator[Secured]:
+    with secured_postgres(homes.new("tls")) as secured:
+        yield secured
+
+
+@pytest.mark.parametrize("mode", ["prefer", "require", "verify-ca", "verify-full"])
+def test_tls_is_as_the_settings_say(secured: Secured, mode: str) -> None:
+    settings = secured.settings.replace(source_db_sslmode=mode)
+    assert answer(settings, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == "True"
+
+
+@pytest.mark.parametrize("authority", ["other", "system"])
+def test_a_server_of_another_authority_is_refused(secured: Secured, authority: str) -> None:
+    rootcert = {"other": secured.certificates.other, "system": SYSTEM_ROOTS}[authority]
+    with pytest.raises(OperationalError, match=r"(?i)certificate"):
+        answer(secured.settings.replace(source_db_sslrootcert=rootcert))
+
+
+def test_a_server_that_wants_tls_refuses_a_client_without(secured: Secured) -> None:
+    with pytest.raises(OperationalError, match="no encryption"):
+        answer(secured.settings.replace(source_db_sslmode="disable"))
