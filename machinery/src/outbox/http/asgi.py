@@ -31,6 +31,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outbox.base import trace
+from outbox.base.settings import Settings
 from outbox.events.values import encode
 from outbox.http import body, gate, idempotency, problems
 from outbox.http.async_database import make_async_engine
@@ -118,10 +119,10 @@ class Change:
 class Service(BaseService):
     """A service and its database. Nothing connects before the first request that needs it."""
 
-    @cached_property
-    def engine(self) -> AsyncEngine:
-        """Its connections to the database, of the loop that first uses them."""
-        return make_async_engine(self.settings)
+    def __init__(self, title: str, settings: Settings | None = None, refusals: Kinds | None = None) -> None:
+        """``refusals`` are the exceptions by which the service refuses a request, and the problem that each becomes."""
+        super().__init__(title, settings, refusals)
+        self.engine: AsyncEngine = make_async_engine(self.settings)
 
     def app(self, *routers: APIRouter) -> FastAPI:
         """The ASGI application: the routes of a service, health and metrics routes, and ``/openapi.json``.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import BaseModel, Field
 
 from outbox.base.settings import Settings, load
 from outbox.http.gate import Metrics
-from outbox.http.problems import Kind
+from outbox.http.problems import Kinds
 from outbox.writing.event import Event
 
 KEY_PATTERN = "^[!-~]{1,255}$"
@@ -32,13 +32,7 @@ class WriteHeaders(BaseModel):
 class BaseService:
     """A service: its settings, metrics and refusals."""
 
-    def __init__(
-        self,
-        title: str,
-        settings: Settings | None = None,
-        refusals: Mapping[type[Exception], Kind] | None = None,
-    ) -> None:
-        """``refusals`` are the exceptions by which the service refuses a request, and the problem that each becomes."""
+    def __init__(self, title: str, settings: Settings | None, refusals: Kinds | None) -> None:
         self.settings = settings or load()
         self.metrics = Metrics()
         self._title, self._refusals = title, dict(refusals or {})

@@ -24,7 +24,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ from sqlalchemy import Connection, Engine
 from werkzeug.exceptions import HTTPException
 
 from outbox.base import trace
+from outbox.base.settings import Settings
 from outbox.events.values import encode
 from outbox.http import body, gate, idempotency, problems
 from outbox.http.change import BaseService, WriteHeaders, traced
@@ -99,10 +100,10 @@ class Change:
 class Service(BaseService):
     """A service and its database. Nothing connects before the first request that needs it."""
 
-    @cached_property
-    def engine(self) -> Engine:
-        """Its connections to the database, in this process."""
-        return make_engine(self.settings)
+    def __init__(self, title: str, settings: Settings | None = None, refusals: Kinds | None = None) -> None:
+        """``refusals`` are the exceptions by which the service refuses a request, and the problem that each becomes."""
+        super().__init__(title, settings, refusals)
+        self.engine: Engine = make_engine(self.settings)
 
     def app(self, *apis: APIBlueprint) -> Flask:
         """The WSGI application: the routes of a service, health and metrics routes, and ``/openapi.json``.
