@@ -20,7 +20,7 @@ from outbox.kafka import topics
 from outbox.migrations.migrate import MINIMUM, migrate
 from outbox.relay import connectors, lifecycle
 from outbox_lab.stack import interrupt
-from outbox_lab.stack.command import sink
+from outbox_lab.stack.command import SinkProcess, sink
 from outbox_lab.stack.postgres import MAJOR
 from outbox_lab.stack.stack import PARTS, Stack
 from outbox_lab.testing.fixtures.stack import private_stack
@@ -43,6 +43,7 @@ from bench import (
     relay,
     row_by_row,
     sizes,
+    spans,
     start,
     strategies,
     write,
@@ -303,6 +304,38 @@ def drain_on_versions(version: int, events: int, rounds: int) -> None:
 
 def _drain(settings: Settings, meter: Meter) -> Drain:
     return backlog.drain_with(sink(settings, SINK), backlog.applied(settings, SINK), meter)
+
+
+@main.command("spans")
+@click.option("--events", type=click.IntRange(1_000_000), default=1_000_000, show_default=True)
+@click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
+@click.option(
+    "--transfers", default=2000, show_default=True, help="How many are made with a span, and how many without."
+)
+def measure_spans(events: int, rounds: int, transfers: int) -> None:
+    """Drain a backlog of events that are all sampled, with a sink that exports spans and with one that does not, in
+    turns; and make transfers whose append has a span, and others, in turns.
+    """
+    with _stack() as settings, spans.collector() as url:
+        topics.create(settings, connectors.topic_specs(settings))
+        backlog.produce(settings, events, report=click.echo, are_sampled=True)
+        meter = Meter(events, Stack(settings).part("postgres"))
+
+        def drained(process: SinkProcess) -> Drain:
+            return backlog.drain_with(process, backlog.applied(settings, SINK), meter)
+
+        sides: dict[str, Callable[[], Drain]] = {
+            "spans": lambda: drained(spans.Exporting(settings, SINK, url)),
+            "none": lambda: drained(sink(settings, SINK)),
+        }
+        found = _in_turns(sides, rounds, "drain", before=lambda: backlog.empty(settings))
+        _ratios(found, "per_s", "cpu_s_per_million")
+        write.make_accounts(settings)
+        with clients.function(clients.Load(settings, 1, write.ACCOUNTS["uniform"], 0)) as make:
+            appended = spans.measure_appends(make, transfers, url)
+    for side, run in appended.items():
+        _print("append", side=side, **run._asdict())
+    _ratios({side: [run] for side, run in appended.items()}, *append.Transfers._fields)
 
 
 @main.command("kinds")

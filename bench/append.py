@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
 from outbox.base import project
 from outbox.writing import event
+
+K = TypeVar("K")
 
 
 class Transfers(NamedTuple):
@@ -27,14 +30,22 @@ def measure(make: Callable[[], None], transfers: int) -> dict[bool, Transfers]:
     Without validation `append` still refuses an undeclared event, and encodes the payload.
     """
     contract = event.contract(os.environ.get(project.VARIABLE))
-    found: dict[bool, list[Transfers]] = {True: [], False: []}
+    sides = {validates: replace(contract, validates=validates) for validates in (True, False)}
+    return alternated(
+        make, transfers, {key: patch.object(event, "contract", return_value=one) for key, one in sides.items()}
+    )
+
+
+def alternated(
+    make: Callable[[], None], transfers: int, sides: Mapping[K, AbstractContextManager[object]]
+) -> dict[K, Transfers]:
+    """Make transfers in turns, each side in its context."""
+    found: dict[K, list[Transfers]] = {side: [] for side in sides}
     for _ in range(transfers):
-        for validates, times in found.items():
-            with patch.object(event, "contract", return_value=replace(contract, validates=validates)):
+        for side, times in found.items():
+            with sides[side]:
                 times.append(_timed(make))
-    return {
-        validates: Transfers(*map(statistics.median, zip(*times, strict=True))) for validates, times in found.items()
-    }
+    return {side: Transfers(*map(statistics.median, zip(*times, strict=True))) for side, times in found.items()}
 
 
 def _timed(make: Callable[[], None]) -> Transfers:

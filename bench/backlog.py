@@ -29,8 +29,13 @@ DRAIN_TIMEOUT_S = 3600.0  # only a sink that hangs takes this long
 APPLIED = "SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s AND topic = %s"
 
 
-def produce(settings: Settings, events: int, report: Callable[[str], None]) -> Mapping[str, int]:
-    """Put events with an amount of 1 on the topic as fast as a client can; returns how many by account."""
+def produce(
+    settings: Settings, events: int, report: Callable[[str], None], *, are_sampled: bool = False
+) -> Mapping[str, int]:
+    """Put events with an amount of 1 on the topic as fast as a client can; returns how many by account.
+
+    ``are_sampled``: each is in a trace of its own, which its sender records.
+    """
     producer = Producer({**client_config(settings), "linger.ms": 50, "compression.type": "lz4"})
     accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
     versions: dict[str, int] = defaultdict(int)
@@ -42,6 +47,8 @@ def produce(settings: Settings, events: int, report: Callable[[str], None]) -> M
             "eventType": "credited",
             "schemaVersion": "1",
         }
+        if are_sampled:
+            headers["traceparent"] = f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-01"
         send(producer, topic(settings), payload(account, 1, versions[account]), account, headers)
         if number % 250_000 == 0:
             report(f"produced {number}")

@@ -33,12 +33,12 @@ FREE_DISK_MIN_GB = 4
 SETS = {
     "machinery": [
         *("service", "service-fastapi", "page", "page-fastapi"),
-        *("sink", "stack", "lakehouse", "msk", "testing", "dev", "machinery"),
+        *("sink", "stack", "lakehouse", "msk", "otel", "testing", "dev", "machinery"),
     ],
-    "dev": ["service", "page", "sink", "stack", "lakehouse", "testing", "dev"],
+    "dev": ["service", "page", "sink", "stack", "lakehouse", "otel", "testing", "dev"],
     "demo": ["service", "sink", "stack"],
     "service": ["service"],
-    "dev-fastapi": ["service-fastapi", "page-fastapi", "sink", "stack", "lakehouse", "testing", "dev"],
+    "dev-fastapi": ["service-fastapi", "page-fastapi", "sink", "stack", "lakehouse", "otel", "testing", "dev"],
     "demo-fastapi": ["service-fastapi", "sink", "stack"],
     "service-fastapi": ["service-fastapi"],
     "sink": ["sink"],

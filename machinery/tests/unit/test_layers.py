@@ -76,6 +76,7 @@ LIBRARIES: dict[str, set[str]] = {
     "flask": {"outbox.http", "tests"},
     "fastapi": {"outbox.http", "tests"},
     "asyncpg": {"outbox.http", "tests"},
+    "opentelemetry": {"outbox.base", "tests"},
     "alembic": {"outbox.migrations", "tests"},
     "hypothesis": {"outbox_lab.testing", "tests"},
     "pytest": {"outbox_lab.testing", "tests"},
@@ -280,7 +281,7 @@ def loaded(program: str, **variables: str) -> set[str]:
 # They take long to import. A command that needs one imports it when it runs.
 HEAVY = {
     *("alembic", "deltalake", "duckdb", "flask", "hypothesis", "numpy", "pandas", "pyarrow", "py4j", "pyspark"),
-    *("prometheus_client", "pydantic", "requests", "sqlalchemy", "structlog"),
+    *("opentelemetry", "prometheus_client", "pydantic", "requests", "sqlalchemy", "structlog"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from outbox.base import log, project
+from outbox.base import log, project, spans
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
@@ -35,4 +35,5 @@ def sink(names: tuple[str, ...], until_caught_up: bool) -> None:
         if not usable:
             raise failure
         log.get(__name__).error("sink cannot run", sink=name, error=str(failure), code=failure.code)
-    supervisor.run(settings, usable, failures, until_caught_up=until_caught_up)
+    with spans.exported(f"{project.current().topic_prefix}-sinks"):
+        supervisor.run(settings, usable, failures, until_caught_up=until_caught_up)

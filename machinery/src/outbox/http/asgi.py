@@ -144,6 +144,7 @@ class Service(BaseService):
             redirect_slashes=False,
             dependencies=[Depends(_check_body)],
             lifespan=lifespan,
+            telemetry={"tracing": False},  # `Gate` makes the span of a request, as for Flask
         )
         app.add_middleware(Gate, token=Token(self.settings), metrics=self.metrics, refusals=self._refusals)
         app.add_exception_handler(HTTPException, _respond_to_starlette)
@@ -226,22 +227,22 @@ class Gate:
             nonlocal has_responded
             if message["type"] == "http.response.start":
                 has_responded, status = True, message["status"]
+                span.route, span.status = _template(scope), status
                 location = dict(message["headers"]).get(b"location")
                 self._metrics.observe(request.method, _template(scope), status, started_at_s)
                 gate.log_sampled(traceparent, request.method, path, status, location and location.decode())
             await send(message)
 
-        gate.bind_trace(traceparent)
-        try:
-            if not (request.method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/docs/"))):
-                self._token.require(request.headers.get("Authorization"))
-            await self._app(scope, receive_some, send_observed)
-        except Exception as error:
-            if has_responded:
-                raise
-            await _response(*problems.of_error(error, self._refusals))(scope, receive, send_observed)
-        finally:
-            gate.unbind_trace()
+        is_public = request.method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/docs/"))
+        with gate.traced(request.method, path, traceparent, is_public=is_public) as span:
+            try:
+                if not is_public:
+                    self._token.require(request.headers.get("Authorization"))
+                await self._app(scope, receive_some, send_observed)
+            except Exception as error:
+                if has_responded:
+                    raise
+                await _response(*problems.of_error(error, self._refusals))(scope, receive, send_observed)
 
 
 def _template(scope: Scope) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pydantic import BaseModel, Field
 
+from outbox.base import spans
 from outbox.base.settings import Settings, load
 from outbox.http.gate import Metrics
 from outbox.http.problems import Kinds
@@ -39,5 +40,7 @@ class BaseService:
 
 
 def traced(events: Sequence[Event], traceparent: str | None) -> list[Event]:
-    """The events; those without a traceparent get this one."""
+    """The events; those without a traceparent get this one, unless their append has a span."""
+    if spans.are_recorded():
+        return list(events)
     return [one if one.traceparent is not None else replace(one, traceparent=traceparent) for one in events]

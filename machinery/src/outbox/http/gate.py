@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from http import HTTPStatus
 from typing import Literal
 
@@ -14,7 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from outbox.base import log, scraped, trace
+from outbox.base import log, scraped, spans, trace
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.http import problems
@@ -87,16 +89,15 @@ class Token:
             )
 
 
-def bind_trace(traceparent: str | None) -> None:
-    """Bind the trace id of a request to its log lines, until `unbind_trace`."""
-    trace_id = trace.trace_id(traceparent)
-    if trace_id is not None:
-        structlog.contextvars.bind_contextvars(trace_id=trace_id)
-
-
-def unbind_trace() -> None:
-    """Forget the trace of a request: the thread or the task will serve others."""
-    structlog.contextvars.unbind_contextvars("trace_id")
+@contextmanager
+def traced(method: str, path: str, traceparent: str | None, *, is_public: bool) -> Iterator[spans.Request]:
+    """The span of a request, whose trace id its log lines carry. A public request has none: most of them are probes."""
+    method = method if method in METHODS else "_OTHER"
+    span = nullcontext(spans.Request(traceparent)) if is_public else spans.request(method, path, traceparent)
+    with span as answered:
+        trace_id = trace.trace_id(answered.traceparent)
+        with structlog.contextvars.bound_contextvars(**({} if trace_id is None else {"trace_id": trace_id})):
+            yield answered
 
 
 def log_sampled(traceparent: str | None, method: str, path: str, status: int, location: str | None) -> None:

@@ -40,6 +40,7 @@ from gunicorn.http import wsgi  # type: ignore[import-untyped]
 from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]
 from gunicorn.workers import base  # type: ignore[import-untyped]
 
+from outbox.base import project, spans
 from outbox.http import body, problems
 
 CONNECTIONS = 500  # with the files of the process below 1024, the usual limit of open files
@@ -130,7 +131,8 @@ class Worker(base.Worker):  # type: ignore[misc]
         self._clients = set[asyncio.Task[None]]()
         self._served = set[asyncio.Task[None]]()  # calls of an ASGI application
         self._waiting = dict[asyncio.Task[None], asyncio.Timeout]()  # clients that are waited for, the longest first
-        asyncio.run(self._serve())
+        with spans.exported(f"{project.current().topic_prefix}-service"):
+            asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -195,18 +196,22 @@ def _measure(app: Flask, metrics: Metrics) -> None:
 def _trace(app: Flask) -> None:
     @app.before_request
     def bind() -> None:
-        gate.bind_trace(request.headers.get("traceparent"))
+        g.tracing, traceparent = ExitStack(), request.headers.get("traceparent")
+        traced = gate.traced(request.method, request.path, traceparent, is_public=request.endpoint in PUBLIC)
+        g.span = g.tracing.enter_context(traced)
+        g.span.route = request.url_rule.rule if request.url_rule else None
 
     @app.after_request
     def log_sampled(response: Response) -> Response:
-        location = response.headers.get("Location")
+        g.span.status, location = response.status_code, response.headers.get("Location")
         traceparent = request.headers.get("traceparent")
         gate.log_sampled(traceparent, request.method, request.path, response.status_code, location)
         return response
 
     @app.teardown_request
     def unbind(_: BaseException | None) -> None:
-        gate.unbind_trace()
+        if "tracing" in g:
+            g.tracing.close()
 
 
 def _require_token(app: Flask, token: Token) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from outbox.base import spans
 from outbox.base.errors import Failure
 from outbox.base.heavy import pa
 from outbox.base.settings import Settings
@@ -92,7 +94,11 @@ class SinkSpec:
         from outbox.sink.decoding.batch import Chunking
 
         as_frame = self.job.transform is not None or self.target.is_elsewhere
-        return Chunking(self.decoders[topic], self.layout, as_frame, self.strategy.remembers_ids)
+        decoder = self.decoders[topic]
+        if spans.are_recorded():
+            decoder = copy(decoder)
+            decoder.finds_sampled = True
+        return Chunking(decoder, self.layout, as_frame, self.strategy.remembers_ids)
 
     @property
     def asked(self) -> Asked:

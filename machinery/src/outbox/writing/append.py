@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Text, bindparam, cast, column, table
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.writing.event import COLUMNS, Event, require_transaction, rows
+from outbox.writing.event import COLUMNS, Event, appending, require_transaction, rows
 
 __all__ = ["Event", "append"]
 
@@ -48,7 +48,8 @@ def append(target: Connection | Session | scoped_session[Any], *events: Event) -
         )
     if events:
         require_transaction(connection.connection.dbapi_connection)
-        connection.execute(_INSERT, [_parameters(row) for row in rows(events)])
+        with appending(events) as found:
+            connection.execute(_INSERT, [_parameters(row) for row in rows(found)])
 
 
 def _parameters(row: dict[str, Any]) -> dict[str, Any]:

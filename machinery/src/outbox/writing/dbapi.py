@@ -13,7 +13,7 @@ import inspect
 from contextlib import closing
 from typing import Any, Protocol
 
-from outbox.writing.event import COLUMNS, Event, require_transaction, rows
+from outbox.writing.event import COLUMNS, Event, appending, require_transaction, rows
 
 __all__ = ["Event", "append"]
 
@@ -43,10 +43,10 @@ def append(connection: Connection, *events: Event) -> None:
         raise TypeError(f"append takes a DB-API connection, not {type(connection).__module__}'s for asyncio")
     if not events:
         return
-    with closing(connection.cursor()) as cursor:
+    with closing(connection.cursor()) as cursor, appending(events) as found:
         # The driver's own connection, not Django's around it. Django opens it for the first cursor.
         require_transaction(getattr(cursor, "connection", connection))
-        checked = rows(events)
+        checked = rows(found)
         for first in range(0, len(checked), EVENTS_PER_STATEMENT):
             part = checked[first : first + EVENTS_PER_STATEMENT]
             cursor.execute(INSERT + ", ".join([ROW] * len(part)), [row[name] for row in part for name in COLUMNS])

@@ -7,12 +7,13 @@ validated, with all digits of its numbers, whatever a driver or Python's own `js
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
-from outbox.base import project
+from outbox.base import project, spans
 from outbox.base.errors import Failure
 from outbox.events import catalog
 from outbox.events.catalog import Catalog
@@ -79,6 +80,18 @@ def require_transaction(connection: Any) -> None:
             "begin a transaction: engine.begin(), transaction.atomic(), or autocommit = False",
             code="not-in-a-transaction",
         )
+
+
+@contextmanager
+def appending(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """The events, those without a traceparent with that of this append's span, if it has one (`outbox.base.spans`)."""
+    if not spans.are_recorded():
+        yield events
+        return
+    aggregates = contract(os.environ.get(project.VARIABLE)).catalog.aggregates
+    topics = {aggregates[event.aggregatetype].topic for event in events if event.aggregatetype in aggregates}
+    with spans.appended(topics, len(events)) as found:
+        yield [event if event.traceparent is not None else replace(event, traceparent=found) for event in events]
 
 
 def rows(events: Sequence[Event]) -> list[dict[str, Any]]:

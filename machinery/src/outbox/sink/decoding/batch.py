@@ -12,6 +12,7 @@ from datetime import date
 from typing import NamedTuple
 
 from outbox.base.heavy import pa
+from outbox.base.trace import SampledEvents
 from outbox.sink.decoding import binary, dead_records, ids
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import RecordDecoder
@@ -29,6 +30,7 @@ class Chunk:
     ``rows`` are its ``count`` events for the table ``batch``, as bytes of COPY; ``dead`` are its ``dead_count`` records
     that are no events, for the table of those (`outbox.sink.remembering.dead_letters`). ``days`` are those of the ids,
     if the strategy needs partitions for them. ``skipped`` counts the events that the sink has not asked for, by name.
+    ``sampled`` are the sampled ones of the others, if the sink's process records spans.
 
     A sink whose events Spark gets, for a transform or a lakehouse, has ``events`` in place of ``rows``: a table with
     the columns of the sink's layout.
@@ -40,6 +42,7 @@ class Chunk:
     dead_count: int = 0
     days: Collection[date] = frozenset()
     skipped: Mapping[str, int] = field(default_factory=dict)
+    sampled: SampledEvents = field(default_factory=SampledEvents)
     events: pa.Table | None = None
 
     @property
@@ -67,6 +70,7 @@ class Chunk:
             dead_count=sum(part.dead_count for part in parts),
             days={day for part in parts for day in part.days},
             skipped=summed(part.skipped for part in parts),
+            sampled=SampledEvents.together(part.sampled for part in parts),
             events=pa.concat_tables(events).combine_chunks() if events else None,
         )
 
@@ -93,6 +97,7 @@ class Chunking:
             dead_count=len(decoded.dead),
             days=ids.days(event_ids(decoded.rows)) if self.with_days and decoded.rows else frozenset(),
             skipped=decoded.skipped,
+            sampled=decoded.sampled,
             events=self.layout.table(decoded.rows) if self.as_frame else None,
         )
 

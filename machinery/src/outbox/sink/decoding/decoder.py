@@ -16,7 +16,9 @@ from itertools import compress
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from outbox.base import trace
 from outbox.base.heavy import pa, pc
+from outbox.base.trace import SampledEvents
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Wanted
 from outbox.events.schema import Column, EventSchema, Rejection, shortened
@@ -46,6 +48,9 @@ AT_ONCE_EVENTS_MAX = 8
 Contents = Sequence[bytes | None]  # of one header, record by record
 Kind = tuple[bytes | None, bytes | None]  # event type and schema version, as the headers have them
 HEADERS = ID, TYPE, VERSION = "id", "eventType", "schemaVersion"
+# The first one is ours. Debezium's interceptors fill a column with properties: a connector that is told so sends it.
+TRACE_HEADERS = TRACEPARENT, TRACING_SPAN_CONTEXT = "traceparent", "tracingspancontext"
+SAMPLED = frozenset("".join(trace.SAMPLED_ENDINGS).encode())
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
 
@@ -75,6 +80,7 @@ class RecordDecoder(ABC):
     is_personal = False  # whether an event has personal data
     at_once = AT_ONCE  # records that are best decoded together
     declared_names: Collection[str] = ()  # of the events on the topic, asked for or not, and of their versions
+    finds_sampled = False  # whether `decode` returns the sampled events, of a decoder that can
     key: str
     version: str | None = None
 
@@ -206,7 +212,7 @@ class EventDecoder(RecordDecoder):
         """The events among records, and the others. Valid records of an event are decoded by columns, twice as fast."""
         if len(records) > self.at_once:
             return Decoded.together([self.decode(part) for part in records.parts(self.at_once)])
-        headers = _by_name(records.headers)
+        headers = _by_name(records.headers, (*HEADERS, *TRACE_HEADERS) if self.finds_sampled else HEADERS)
         kinds = _places(headers[TYPE], headers[VERSION])
         found = []
         for kind, places in kinds.items():
@@ -216,11 +222,13 @@ class EventDecoder(RecordDecoder):
                 found.append(Decoded({}, [], {skipped.name: len(places)}))
                 continue
             known = self._versions.get((str(type_), str(version)))
-            ids, of_kind = headers[ID], records
+            of_kind, contents = records, headers
             if len(kinds) > 1:
-                ids, of_kind = values_at(places, ids), records.at(places)
-            decoded = None if known is None else self._all_events(known, ids, of_kind)
-            found.append(decoded or super().decode(of_kind))
+                of_kind = records.at(places)
+                contents = {name: values_at(places, headers[name]) for name in headers if name not in (TYPE, VERSION)}
+            decoded = None if known is None else self._all_events(known, contents[ID], of_kind)
+            decoded = decoded or super().decode(of_kind)
+            found.append(decoded._replace(sampled=_sampled(contents, of_kind)) if self.finds_sampled else decoded)
         return found[0] if len(found) == 1 else Decoded.together(found)
 
     def _event(self, known: Version, event_id: str, key: bytes | None, payload: Any) -> DecodedEvent | Rejection:
@@ -347,17 +355,30 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _by_name(headers: Sequence[Sequence[Header]]) -> Mapping[str, Contents]:
-    """The contents of each header of `HEADERS`, by its name, record by record."""
+def _sampled(headers: Mapping[str, Contents], records: Records) -> SampledEvents:
+    """The sampled events of these records."""
+    traceparents, properties = (headers[name] for name in TRACE_HEADERS)
+    if properties.count(None) < len(properties):
+        traceparents = [own or trace.of_properties(other) for own, other in zip(traceparents, properties, strict=True)]
+    found = [place for place, content in enumerate(traceparents) if content and content[-1] in SAMPLED]
+    first = [
+        (traceparents[place] or b"", headers[ID][place], records.recorded_ms[place])
+        for place in found[: trace.LINKS_MAX]
+    ]
+    return SampledEvents(first, len(found))
+
+
+def _by_name(headers: Sequence[Sequence[Header]], wanted: Sequence[str]) -> Mapping[str, Contents]:
+    """The contents of each wanted header, by its name, record by record."""
     none = (None,) * len(headers)
     if len({*map(len, headers)}) == 1:
         # Mostly all records have the same headers in one order: then a few calls in C do it.
         columns = [tuple(zip(*column, strict=True)) for column in zip(*headers, strict=True)]
         found: dict[str, Contents] = {names[0]: contents for names, contents in columns}
         if len(found) == len(columns) and all(_are_same(names) for names, _ in columns):
-            return {name: found.get(name, none) for name in HEADERS}
+            return {name: found.get(name, none) for name in wanted}
     dicts = list(map(dict, headers))
-    return {name: [one.get(name) for one in dicts] for name in HEADERS}
+    return {name: [one.get(name) for one in dicts] for name in wanted}
 
 
 def _are_same(contents: Sequence[Any]) -> bool:

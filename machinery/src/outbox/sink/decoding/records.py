@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from outbox.base.errors import Failure
 from outbox.base.heavy import pa
 from outbox.base.settings import Settings
+from outbox.base.trace import SampledEvents
 from outbox.events.schema import Rejection
 from outbox.kafka.spec import Header
 
@@ -103,12 +104,13 @@ class DeadRecord(NamedTuple):
 
 class Decoded(NamedTuple):
     """Decoded records: rows of the events, and the records that are no events. ``skipped`` counts, by name, the events
-    that the sink has not asked for.
+    that the sink has not asked for. ``sampled`` are the sampled ones of the others, if somebody wants to know.
     """
 
     rows: Rows
     dead: Sequence[DeadRecord]
     skipped: Mapping[str, int] = {}
+    sampled: SampledEvents = SampledEvents()
 
     @classmethod
     def together(cls, parts: Sequence[Decoded]) -> Decoded:
@@ -121,6 +123,7 @@ class Decoded(NamedTuple):
             rows={name: pa.concat_tables(found) for name, found in tables.items()},
             dead=[one for part in parts for one in part.dead],
             skipped=summed(part.skipped for part in parts),
+            sampled=SampledEvents.together(part.sampled for part in parts),
         )
 
 

@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from outbox.base import log
+from outbox.base import log, spans
 from outbox.base.database import hang_up, is_cut_off
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
@@ -337,8 +337,11 @@ class Stream:
 
     def apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:
         began = time.monotonic()
-        with self._failing_at_once():
+        chunk = batch.chunk
+        span = spans.batch(self._spec.name, batch.topic, chunk.count + chunk.dead_count, chunk.sampled)
+        with self._failing_at_once(), span as counted:
             counts = self._writer.apply(batch)
+            counted.update(counts._asdict())
         self._guard.progress()
         apply_s = time.monotonic() - began
         self._reached = {**self._reached, batch.topic: {**self._reached.get(batch.topic, {}), **batch.end}}

@@ -1,0 +1,122 @@
+"""A collector of spans: a server of OTLP over HTTP, and what processes have exported to it."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from outbox.base.wait import wait_for
+
+Value = str | int | bool | float
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a span links to, as `Span.place`."""
+
+    place: str
+    attributes: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span as it was exported, with the name of its service. ``parent`` is empty for the first of a trace."""
+
+    service: str
+    name: str
+    kind: int
+    trace_id: str
+    id: str
+    parent: str
+    failed: bool
+    attributes: Mapping[str, Value]
+    links: list[Link]
+
+    @property
+    def place(self) -> str:
+        """A traceparent of the span, without the flags: OTLP has none of them."""
+        return f"00-{self.trace_id}-{self.id}"
+
+
+class Collector:
+    """The spans that were exported by now."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.spans: list[Span] = []
+        self.paths: set[str] = set()
+
+    def wait(self, count: int = 1, **attributes: Value) -> list[Span]:
+        """Wait for so many spans with these attributes, ``_`` in place of each dot."""
+
+        def found() -> list[Span] | None:
+            spans = [span for span in self.spans if attributes.items() <= _underscored(span.attributes).items()]
+            return spans if len(spans) >= count else None
+
+        return wait_for(f"{count} spans with {attributes}", found, timeout_s=60)
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """A collector that takes everything, until the end of the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                content = gzip.decompress(content)
+            request = ExportTraceServiceRequest.FromString(content)
+            collector.paths.add(self.path)
+            collector.spans.extend(_spans(request))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        collector = Collector(server.server_port)
+        thread = threading.Thread(target=server.serve_forever, args=[0.05])
+        thread.start()
+        try:
+            yield collector
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:
+    for of_resource in request.resource_spans:
+        service = str(_attributes(of_resource.resource.attributes)["service.name"])
+        for of_scope in of_resource.scope_spans:
+            for span in of_scope.spans:
+                yield Span(
+                    service=service,
+                    name=span.name,
+                    kind=span.kind,
+                    trace_id=span.trace_id.hex(),
+                    id=span.span_id.hex(),
+                    parent=span.parent_span_id.hex(),
+                    failed=span.status.code == span.status.STATUS_CODE_ERROR,
+                    attributes=_attributes(span.attributes),
+                    links=[
+                        Link(f"00-{one.trace_id.hex()}-{one.span_id.hex()}", _attributes(one.attributes))
+                        for one in span.links
+                    ],
+                )
+
+
+def _attributes(pairs: Any) -> dict[str, Value]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+
+
+def _underscored(attributes: Mapping[str, Value]) -> dict[str, Value]:
+    return {name.replace(".", "_"): value for name, value in attributes.items()}
