@@ -34,7 +34,7 @@ from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.reading import reader
 from outbox.sink.remembering import fence
-from outbox.sink.running import retries, stream, watchdog
+from outbox.sink.running import query, retries, stream, watchdog
 from outbox.sink.running.checkpoint import Checkpoint
 from outbox.sink.spec import SinkJob
 from outbox.sink.writer import Counts
@@ -52,15 +52,15 @@ def commit_unseen() -> None:
         return not self.uri.endswith("/naive") and sees(self, batch_id)
 
     patch(Checkpoint, is_committed=is_committed)
-    patch(stream, COMMIT_TIMEOUT_S=1)
+    patch(query, COMMIT_TIMEOUT_S=1)
 
 
 def failure_during_stop() -> None:
     """An apply fails when the process has been asked to stop, and the stop is first to get the apply's lock."""
     make = stream.Stream.__init__
 
-    def make_with_lock(self: stream.Stream, **arguments: Any) -> None:
-        make(self, **arguments)
+    def make_with_lock(self: stream.Stream, attempt: stream.Attempt) -> None:
+        make(self, attempt)
         self.applying = GivenToStop(self)  # type: ignore[assignment]
 
     def apply(self: PostgresWriter, batch: Batch) -> Counts:
@@ -75,23 +75,23 @@ def stop_before_apply() -> None:
     """The process is asked to stop when it has read a batch and not begun to apply it. Spark gets the time to record
     what the apply makes of that.
     """
-    read, stop = stream.Stream.read_part, stream.Stream.stop_query
+    read, stop = query.Query.read_part, query.Query.stop_query
 
-    def read_until_stop(self: stream.Stream, waiting: deque[Part]) -> tuple[Batch, float]:
+    def read_until_stop(self: query.Query, waiting: deque[Part]) -> tuple[Batch, float]:
         found = read(self, waiting)
         os.kill(os.getpid(), signal.SIGTERM)
         wait_for("the stop", lambda: self.is_stopping, timeout_s=TIMEOUT_S)
         return found
 
-    def stop_late(self: stream.Stream, query: StreamingQuery) -> None:
+    def stop_late(self: query.Query, of: StreamingQuery) -> None:
         wait_for(
             "Spark to end or to commit",
             lambda: not self.is_active() or self._checkpoint.is_committed(0),
             timeout_s=TIMEOUT_S,
         )
-        stop(self, query)
+        stop(self, of)
 
-    patch(stream.Stream, read_part=read_until_stop, stop_query=stop_late)
+    patch(query.Query, read_part=read_until_stop, stop_query=stop_late)
 
 
 def short_waits() -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ else:
             self._name = name
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(sys.modules.get(self._name) or importlib.import_module(self._name), name)
+            # Not from sys.modules: another thread may be in the middle of the import, for which this waits.
+            return getattr(importlib.import_module(self._name), name)
 
     np, pa, pc, requests = map(_Library, ("numpy", "pyarrow", "pyarrow.compute", "requests"))
     psycopg2 = _Library("psycopg2")

@@ -85,6 +85,7 @@ def _from_source(settings: Settings, declared: SinkSpec, dry_run: bool, yes: boo
 
 def _from_topic(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool) -> None:
     from outbox.sink.running import supervisor
+    from outbox.sink.running.query import spark_engine
 
     log.configure(settings, is_personal=catalog.of_project(settings).is_personal)
     sink = declared.name
@@ -95,7 +96,7 @@ def _from_topic(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool
             click.echo("resuming an interrupted rebuild; --drop-copy would delete its copy")
         # The live sink has the metrics port.
         quiet = settings.replace(sink_metrics_port=0)
-        supervisor.run(quiet, [copy], until_caught_up=True)
+        supervisor.run(quiet, [copy], engine=spark_engine, until_caught_up=True)
         if dry_run:
             click.echo(f"{UNCHANGED}; the copy stays: `outbox check` compares it, another run swaps it in")
             return

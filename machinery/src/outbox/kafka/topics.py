@@ -113,10 +113,15 @@ def describe(settings: Settings, name: str) -> Topic:
     """Look up a topic. Raises Failure if it does not exist."""
     found = existing(settings, [name]).get(name)
     if found is None:
-        raise Failure(
-            f"there is no topic {name}", "`outbox connect apply` creates a connector's topics", code="topic-missing"
-        )
+        raise missing(name)
     return found
+
+
+def missing(name: str) -> Failure:
+    """The failure of a reader whose topic does not exist."""
+    return Failure(
+        f"there is no topic {name}", "`outbox connect apply` creates a connector's topics", code="topic-missing"
+    )
 
 
 def exists(settings: Settings, name: str) -> bool:

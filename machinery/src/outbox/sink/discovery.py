@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -94,8 +94,11 @@ def sinks(settings: Settings) -> dict[str, SinkSpec]:
     return {name: resolve(settings, job) for name, job in _by_name(settings).items()}
 
 
-def usable(settings: Settings, names: Sequence[str] = ()) -> tuple[list[SinkSpec], dict[str, Failure]]:
+def usable(
+    settings: Settings, names: Sequence[str] = (), needs: Callable[[SinkSpec], None] = lambda _: None
+) -> tuple[list[SinkSpec], dict[str, Failure]]:
     """The sinks of these names, or all, that can run as they are declared; and by name why the others cannot.
+    ``needs`` raises Failure for one that cannot run where it is wanted.
 
     Raises Failure for an unknown name, and if two jobs have one name.
     """
@@ -105,6 +108,7 @@ def usable(settings: Settings, names: Sequence[str] = ()) -> tuple[list[SinkSpec
         try:
             spec = resolve(settings, found[name])
             spec.target.require_usable(spec)
+            needs(spec)
         except Failure as failure:
             failures[name] = failure
         else:

@@ -84,11 +84,14 @@ class SinkWriter(ABC):
         with self._errors("does not return generations"), self._connection, self._connection.cursor() as cursor:
             return positions.beginning(cursor, self.name)
 
-    def begin_generation(self) -> Beginning:
-        """Let another checkpoint take the place of the present one. If it is lost, it begins where that would."""
+    def begin_generation(self, *, is_replayed: bool = False) -> Beginning:
+        """Let another checkpoint take the place of the present one. If it is lost, it begins where that would; or at
+        the positions, if what a rewind has asked for is read.
+        """
         with self._errors("does not take a generation"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            positions.start_generation(cursor, self.name, positions.beginning(cursor, self.name).offsets)
+            offsets = {} if is_replayed else positions.beginning(cursor, self.name).offsets
+            positions.start_generation(cursor, self.name, offsets)
             beginning = positions.beginning(cursor, self.name)
         self._term = self._term._replace(generation=beginning.generation)
         return beginning

@@ -23,9 +23,9 @@ from pyspark.sql import SparkSession
 
 from outbox.base.errors import Failure
 from outbox.sink.remembering.positions import TopicOffsets, checkpoint_folder
+from outbox.sink.running.stream import Offsets
 from outbox.sink.spark.session import reason
 
-Offsets = dict[str, dict[int, int]]  # by topic and partition
 BEGINNING = "sources/0/0"
 LINES = {"offsets": 3, "commits": 2, "sources": 2, "metadata": 1}  # of a file, at least; the last one is a JSON object
 UNAVAILABLE = "java.io.IOException"

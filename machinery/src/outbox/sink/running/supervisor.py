@@ -1,7 +1,7 @@
-"""The sinks of one process, in one Spark session: they run side by side, and one that fails starts again by itself.
+"""The sinks of one process, on one engine: they run side by side, and one that fails starts again by itself.
 
 A sink that fails is reported at once. If its failure may pass (`outbox.sink.running.retries`), it starts again after a
-while, with everything new: connection, fence, writer, query. Its neighbours run meanwhile, and the health of the
+while, with everything new: connection, fence, writer, stream. Its neighbours run meanwhile, and the health of the
 process names it. If that does not help, the process ends with the failure, and what runs the process starts that again.
 After any other failure the sink stays down while its neighbours run, because another attempt would end likewise.
 
@@ -11,19 +11,16 @@ does not fight for it.
 
 from __future__ import annotations
 
-import logging
 import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import MappingProxyType
 
 import psycopg2
 from psycopg2 import extensions
-from pyspark.sql import SparkSession
 
 from outbox.base import log
 from outbox.base.database import connect, hang_up
@@ -37,15 +34,16 @@ from outbox.sink.remembering import fence
 from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.running.metrics import Metrics, State, served
 from outbox.sink.running.retries import Retries
-from outbox.sink.running.stream import Stream, code_of
+from outbox.sink.running.stream import Attempt, Engine, Stream, code_of
 from outbox.sink.running.watchdog import Watchdog
-from outbox.sink.spark import session
-from outbox.sink.spark.session import JVM_GONE
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
 
 POLL_S = 0.2
 START_TIMEOUT_S = 30.0  # of a stop, for a start that is under way
+
+EngineOf = Callable[[Settings, Sequence[SinkSpec]], AbstractContextManager[Engine]]
+"""Starts the engine of some sinks, for a block."""
 
 
 def run(
@@ -53,9 +51,11 @@ def run(
     specs: Sequence[SinkSpec],
     unusable: Mapping[str, Failure] = MappingProxyType({}),
     *,
+    engine: EngineOf,
     until_caught_up: bool = False,
 ) -> None:
-    """Run these sinks until SIGTERM or SIGINT, or until all that their topics have committed at the start is applied.
+    """Run these sinks on an engine until SIGTERM or SIGINT, or until all that their topics have committed at the start
+    is applied.
 
     A batch that is being applied when the signal arrives is finished and committed. A sink that fails, or cannot start,
     does not stop the others. It starts again after a failure that may pass, unless ``until_caught_up``: then the caller
@@ -78,14 +78,11 @@ def run(
         names = {topic for spec in specs for topic in spec.topics}
         ids = {name: topics.describe(settings, name).id for name in names}
         targets = {name: topics.last_stable_offsets(settings, name) for name in names}
-        for handler in logging.getLogger().handlers:
-            handler.addFilter(_is_not_py4j)
-        spark = session.session(settings, [spec.target for spec in specs])
-        resources.callback(session.stop, spark)
+        started = resources.enter_context(engine(settings, specs))
         wake = resources.enter_context(_signals())  # after Spark's start, which installs a handler of its own
         try:
             for supervisor in supervisors:
-                supervisor.start(spark, ids, until_caught_up=until_caught_up)
+                supervisor.start(started, ids, until_caught_up=until_caught_up)
             _watch(supervisors, TopicIds(settings, names), wake)
         finally:
             for supervisor in supervisors:
@@ -99,11 +96,6 @@ def run(
         if until_caught_up:
             for supervisor in supervisors:
                 supervisor.require(targets)
-
-
-def _is_not_py4j(record: logging.LogRecord) -> bool:
-    """We report ourselves what we raise through py4j, and that its JVM is gone. It logs to the root logger too."""
-    return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
@@ -134,10 +126,10 @@ def _watch(supervisors: Sequence[Supervisor], topic_ids: TopicIds, wake: queue.S
 
 
 class Supervisor:
-    """Runs one sink by one query after the other. One thread may call its methods."""
+    """Runs one sink by one attempt after the other. One thread may call its methods."""
 
     _writer: SinkWriter  # of the present attempt
-    _spark: SparkSession
+    _engine: Engine
 
     def __init__(
         self, settings: Settings, spec: SinkSpec, metrics: Metrics, watchdog: Watchdog, *, restarts: bool
@@ -176,20 +168,13 @@ class Supervisor:
         if self._connection is not None:
             self._connection.close()
 
-    def start(self, spark: SparkSession, topic_ids: Mapping[str, str], *, until_caught_up: bool = False) -> None:
-        """Start the query of a driver that has connected. A failure is kept, and looked at later."""
+    def start(self, engine: Engine, topic_ids: Mapping[str, str], *, until_caught_up: bool = False) -> None:
+        """Start the stream of a driver that has connected. A failure is kept, and looked at later."""
         assert self._connection is not None, "connected"  # noqa: S101
-        self._spark = spark
-        self._stream = Stream(
-            spark=spark,
-            settings=self._settings,
-            spec=self._spec,
-            topic_ids={topic: topic_ids[topic] for topic in self._spec.topics},
-            connection=self._connection,
-            writer=self._writer,
-            metrics=self._metrics,
-            guard=self._guard,
-        )
+        self._engine = engine
+        ids = {topic: topic_ids[topic] for topic in self._spec.topics}
+        attempt = Attempt(self._settings, self._spec, ids, self._connection, self._writer, self._metrics, self._guard)
+        self._stream = engine.stream(attempt)
         self._stream.start(until_caught_up)
         self.look()
 
@@ -208,7 +193,7 @@ class Supervisor:
             self._restart = None
         if self._stream is None:
             return
-        # In this order: a query that ends in between is seen active, and looked at again.
+        # In this order: a stream that ends in between is seen active, and looked at again.
         self._is_active = self._stream.is_active()
         self._stream.require_topics(topic_ids)
         if self._is_active:
@@ -277,7 +262,7 @@ class Supervisor:
             return
         lost = self._writer.fence_holder
         try:
-            _require_alive(self._spec.name, self._spark)
+            self._engine.require_alive(self._spec.name)
             self.connect()
             ids = {topic: topics.describe(self._settings, topic).id for topic in self._spec.topics}
         except Exception as error:
@@ -287,7 +272,7 @@ class Supervisor:
             return
         if not self._stopping.is_set():
             self._failure = None
-            self.start(self._spark, ids)
+            self.start(self._engine, ids)
 
     def _explained(self, error: Exception, lost: fence.Holder | None) -> Exception:
         """The failure of a start. If the driver that has the sink is the connection that we have lost, that passes."""
@@ -301,11 +286,3 @@ class Supervisor:
                     code="fence-lingers",
                 )
         return error
-
-
-def _require_alive(sink: str, spark: SparkSession) -> None:
-    """Raises Failure if Spark has ended, for which no sink of this process starts again."""
-    with suppress(*JVM_GONE):
-        if not spark.sparkContext._jsc.sc().isStopped():
-            return
-    raise Failure(f"sink {sink}: Spark has ended", "start the sink again", code="spark-gone")
