@@ -193,6 +193,7 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, **wa
         ours = connectors.load(settings)
         sides: dict[str, tuple[connectors.Connector, latency.Sink]] = {
             "ours": (ours, latency.Sink(sink(settings, SINK), SINK)),
+            "plain": (ours, latency.Sink(sink(settings, SINK, plain=True), SINK)),
             "transform": (ours, latency.Sink(sink(settings, "turnover"), "turnover", "turnover")),
             "defaults": (relay.with_defaults(ours), latency.Sink(peers.ByTheBook(settings), by_the_book.NAME)),
         }
@@ -260,7 +261,8 @@ def measure_start(rounds: int) -> None:
 @click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
 @click.option("--busy-cores", default=0, show_default=True, help="Keep so many cores busy meanwhile.")
 def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
-    """Drain a backlog with the sink, with a consumer written by hand, and with COPY and SQL alone (the limit).
+    """Drain a backlog with the sink on Spark and plain, with a consumer written by hand, and with COPY and SQL alone
+    (the limit).
 
     The sides take turns. Rates and processor time are those of the second half of a drain. Ratios compare the drains of
     one round: their median, the lowest and the highest.
@@ -272,6 +274,9 @@ def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
         meter = Meter(events, Stack(settings).part("postgres"))
         sides: dict[str, Callable[[], Drain]] = {
             "spark": lambda: _drain(settings, meter),
+            "plain": lambda: backlog.drain_with(
+                sink(settings, SINK, plain=True), backlog.applied(settings, SINK), meter
+            ),
             "by hand": lambda: backlog.drain_here(meter, by_hand.drain(settings, SINK, BATCH_EVENTS)),
             "limit": lambda: backlog.drain_here(meter, by_hand.drain_files(settings, SINK, files)),
         }

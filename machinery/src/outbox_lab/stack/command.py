@@ -84,6 +84,7 @@ def service(settings: Settings) -> ServiceCommand:
     return ServiceCommand("service", settings, ["serve"])
 
 
-def sink(settings: Settings, *names: str) -> SinkProcess:
-    """Sinks in one process, ready when each of them runs."""
-    return SinkProcess("-".join(["sink", *names]), settings, ["sink", *names])
+def sink(settings: Settings, *names: str, plain: bool = False) -> SinkProcess:
+    """Sinks in one process, ready when each of them runs; on Spark, or ``plain``."""
+    options = ["--plain"] if plain else []
+    return SinkProcess("-".join(["sink", *names]), settings, ["sink", *options, *names])
