@@ -46,6 +46,8 @@ class Project:
     """The sinks that ``outbox sink`` runs unless it is given names."""
     sinks_package: str = "sinks"
     """The package whose subpackages declare the sink jobs, each in a module ``job``."""
+    handlers: str = "handlers"
+    """The module whose handlers ``outbox handle`` calls; a project need not have one."""
     workload: str = "demo.workload:Workload"
     """The class that plans what the clients of the walkthrough send; as ``module:class``."""
     player: str = ""

@@ -41,7 +41,8 @@ COMMANDS = {
     "migrate": Entry("Run", "outbox.commands.migrate:migrate_command", "upgrade both databases to the newest schema"),
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
-    "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks: one streaming query per sink"),
+    "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks, on Spark or in a process alone"),
+    "handle": Entry("Run", "outbox.commands.handle:handle", "call the project's handlers, each event once in effect"),
     "token": Entry("Run", "outbox.commands.serve:token", "print the token that clients of the service send"),
     "check": Entry(
         "Check",

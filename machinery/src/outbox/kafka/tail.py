@@ -45,8 +45,8 @@ class Tail:
             self._look()
             opened.pop_all()
 
-    def read(self, timeout_s: float) -> Iterator[Mapping[str, Sequence[Message]]]:
-        """Committed records by topic, those of a partition in order: as many as are there, some at a time.
+    def read(self, timeout_s: float, at_once: int) -> Iterator[Mapping[str, Sequence[Message]]]:
+        """Committed records by topic, those of a partition in order: as many as are there, ``at_once`` at a time.
 
         Waits ``timeout_s`` for the first ones. Raises Failure if Kafka is unavailable, or if a topic has dropped what
         was to be read.
@@ -56,7 +56,7 @@ class Tail:
                 self._look()
             first = self._client.poll(timeout_s)
             while first is not None:
-                yield self._by_topic([first, *self._client.consume(RECORDS_AT_ONCE - 1, 0)])
+                yield self._by_topic([first, *self._client.consume(min(at_once, RECORDS_AT_ONCE) - 1, 0)])
                 first = self._client.poll(0)
 
     def reached(self) -> dict[str, dict[int, int]]:

@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from outbox.sink.remembering.strategy import Memory
 from outbox.sink.spec import SinkJob, SinkSpec, unusable
 
 if TYPE_CHECKING:
+    from outbox.sink.applying.handlers import Handler
     from outbox.sink.decoding.decoder import EventDecoder
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -35,8 +36,28 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # with a suffix too, it must fit in
 
 
 def jobs(settings: Settings) -> list[SinkJob]:
-    """The jobs of this project, in the order of their packages' names. It does not load Spark."""
-    return [job for _, job in declared(settings)]
+    """The jobs of this project, in the order of their packages' names, and its handlers. It does not load Spark."""
+    return [*(job for _, job in declared(settings)), *map(_handling, handlers())]
+
+
+def handlers() -> list[Handler]:
+    """The handlers of this project: those that its module has, in the order of the module."""
+    from outbox.sink.applying.handlers import Handler
+
+    name = project.current().handlers
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] and error.name != name:
+            raise
+        return []
+    return [one for one in vars(module).values() if isinstance(one, Handler)]
+
+
+def _handling(handler: Handler) -> SinkJob:
+    from outbox.sink.applying.handlers import HandlerTarget
+
+    return SinkJob(handler.name, events=handler.events, target=HandlerTarget(handler))
 
 
 def declared(settings: Settings) -> list[tuple[Path, SinkJob]]:
@@ -95,10 +116,10 @@ def sinks(settings: Settings) -> dict[str, SinkSpec]:
 
 
 def usable(
-    settings: Settings, names: Sequence[str] = (), needs: Callable[[SinkSpec], None] = lambda _: None
+    settings: Settings, names: Sequence[str] = (), engine: str | None = None
 ) -> tuple[list[SinkSpec], dict[str, Failure]]:
-    """The sinks of these names, or all, that can run as they are declared; and by name why the others cannot.
-    ``needs`` raises Failure for one that cannot run where it is wanted.
+    """The sinks of these names, or all, that can run as they are declared, on this engine if one is given; and by name
+    why the others cannot.
 
     Raises Failure for an unknown name, and if two jobs have one name.
     """
@@ -108,7 +129,8 @@ def usable(
         try:
             spec = resolve(settings, found[name])
             spec.target.require_usable(spec)
-            needs(spec)
+            if engine is not None:
+                spec.require_engine(engine)
         except Failure as failure:
             failures[name] = failure
         else:

@@ -107,6 +107,13 @@ class SinkSpec:
 
         return Asked(self.name, self.strategy.name, self.decoders)
 
+    def require_engine(self, engine: str) -> None:
+        """Raises Failure `engine-wrong` if this engine, ``spark`` or ``plain``, cannot run the sink."""
+        engines = ("spark",) if self.job.transform is not None else self.target.engines
+        if engine not in engines:
+            remedy = "run it without --plain" if "spark" in engines else "run it by `outbox handle`"
+            raise Failure(f"sink {self.name} needs {' or '.join(engines)}", remedy, code="engine-wrong")
+
     @property
     def is_personal(self) -> bool:
         """Whether an event that it takes has personal data."""
@@ -158,6 +165,10 @@ class Target(ABC):
 
     is_elsewhere = False
     """Whether the result is outside the sink database: it may be older than the dead letters there."""
+    engines: Collection[str] = ("spark", "plain")
+    """What can run it: Spark, or a Python process alone."""
+    records_max: int | None = None
+    """How many records one transaction takes in a plain sink, if few; fewer if they take longer than a second."""
     jars: Sequence[str] = ()
     """Configurations of ivy.xml that Spark needs beside its Kafka source."""
     spark_config: Mapping[str, str] = {}

@@ -118,6 +118,9 @@ class SinkWriter(ABC):
     def _apply(self, batch: Batch) -> Counts:
         """Apply a batch that is not empty."""
 
+    def tend(self) -> None:  # noqa: B027 - most sinks have nothing to do
+        """Do what is due beside the batches. A plain sink calls it between them, every tenth of a second at least."""
+
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
 

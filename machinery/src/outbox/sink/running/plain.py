@@ -31,6 +31,7 @@ from outbox.sink.spec import SinkSpec
 POLL_S = 0.1  # for a stop, and for a failure of the other thread
 PART_MAX_RECORDS = 50_000  # a part is read while the one before it is applied
 PART_MAX_BYTES = 16 << 20  # of a chunk: two of them are in memory, and what their records take in Python
+APPLY_MAX_S = 1.0  # of a sink whose transactions take few records
 END_TIMEOUT_S = 30.0  # of a stop, for a read that waits for Kafka
 
 
@@ -66,6 +67,7 @@ class Plain(Stream):
         self._next: Offsets = {}  # where the next batch begins
         self._has_applied = False
         self._is_begun = False
+        self._most = self._records_max = self._spec.target.records_max or PART_MAX_RECORDS
 
     def is_active(self) -> bool:
         return self._is_begun and self._thread.is_alive()
@@ -133,14 +135,14 @@ class Plain(Stream):
         chunks: dict[str, list[Chunk]] = {topic: [] for topic in self._spec.topics}
         records = size_bytes = 0
         read_s = 0.0
-        for by_topic in self._tail.read(POLL_S):
+        for by_topic in self._tail.read(POLL_S, self._most):
             began = time.monotonic()
             for topic, messages in by_topic.items():
                 chunk = self._chunkings[topic].chunk(Records.of_messages(messages))
                 chunks[topic].append(chunk)
                 records, size_bytes = records + len(messages), size_bytes + chunk.size_bytes
             read_s += time.monotonic() - began
-            if records >= PART_MAX_RECORDS or size_bytes >= PART_MAX_BYTES:
+            if records >= self._most or size_bytes >= PART_MAX_BYTES:
                 break
         reached = self._tail.reached()
         # A marker behind the last record is passed with the next ones, or when nothing else is to be done.
@@ -163,9 +165,17 @@ class Plain(Stream):
             if self.is_stopping:
                 return
             with self._guard.working(self._connection):
+                began = time.monotonic()
                 for batch in batches:
                     self.apply_part(number, batch, read_s)
+                self._expect(time.monotonic() - began)
+                self._writer.tend()
                 if self._replays_to is not None and not self._behind(self._replays_to):
                     self._writer.begin_generation(is_replayed=True)
                     self._replays_to = None
             self._has_applied = self._has_applied or bool(batches) or not self._behind(self._target)
+
+    def _expect(self, apply_s: float) -> None:
+        """Let the next batches have as many records as the sink's transactions have time for."""
+        if self._spec.target.records_max is not None:
+            self._most = max(1, self._most // 2) if apply_s > APPLY_MAX_S else min(2 * self._most, self._records_max)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ class LakehouseTarget(Target):
     """
 
     is_elsewhere = True
+    engines: Collection[str] = ("spark",)
     jars: Sequence[str] = ("lakehouse",)
     # How many tasks of a commit read the log; the default is 50. One is faster than two, also with 50,000 files.
     spark_config: Mapping[str, str] = {

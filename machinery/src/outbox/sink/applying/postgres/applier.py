@@ -173,15 +173,17 @@ class Known(NamedTuple):
 class PostgresApplier(Applier):
     """Applies batches, on the connection that ``prepare`` was called for."""
 
-    def __init__(self, spec: SinkSpec) -> None:
-        """Raises Failure if the job has no projection for what its strategy takes, or one that needs a version that its
-        events do not have.
+    def __init__(self, spec: SinkSpec, projections: Sequence[Projection] | None = None) -> None:
+        """``projections`` are by default those of the job. Raises Failure if it has none for what its strategy takes,
+        or one that needs a version that its events do not have.
         """
         self.name = spec.name
         self.strategy = spec.strategy
         self._decoders, self._layout = spec.decoders, spec.layout
         self._shape: Layout | TransformedLayout = spec.layout  # of `batch`
-        self._projections: Sequence[Projection] = load(spec.job.projections, spec.strategy.takes)
+        if projections is None:
+            projections = load(spec.job.projections, spec.strategy.takes)
+        self._projections: Sequence[Projection] = projections
         self._is_ordered = any(projection.is_ordered for projection in self._projections)
         if self._is_ordered and not spec.has_version:
             raise Failure(
@@ -269,13 +271,21 @@ class PostgresApplier(Applier):
         if rejected:
             cursor.execute(DROP_REJECTED)
         applied = _count(cursor, "SELECT count(*) FROM pg_temp.new_events")
-        for projection in self._projections if applied else ():
-            with naming(projection.file):
-                self._execute(cursor, projection.apply, parameters)
+        if applied and self._project(cursor, parameters):
+            rejected = self._reject(cursor, parameters, fetch, has_rejections=True)  # with those that wait behind them
+            cursor.execute(DROP_REJECTED)
+            applied = _count(cursor, "SELECT count(*) FROM pg_temp.new_events")
         if applied and self.strategy.remember:
             self._execute(cursor, self.strategy.remember, parameters)
         dead_letters.mark_replayed(cursor, self.name, count)
         return Applied(applied, rejected, filtered)
+
+    def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
+        """Apply what is in ``new_events``. Returns whether there are rejections that were none before."""
+        for projection in self._projections:
+            with naming(projection.file):
+                self._execute(cursor, projection.apply, parameters)
+        return False
 
     def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
         """Take out of ``new_events`` what projections must not see; returns how many events a transform has filtered,

@@ -31,13 +31,15 @@ RENEWAL_S = 3600.0  # of the temporary tables; Postgres begins to act on an age 
 class PostgresWriter(SinkWriter):
     """A sink whose result is in the database that it is fenced in."""
 
-    def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> None:
+    def __init__(
+        self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, applier: PostgresApplier | None = None
+    ) -> None:
         """Acquire the fence and prepare the session. ``fetch`` reads the records of dead letters from their topic."""
         super().__init__(connection, spec.asked)
         self._spec, self._fetch = spec, fetch
         self._ensured = set[date]()
         if spec.job.transform is None:
-            self._prepare(PostgresApplier(spec))
+            self._prepare(applier or PostgresApplier(spec))
 
     def prepare(self, returned: pa.Schema) -> None:
         self._prepare(TransformingApplier(self._spec, columns_of(returned, self._spec.layout)))

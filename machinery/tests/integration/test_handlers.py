@@ -1,0 +1,290 @@
+"""Handlers: each event once in effect, whatever the function does, and the order of a key while one of it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import psycopg2
+import pytest
+from psycopg2 import extensions
+
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.handlers import Event as Handled
+from outbox.handlers import handler
+from outbox.sink.applying import handlers
+from outbox.sink.applying.handlers import HandlerTarget, HandlerWriter
+from outbox.sink.repair import replay
+from outbox.sink.repair.replay import Selection
+from outbox.sink.spec import SinkSpec
+from outbox_lab.testing.failures import raises
+from tests import items
+from tests.support.made_events import MAIN, Event, batch, fetch, nth_key, uuid7
+from tests.support.sink_driver import Database
+
+RANDOM = Random(47)  # noqa: S311
+EVENTS = [Event(uuid7(RANDOM), nth_key(number % 3), 1 + number, number // 3 + 1) for number in range(12)]
+TABLES = """
+CREATE TABLE handled (line bigserial PRIMARY KEY, event_id uuid, key text, version bigint);
+GRANT SELECT, INSERT ON handled TO {writer};
+GRANT USAGE ON SEQUENCE handled_line_seq TO {writer};
+"""
+
+
+@dataclass
+class Receipts:
+    """A handler that writes a line for each event, unless it is told to fail for one."""
+
+    failing: set[str] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+    error: Callable[[extensions.connection], None] | None = None
+
+    def write(self, event: Handled, connection: extensions.connection) -> None:
+        self.calls.append(event.id)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO handled (event_id, key, version) VALUES (%s, %s, %s)", [event.id, event.key, event.version]
+            )
+        if event.id in self.failing:
+            if self.error is not None:
+                self.error(connection)
+            raise RuntimeError("not today")
+
+
+@dataclass
+class Subject:
+    """A handler's sink on a database."""
+
+    settings: Settings
+    database: Database
+    spec: SinkSpec
+    receipts: Receipts
+
+    @contextmanager
+    def handling(self, function: handlers.Function | None = None) -> Iterator[HandlerWriter]:
+        """A running handler, of this function or of the receipts."""
+        spec = self.spec if function is None else spec_of(function)
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
+            made = spec.target.writer(self.settings, connection, spec, fetch)
+            assert isinstance(made, HandlerWriter)
+            yield made
+
+    def lines(self) -> list[str]:
+        return [str(event_id) for (event_id,) in self.database.query("SELECT event_id FROM handled ORDER BY line")]
+
+    def versions(self) -> dict[str, list[int]]:
+        """By key the versions in the order in which they were handled."""
+        found: dict[str, list[int]] = {}
+        for key, version in self.database.query("SELECT key, version FROM handled ORDER BY line"):
+            found.setdefault(str(key), []).append(int(str(version)))
+        return found
+
+
+def spec_of(function: handlers.Function) -> SinkSpec:
+    of = handler(items.AGGREGATE, name="receipts", attempts=3)(function)
+    job = replace(MAIN.job, name="receipts", target=HandlerTarget(of), strategy="dedup")
+    return replace(MAIN, name="receipts", job=job, target=HandlerTarget(of))
+
+
+@pytest.fixture
+def subject(databases: Settings) -> Subject:
+    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(TABLES.format(writer=databases.role_name(SinkRole.WRITER)))
+    receipts = Receipts()
+    return Subject(databases, Database(databases, "receipts"), spec_of(receipts.write), receipts)
+
+
+@pytest.fixture
+def writer(subject: Subject) -> Iterator[HandlerWriter]:
+    with subject.handling() as made:
+        yield made
+
+
+def test_each_event_is_handled_once_in_the_order_of_the_topic(subject: Subject, writer: HandlerWriter) -> None:
+    writer.apply(batch([*EVENTS[:6], *EVENTS[2:4]], 0))
+    writer.apply(batch(EVENTS[4:], 8))
+    assert subject.lines() == [one.event_id for one in EVENTS]
+    assert subject.receipts.calls == subject.lines()
+
+
+def test_an_event_says_what_was_written(subject: Subject) -> None:
+    seen: list[Handled] = []
+    with subject.handling(lambda event, _: seen.append(event)) as writer:
+        writer.apply(batch(EVENTS[:1], 0))
+    [event], sent = seen, EVENTS[0]
+    assert (event.id, event.type, event.key, event.version) == (sent.event_id, sent.name, sent.key, sent.version)
+    wanted = {name: value for name, value in sent.payload().items() if name != "occurred_at"}
+    assert {name: event.payload[name] for name in wanted} == wanted
+
+
+def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(
+    subject: Subject, writer: HandlerWriter
+) -> None:
+    bad = EVENTS[3]  # the second of its key
+    subject.receipts.failing = {bad.event_id}
+    counts = writer.apply(batch(EVENTS[:9], 0))
+    assert (counts.applied, counts.rejected) == (7, 2)
+    assert subject.versions() == {nth_key(0): [1], nth_key(1): [1, 2, 3], nth_key(2): [1, 2, 3]}
+    assert subject.database.dead_letters() == {
+        bad.event_id: handlers.HANDLER_FAILED,
+        EVENTS[6].event_id: "parked",
+    }
+    writer.apply(batch(EVENTS[9:], 9))  # of a later batch, too
+    assert subject.versions()[nth_key(0)] == [1]
+
+    subject.receipts.failing = set()
+    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
+        chosen = Selection(sink="receipts", identities=[bad.event_id]).choose(connection)
+        specs = {"receipts": subject.spec}
+        done = replay.replay(
+            connection, specs, chosen, applier_of=lambda spec: spec.target.applier(subject.settings, spec)
+        )
+    assert done["receipts"].applied == 3
+    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+    assert set(subject.database.statuses().values()) == {"replayed"}
+
+
+def test_it_is_tried_again_until_it_succeeds(
+    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "LOOK_EVERY_S", 0)
+    monkeypatch.setattr(handlers, "FIRST_DELAY_S", 0)
+    monkeypatch.setattr(handlers, "MAX_DELAY_S", 0)
+    bad = EVENTS[3]
+    subject.receipts.failing = {bad.event_id}
+    writer.apply(batch(EVENTS, 0))
+    writer.tend()
+    assert subject.receipts.calls.count(bad.event_id) == 2
+    assert subject.versions()[nth_key(0)] == [1]
+    subject.receipts.failing = set()
+    writer.tend()
+    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+    writer.tend()
+    assert subject.receipts.calls.count(bad.event_id) == 3
+
+
+def test_it_is_given_up_after_its_attempts_and_stays_open(
+    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "LOOK_EVERY_S", 0)
+    monkeypatch.setattr(handlers, "FIRST_DELAY_S", 0)
+    monkeypatch.setattr(handlers, "MAX_DELAY_S", 0)
+    subject.receipts.failing = {EVENTS[0].event_id}
+    writer.apply(batch(EVENTS[:3], 0))
+    for _ in range(6):
+        writer.tend()
+    assert subject.receipts.calls.count(EVENTS[0].event_id) == 3
+    assert subject.database.statuses() == {EVENTS[0].event_id: "open"}
+
+
+def test_nothing_is_due_before_its_delay(subject: Subject, writer: HandlerWriter) -> None:
+    subject.receipts.failing = {EVENTS[0].event_id}
+    writer.apply(batch(EVENTS[:3], 0))
+    writer.tend()
+    assert subject.receipts.calls.count(EVENTS[0].event_id) == 1
+
+
+def _divide(connection: extensions.connection) -> None:
+    connection.cursor().execute("SELECT 1 / 0")
+
+
+def _caught(connection: extensions.connection) -> None:
+    with pytest.raises(psycopg2.Error):
+        _divide(connection)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [pytest.param(_divide, id="an error of the database"), pytest.param(_caught, id="one that it has caught")],
+)
+def test_an_error_of_the_database_is_undone_too(
+    subject: Subject, writer: HandlerWriter, error: Callable[[extensions.connection], None]
+) -> None:
+    subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, error
+    writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
+    assert subject.database.dead_letters() == {EVENTS[0].event_id: handlers.HANDLER_FAILED}
+
+
+def _sql(statement: str) -> Callable[[extensions.connection], None]:
+    return lambda connection: connection.cursor().execute(statement)
+
+
+def _and_goes_on(end: str) -> Callable[[extensions.connection], None]:
+    def ends(connection: extensions.connection) -> None:
+        with suppress(psycopg2.Error):
+            getattr(connection, end)()
+        connection.cursor().execute("SELECT 1")
+
+    return ends
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(extensions.connection.commit, id="commit"),
+        pytest.param(extensions.connection.rollback, id="rollback"),
+        pytest.param(_sql("COMMIT"), id="COMMIT"),
+        pytest.param(_sql("ROLLBACK"), id="ROLLBACK"),
+        pytest.param(_and_goes_on("commit"), id="commit, and goes on"),
+        pytest.param(_and_goes_on("rollback"), id="rollback, and goes on"),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_function_that_ends_the_transaction_stops_the_handler_and_loses_nothing(
+    subject: Subject, end: Callable[[extensions.connection], None], fails: bool
+) -> None:
+    def ends(event: Handled, connection: extensions.connection) -> None:
+        subject.receipts.write(event, connection)
+        if event.id == EVENTS[1].event_id:
+            end(connection)
+            if fails:
+                raise RuntimeError("not today")
+
+    with subject.handling(ends) as writer, raises("handler-wrong"):
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == []
+    with subject.handling() as writer:
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == [one.event_id for one in EVENTS[:3]]
+
+
+def test_a_connection_that_ends_before_the_commit_has_handled_nothing(subject: Subject) -> None:
+    def dies(event: Handled, connection: extensions.connection) -> None:
+        subject.receipts.write(event, connection)
+        if event.id == EVENTS[1].event_id:
+            with closing(connect(subject.settings, SinkRole.WRITER)) as other, other, other.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s)", [connection.get_backend_pid()])
+            connection.cursor().execute("SELECT 1")
+
+    with subject.handling(dies) as writer, raises("database-connection-lost"):
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == []
+    with subject.handling() as writer:
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == [one.event_id for one in EVENTS[:3]]
+
+
+def test_an_async_function_is_awaited(subject: Subject) -> None:
+    async def write(event: Handled, connection: extensions.connection) -> None:
+        await asyncio.sleep(0)
+        subject.receipts.write(event, connection)
+
+    subject.receipts.failing = {EVENTS[0].event_id}
+    with subject.handling(write) as writer:
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
+
+
+def test_two_handlers_of_one_event_do_not_know_of_each_other(subject: Subject, writer: HandlerWriter) -> None:
+    other = replace(subject.spec, name="others")
+    subject.receipts.failing = {EVENTS[0].event_id}
+    writer.apply(batch(EVENTS[:3], 0))
+    subject.receipts.failing = set()
+    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
+        other.target.writer(subject.settings, connection, other, fetch).apply(batch(EVENTS[:3], 0))
+    assert sorted(subject.lines()) == sorted(one.event_id for one in (*EVENTS[1:3], *EVENTS[:3]))
