@@ -19,13 +19,13 @@ from outbox_lab.testing.contract.result import Difference, Place, Reader, differ
 from tests.support import declared_sinks
 from tests.support.declared import Events, payload
 from tests.support.deliveries import PROMISES
-from tests.support.made_events import STRATEGIES, uuid7
+from tests.support.made_events import SPECS, STRATEGIES, uuid7
 
 
 def test_the_tables_of_the_project_are_compared_and_no_others(databases: Settings) -> None:
     with closing(connect(databases, SinkRole.OWNER)) as owner:
         tables = {table.name: table for table in Reader(owner, find("dedup")).tables}
-        assert {*tables} == {"activity", "orders", "stock"}
+        assert {*tables} == {"activity", "orders", "receipts", "stock"}
     assert "updated_at" not in tables["stock"].columns
     assert tables["activity"].key == ["aggregate", "key"]
 
@@ -38,7 +38,7 @@ def test_the_header_of_a_strategy_says_what_it_survives(name: str) -> None:
 
 
 def test_ways_that_a_strategy_does_not_promise_are_left_out() -> None:
-    left_out = {name: len(ways.WAYS) - len(ways.survived_by(STRATEGIES[name])) for name in PROMISES}
+    left_out = {name: len(ways.WAYS) - len(ways.survived_by(SPECS[name])) for name in PROMISES}
     assert left_out == {
         "dedup": 0, "merge": 0, "versions": 0, "upsert": 1, "offsets": 2, "naive": 4,
     }  # fmt: skip

@@ -16,8 +16,9 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.handlers import Event as Handled
 from outbox.handlers import handler
-from outbox.sink.applying import handlers
-from outbox.sink.applying.handlers import HandlerTarget, HandlerWriter
+from outbox.sink.applying.handlers.handler import Function
+from outbox.sink.applying.handlers.target import HandlerTarget
+from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec
@@ -65,7 +66,7 @@ class Subject:
     receipts: Receipts
 
     @contextmanager
-    def handling(self, function: handlers.Function | None = None) -> Iterator[HandlerWriter]:
+    def handling(self, function: Function | None = None) -> Iterator[HandlerWriter]:
         """A running handler, of this function or of the receipts."""
         spec = self.spec if function is None else spec_of(function)
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
@@ -84,7 +85,7 @@ class Subject:
         return found
 
 
-def spec_of(function: handlers.Function) -> SinkSpec:
+def spec_of(function: Function) -> SinkSpec:
     of = handler(items.AGGREGATE, name="receipts", attempts=3)(function)
     job = replace(MAIN.job, name="receipts", target=HandlerTarget(of), strategy="dedup")
     return replace(MAIN, name="receipts", job=job, target=HandlerTarget(of))
@@ -96,6 +97,22 @@ def subject(databases: Settings) -> Subject:
         cursor.execute(TABLES.format(writer=databases.role_name(SinkRole.WRITER)))
     receipts = Receipts()
     return Subject(databases, Database(databases, "receipts"), spec_of(receipts.write), receipts)
+
+
+def retry(subject: Subject, writer: HandlerWriter) -> None:
+    """Replay what is due, as a plain sink does between its batches."""
+    if due := writer.due():
+        replay_letters(subject, *due)
+
+
+def replay_letters(subject: Subject, *identities: str) -> replay.Replayed:
+    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
+        chosen = Selection(sink="receipts", identities=identities).choose(connection)
+        specs = {"receipts": subject.spec}
+        done = replay.replay(
+            connection, specs, chosen, applier_of=lambda spec: spec.target.applier(subject.settings, spec)
+        )
+    return done["receipts"]
 
 
 @pytest.fixture
@@ -130,20 +147,14 @@ def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(
     assert (counts.applied, counts.rejected) == (7, 2)
     assert subject.versions() == {nth_key(0): [1], nth_key(1): [1, 2, 3], nth_key(2): [1, 2, 3]}
     assert subject.database.dead_letters() == {
-        bad.event_id: handlers.HANDLER_FAILED,
+        bad.event_id: HANDLER_FAILED,
         EVENTS[6].event_id: "parked",
     }
     writer.apply(batch(EVENTS[9:], 9))  # of a later batch, too
     assert subject.versions()[nth_key(0)] == [1]
 
     subject.receipts.failing = set()
-    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink="receipts", identities=[bad.event_id]).choose(connection)
-        specs = {"receipts": subject.spec}
-        done = replay.replay(
-            connection, specs, chosen, applier_of=lambda spec: spec.target.applier(subject.settings, spec)
-        )
-    assert done["receipts"].applied == 3
+    assert replay_letters(subject, bad.event_id).applied == 3
     assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
     assert set(subject.database.statuses().values()) == {"replayed"}
 
@@ -151,32 +162,32 @@ def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(
 def test_it_is_tried_again_until_it_succeeds(
     subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "LOOK_EVERY_S", 0)
-    monkeypatch.setattr(handlers, "FIRST_DELAY_S", 0)
-    monkeypatch.setattr(handlers, "MAX_DELAY_S", 0)
+    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'LOOK_EVERY_S'}", 0)
+    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'FIRST_DELAY_S'}", 0)
+    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'MAX_DELAY_S'}", 0)
     bad = EVENTS[3]
     subject.receipts.failing = {bad.event_id}
     writer.apply(batch(EVENTS, 0))
-    writer.tend()
+    retry(subject, writer)
     assert subject.receipts.calls.count(bad.event_id) == 2
     assert subject.versions()[nth_key(0)] == [1]
     subject.receipts.failing = set()
-    writer.tend()
+    retry(subject, writer)
     assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
-    writer.tend()
+    retry(subject, writer)
     assert subject.receipts.calls.count(bad.event_id) == 3
 
 
 def test_it_is_given_up_after_its_attempts_and_stays_open(
     subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "LOOK_EVERY_S", 0)
-    monkeypatch.setattr(handlers, "FIRST_DELAY_S", 0)
-    monkeypatch.setattr(handlers, "MAX_DELAY_S", 0)
+    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'LOOK_EVERY_S'}", 0)
+    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'FIRST_DELAY_S'}", 0)
+    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'MAX_DELAY_S'}", 0)
     subject.receipts.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS[:3], 0))
     for _ in range(6):
-        writer.tend()
+        retry(subject, writer)
     assert subject.receipts.calls.count(EVENTS[0].event_id) == 3
     assert subject.database.statuses() == {EVENTS[0].event_id: "open"}
 
@@ -184,7 +195,7 @@ def test_it_is_given_up_after_its_attempts_and_stays_open(
 def test_nothing_is_due_before_its_delay(subject: Subject, writer: HandlerWriter) -> None:
     subject.receipts.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS[:3], 0))
-    writer.tend()
+    retry(subject, writer)
     assert subject.receipts.calls.count(EVENTS[0].event_id) == 1
 
 
@@ -207,7 +218,7 @@ def test_an_error_of_the_database_is_undone_too(
     subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, error
     writer.apply(batch(EVENTS[:3], 0))
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
-    assert subject.database.dead_letters() == {EVENTS[0].event_id: handlers.HANDLER_FAILED}
+    assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
 
 
 def _sql(statement: str) -> Callable[[extensions.connection], None]:

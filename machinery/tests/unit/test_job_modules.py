@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def declare(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declare]:
     """The jobs of the project whose only module ``job`` has these lines."""
-    mine = replace(project.current(), sinks_package=PACKAGE)
+    mine = replace(project.current(), sinks_package=PACKAGE, handlers="handlers_of_a_test")
     monkeypatch.setattr(project, "current", lambda: mine)
     monkeypatch.syspath_prepend(tmp_path)
     folder.mkdir(parents=True)

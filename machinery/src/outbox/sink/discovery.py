@@ -28,7 +28,7 @@ from outbox.sink.remembering.strategy import Memory
 from outbox.sink.spec import SinkJob, SinkSpec, unusable
 
 if TYPE_CHECKING:
-    from outbox.sink.applying.handlers import Handler
+    from outbox.sink.applying.handlers.handler import Handler
     from outbox.sink.decoding.decoder import EventDecoder
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -42,7 +42,7 @@ def jobs(settings: Settings) -> list[SinkJob]:
 
 def handlers() -> list[Handler]:
     """The handlers of this project: those that its module has, in the order of the module."""
-    from outbox.sink.applying.handlers import Handler
+    from outbox.sink.applying.handlers.handler import Handler
 
     name = project.current().handlers
     try:
@@ -55,7 +55,7 @@ def handlers() -> list[Handler]:
 
 
 def _handling(handler: Handler) -> SinkJob:
-    from outbox.sink.applying.handlers import HandlerTarget
+    from outbox.sink.applying.handlers.target import HandlerTarget
 
     return SinkJob(handler.name, events=handler.events, target=HandlerTarget(handler))
 

@@ -6,7 +6,7 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -118,8 +118,9 @@ class SinkWriter(ABC):
     def _apply(self, batch: Batch) -> Counts:
         """Apply a batch that is not empty."""
 
-    def tend(self) -> None:  # noqa: B027 - most sinks have nothing to do
-        """Do what is due beside the batches. A plain sink calls it between them, every tenth of a second at least."""
+    def due(self) -> Sequence[str]:
+        """The dead letters that are to be replayed now. A plain sink asks between its batches."""
+        return ()
 
     def _errors(self, what: str) -> AbstractContextManager[None]:
         return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")

@@ -14,17 +14,19 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 
+from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import timeout_scale
 from outbox.kafka import topics
 from outbox.kafka.tail import Tail
 from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.records import Records
 from outbox.sink.remembering.positions import TopicOffsets
+from outbox.sink.repair.replay import Selection, replay
 from outbox.sink.running.stream import Attempt, Engine, Offsets, Stream, to_replay
 from outbox.sink.spec import SinkSpec
 
@@ -169,11 +171,21 @@ class Plain(Stream):
                 for batch in batches:
                     self.apply_part(number, batch, read_s)
                 self._expect(time.monotonic() - began)
-                self._writer.tend()
+                self._replay(self._writer.due())
                 if self._replays_to is not None and not self._behind(self._replays_to):
                     self._writer.begin_generation(is_replayed=True)
                     self._replays_to = None
             self._has_applied = self._has_applied or bool(batches) or not self._behind(self._target)
+
+    def _replay(self, letters: Sequence[str]) -> None:
+        """Replay these dead letters, with what waits behind them, on a connection that has tables of its own."""
+        if not letters:
+            return
+        with closing(connect(self._settings, SinkRole.WRITER)) as connection:
+            chosen = Selection(sink=self._spec.name, identities=letters).choose(connection)
+            specs = {self._spec.name: self._spec}
+            replay(connection, specs, chosen, applier_of=lambda spec: spec.target.applier(self._settings, spec))
+        self._guard.progress()
 
     def _expect(self, apply_s: float) -> None:
         """Let the next batches have as many records as the sink's transactions have time for."""

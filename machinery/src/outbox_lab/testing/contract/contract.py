@@ -24,6 +24,7 @@ from hypothesis.strategies import SearchStrategy
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.sink import discovery
+from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.contract import ways
@@ -81,7 +82,7 @@ def untestable(sink: SinkSpec) -> str | None:
     """Why a sink is left out, if it is."""
     if not sink.job.events:
         return f"sink {sink.name} reads records that no schema declares"
-    if not isinstance(sink.target, PostgresTarget):
+    if not isinstance(sink.target, PostgresTarget | HandlerTarget):
         return f"the result of sink {sink.name} is not in the sink database"
     return None
 
@@ -120,7 +121,7 @@ class _Contract:
     def __init__(self, subject: Subject, seed: object, shrinking_max: int) -> None:
         self._subject, self._seed, self._shrinking_max = subject, seed, shrinking_max
         self._reader = Reader(subject.database.owner, subject.spec.strategy)
-        self._ways: list[Way] = ways.survived_by(subject.spec.strategy)
+        self._ways: list[Way] = ways.survived_by(subject.spec)
         self._refusal = ""  # the last of a history that the database does not allow
         self._tried: dict[str, str] = {}  # by history, its problem
         self._shortest = ""  # the problem of the shortest history so far

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from outbox.sink.remembering.strategy import Strategy
+from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox_lab.testing.contract.database import LATER, NOW, Database
 from outbox_lab.testing.contract.delivery import Delivery, Placed, after, placed
@@ -54,18 +54,21 @@ class Way(NamedTuple):
     deliver: Callable[[Case], None]
     repeats: Repeats = "none"
     is_late: bool = False  # events of a key are applied in another order
+    has_copy: bool = False  # there is another sink of the job
 
 
-def survived_by(strategy: Strategy) -> list[Way]:
-    """The ways that a strategy promises to survive.
+def survived_by(spec: SinkSpec) -> list[Way]:
+    """The ways that a sink promises to survive.
 
-    One that applies states drops an event that comes after a newer one, so it does not promise to apply all.
+    A strategy that applies states drops an event that comes after a newer one, so it does not promise to apply all. A
+    handler has no copy: its function does not know for which of them it is called.
     """
     return [
         way
         for way in WAYS
-        if ORDER.index(way.repeats) <= ORDER.index(strategy.repeats)
-        and not (way.is_late and strategy.takes == "states")
+        if ORDER.index(way.repeats) <= ORDER.index(spec.strategy.repeats)
+        and not (way.is_late and spec.strategy.takes == "states")
+        and not (way.has_copy and isinstance(spec.target, HandlerTarget))
     ]
 
 
@@ -203,6 +206,7 @@ WAYS: Sequence[Way] = (
         "beside another sink of the job",
         "a row is written, read or deleted without the column sink, the table's key lacks it, or there is a sequence",
         _beside,
+        has_copy=True,
     ),
     Way("each event twice in a batch", READS_BATCH, _twice, "all"),
     Way("sent again at later offsets", READS_BATCH, _resent, "all"),
@@ -218,5 +222,6 @@ WAYS: Sequence[Way] = (
         "rebuilt from the topic",
         "the projection uses a sequence, or reads or writes rows without the column sink",
         _rebuilt,
+        has_copy=True,
     ),
 )

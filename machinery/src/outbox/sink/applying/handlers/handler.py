@@ -1,0 +1,70 @@
+"""Handlers: functions of a service that react to events, each event once in effect.
+
+    @handler("order.placed")
+    def send_receipt(event, connection):
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO receipts (order_id) VALUES (%s)", [event.payload["order_id"]])
+
+This is the inbox pattern. A handler is a sink whose target calls a function: the id of the event, and what the function
+does on the connection, are committed together or not at all. An effect elsewhere, such as an e-mail, happens at least
+once; ``event.id`` is the key by which its receiver can recognise a repetition.
+
+A function that raises loses its own changes alone. Its event becomes a dead letter, later events of the key wait behind
+that, and those of other keys go on. It is retried after a while, at most so many times: `outbox dead-letters` shows it
+all the time, and replays it on demand. Events of a key come in the order of their versions; without a version there is
+no order to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from psycopg2 import extensions
+
+ATTEMPTS_MAX = 8
+
+
+class Event(NamedTuple):
+    """An event as its handler gets it, upcast to the newest version.
+
+    ``payload`` is what JSON has; numbers with a fraction are Decimal, and properties that are left out are None.
+    """
+
+    id: str
+    type: str  # as in connect/events: ``order.placed``
+    key: str
+    version: int | None  # of the key, if its events are numbered
+    payload: Mapping[str, Any]
+
+
+Function = Callable[[Event, "extensions.connection"], Awaitable[None] | None]
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function, and the events that it is called for. It can be called as the function itself."""
+
+    name: str
+    events: Sequence[str]
+    function: Function
+    attempts: int
+
+    def __call__(self, event: Event, connection: extensions.connection) -> Awaitable[None] | None:
+        return self.function(event, connection)
+
+
+def handler(*events: str, name: str = "", attempts: int = ATTEMPTS_MAX) -> Callable[[Function], Handler]:
+    """Let a function handle events, named as in a job: ``order``, ``order.placed`` or ``order.placed.v1``.
+
+    The function gets an `Event` and the connection, in a transaction that it must not end. It may be ``async``.
+    ``name`` is by default that of the function; the name is what remembers which events were handled, so a function can
+    be renamed only with ``name``. ``attempts`` is how often it is called for an event that it fails for.
+    """
+
+    def decorate(function: Function) -> Handler:
+        return Handler(name or function.__name__, events, function, attempts)
+
+    return decorate

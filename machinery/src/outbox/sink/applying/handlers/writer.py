@@ -1,0 +1,149 @@
+"""How handlers are called: each event in a savepoint of the transaction that applies, in the order of the topic."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outbox.base.errors import Failure
+from outbox.base.heavy import extensions, psycopg2, sql
+from outbox.events.schema import shortened
+from outbox.events.values import decode
+from outbox.sink.applying.handlers.handler import Event, Handler
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.layout import view_name
+from outbox.sink.decoding.records import Fetch
+from outbox.sink.spec import SinkSpec
+
+if TYPE_CHECKING:
+    import asyncio
+
+HANDLER_FAILED = "handler failed"
+FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0
+LOOK_EVERY_S = 0.5  # at what waits for another attempt
+SAVEPOINT, RELEASE, UNDO = (
+    f"{words} outbox_handler" for words in ("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")
+)
+# A function that commits would commit the ids of events that it was not called for yet. So while functions are called,
+# the transaction holds two equal rows, which no commit allows.
+GUARD = "CREATE TEMPORARY TABLE outbox_uncommitted (number int UNIQUE DEFERRABLE INITIALLY DEFERRED)"
+LOCK, UNLOCK = "INSERT INTO pg_temp.outbox_uncommitted VALUES (1), (1)", "DELETE FROM pg_temp.outbox_uncommitted"
+EVENTS = 'SELECT one.partition, one."offset", one.event_id::text, to_jsonb(one.*)::text FROM {view} AS one'
+REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES (%s, %s, %s)"
+WAITING = "SELECT identity FROM public.dead_letters WHERE sink = %s AND status = 'open' AND reason = %s"
+
+
+class HandlerApplier(PostgresApplier):
+    """Calls the function for each new event, in the order of the topic."""
+
+    def __init__(self, spec: SinkSpec, of: Handler) -> None:
+        super().__init__(spec, ())
+        self._is_ordered = spec.has_version
+        self._handler = of
+        self._views = {event: sql.Identifier("pg_temp", view_name(event)) for event in spec.layout.types}
+
+    def prepare(self, cursor: extensions.cursor) -> None:
+        super().prepare(cursor)
+        cursor.execute(GUARD)
+
+    def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
+        has_failed, failed_keys = False, set[str]()
+        decoder = self._decoders[parameters["topic"]]
+        cursor.execute(LOCK)
+        import asyncio  # takes long
+
+        with asyncio.Runner() as runner:
+            for event in self._new(cursor, decoder.types, decoder.key, decoder.version):
+                if event.key in failed_keys:
+                    continue  # it waits, as one of a later batch would
+                problem = self._call(cursor, event, runner)
+                if problem is not None:
+                    cursor.execute(REJECT, [event.id, HANDLER_FAILED, problem])
+                    has_failed = True
+                    if self._is_ordered:
+                        failed_keys.add(event.key)
+        cursor.execute(UNLOCK)
+        return has_failed
+
+    def _new(self, cursor: extensions.cursor, types: Mapping[str, Any], key: str, version: str | None) -> list[Event]:
+        """The new events, in the order of the topic."""
+        found = list[tuple[int, int, Event]]()
+        for event in types:
+            cursor.execute(sql.SQL(EVENTS).format(view=self._views[event]))
+            for partition, offset, event_id, text in cursor:
+                payload = decode(text.encode())
+                for name in ("event_id", "partition", "offset"):
+                    del payload[name]
+                number = None if version is None else payload[version]
+                found.append((partition, offset, Event(event_id, event, str(payload[key]), number, payload)))
+        return [event for *_, event in sorted(found, key=lambda one: one[:2])]
+
+    def _call(self, cursor: extensions.cursor, event: Event, runner: asyncio.Runner) -> str | None:
+        """Call the function. Returns how it failed; then nothing of what it did is left.
+
+        Raises Failure `handler-wrong` if it has ended the transaction.
+        """
+        connection = cursor.connection
+        cursor.execute(SAVEPOINT)
+        problem = None
+        try:
+            result = self._handler.function(event, connection)
+            if inspect.isawaitable(result):
+                runner.run(_finished(result))
+            if connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR:
+                raise RuntimeError("it has caught an error of the database, which has ended its transaction")
+        except Exception as error:
+            if connection.closed:
+                raise
+            problem = shortened(f"{type(error).__name__}: {error}".strip().partition("\n")[0])
+        try:
+            if problem is not None:
+                cursor.execute(UNDO)
+            cursor.execute(RELEASE)
+        except (psycopg2.errors.InvalidSavepointSpecification, psycopg2.errors.NoActiveSqlTransaction) as error:
+            raise Failure(
+                f"handler {self.name} has ended the transaction",
+                "let it call neither commit nor rollback on the connection",
+                code="handler-wrong",
+            ) from error
+        return problem
+
+
+async def _finished(result: Awaitable[None]) -> None:
+    await result
+
+
+class HandlerWriter(PostgresWriter):
+    """Calls the function for what is new, and again for what it has failed for."""
+
+    def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, of: Handler) -> None:
+        self._handler = of
+        self._attempts: dict[str, tuple[int, float]] = {}  # by letter how many, and when the next is due
+        self._look_at_s = 0.0
+        super().__init__(connection, spec, fetch, HandlerApplier(spec, of))
+
+    def due(self) -> Sequence[str]:
+        """The letters of the events that the function is to be called for again. Attempts before a start do not
+        count.
+        """
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return []
+        self._look_at_s = now_s + LOOK_EVERY_S
+        with self._errors("does not say what waits"), self._connection, self._connection.cursor() as cursor:
+            cursor.execute(WAITING, [self.name, HANDLER_FAILED])
+            waiting = [identity for (identity,) in cursor]
+        self._attempts = {one: self._attempts.get(one) or self._next(1) for one in waiting}
+        due = [one for one, (_, at_s) in self._attempts.items() if at_s <= time.monotonic()]
+        self._attempts |= {one: self._next(self._attempts[one][0] + 1) for one in due}
+        return due
+
+    def _next(self, attempts: int) -> tuple[int, float]:
+        """So many attempts, and when another one is due behind them."""
+        if attempts >= self._handler.attempts:
+            return attempts, math.inf
+        return attempts, time.monotonic() + min(FIRST_DELAY_S * 2 ** (attempts - 1), MAX_DELAY_S)

@@ -1,0 +1,31 @@
+"""Receipts, which the handlers write."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from outbox.migrations import execute, role
+
+revision = "sink_domain_0003"
+down_revision = "sink_domain_0002"
+branch_labels = None
+depends_on = None
+
+UP = """
+CREATE TABLE receipts (
+    handler  text   NOT NULL,
+    event_id uuid   NOT NULL, -- no key: a test sees what is written twice
+    key      text   NOT NULL,
+    version  bigint NOT NULL,
+    place    bigint NOT NULL  -- among the receipts of the key
+);
+"""
+
+
+def upgrade() -> None:
+    execute(UP)
+    execute(f"GRANT SELECT, INSERT ON receipts TO {role('writer')}")
+
+
+def downgrade() -> None:
+    op.execute("DROP TABLE receipts")

@@ -1,0 +1,30 @@
+"""The handlers of the stock: a receipt for each delivery of an item, and one for each order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.handlers import Event, handler
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection
+
+INSERT = """
+INSERT INTO receipts (handler, event_id, key, version, place)
+SELECT %(handler)s, %(id)s, %(key)s, %(version)s, count(*) + 1
+  FROM receipts WHERE (handler, key) = (%(handler)s, %(key)s)
+"""
+
+
+@handler("item")
+def item_receipts(event: Event, connection: connection) -> None:
+    """Write a receipt for an item."""
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT, {**event._asdict(), "handler": "item_receipts", "payload": None})
+
+
+@handler("order")
+async def order_receipts(event: Event, connection: connection) -> None:
+    """Write a receipt for an order."""
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT, {**event._asdict(), "handler": "order_receipts", "payload": None})
