@@ -27,6 +27,7 @@ from tests import items
 from tests.support.made_events import MAIN, Event, batch, fetch, nth_key, uuid7
 from tests.support.sink_driver import Database
 
+WRITER = HandlerWriter.__module__
 RANDOM = Random(47)  # noqa: S311
 EVENTS = [Event(uuid7(RANDOM), nth_key(number % 3), 1 + number, number // 3 + 1) for number in range(12)]
 TABLES = """
@@ -162,9 +163,9 @@ def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(
 def test_it_is_tried_again_until_it_succeeds(
     subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'LOOK_EVERY_S'}", 0)
-    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'FIRST_DELAY_S'}", 0)
-    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'MAX_DELAY_S'}", 0)
+    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
+    monkeypatch.setattr(f"{WRITER}.FIRST_DELAY_S", 0)
+    monkeypatch.setattr(f"{WRITER}.MAX_DELAY_S", 0)
     bad = EVENTS[3]
     subject.receipts.failing = {bad.event_id}
     writer.apply(batch(EVENTS, 0))
@@ -181,9 +182,9 @@ def test_it_is_tried_again_until_it_succeeds(
 def test_it_is_given_up_after_its_attempts_and_stays_open(
     subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'LOOK_EVERY_S'}", 0)
-    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'FIRST_DELAY_S'}", 0)
-    monkeypatch.setattr(f"{HandlerWriter.__module__}.{'MAX_DELAY_S'}", 0)
+    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
+    monkeypatch.setattr(f"{WRITER}.FIRST_DELAY_S", 0)
+    monkeypatch.setattr(f"{WRITER}.MAX_DELAY_S", 0)
     subject.receipts.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS[:3], 0))
     for _ in range(6):

@@ -42,7 +42,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.commands",),
     ("outbox.cli",),
     ("outbox.__main__", "outbox.submit"),
-    ("outbox.__init__", "outbox.aio", "outbox.asgi", "outbox.dbapi", "outbox.handlers", "outbox.sinks", "outbox.spark", "outbox.web"),
+    (
+        "outbox.__init__",
+        "outbox.aio",
+        "outbox.asgi",
+        "outbox.dbapi",
+        "outbox.handlers",
+        "outbox.sinks",
+        "outbox.spark",
+        "outbox.web",
+    ),
     # What develops and proves.
     ("outbox_lab.events",),
     ("outbox_lab.new",),
