@@ -34,6 +34,7 @@ from bench import (
     clients,
     cluster,
     drivers,
+    handle,
     idle,
     jdbc,
     kinds,
@@ -385,6 +386,32 @@ def drain_peers(events: int, rows: int, rounds: int) -> None:
                 peers.ByTheBook(settings), peers.applied(settings, by_the_book.NAME), book
             ),
             "JDBC connector": lambda: jdbc.drain(settings, sink_connector),
+            "row by row": lambda: backlog.drain_here(row, row_by_row.drain(settings, rows)),
+        }
+
+        def empty() -> None:
+            backlog.empty(settings)
+            peers.empty(settings, "balances")
+
+        found = _in_turns(sides, rounds, "drain", before=empty)
+    _ratios(found, "per_s", "cpu_s_per_million")
+
+
+@main.command("handlers")
+@click.option("--events", type=click.IntRange(10_000), default=50_000, show_default=True)
+@click.option("--rows", default=10_000, show_default=True, help="How many of them the row by row consumer drains.")
+@click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
+def drain_with_a_handler(events: int, rows: int, rounds: int) -> None:
+    """Drain a backlog with a handler, and record by record as tutorials show it, in turns: both do the same."""
+    with _stack() as settings:
+        topics.create(settings, connectors.topic_specs(settings))
+        backlog.produce(settings, events, report=click.echo)
+        database = Stack(settings).part("postgres")
+        ours, row = Meter(events, database), Meter(rows, database)
+        sides: dict[str, Callable[[], Drain]] = {
+            "handler": lambda: backlog.drain_with(
+                handle.Handle(settings), backlog.applied(settings, handle.NAME), ours
+            ),
             "row by row": lambda: backlog.drain_here(row, row_by_row.drain(settings, rows)),
         }
 

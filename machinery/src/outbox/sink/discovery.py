@@ -37,7 +37,7 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")  # with a suffix too, it must fit in
 
 def jobs(settings: Settings) -> list[SinkJob]:
     """The jobs of this project, in the order of their packages' names, and its handlers. It does not load Spark."""
-    return [*(job for _, job in declared(settings)), *map(_handling, handlers())]
+    return [*(job for _, job in declared(settings)), *map(job_of, handlers())]
 
 
 def handlers() -> list[Handler]:
@@ -54,7 +54,8 @@ def handlers() -> list[Handler]:
     return [one for one in vars(module).values() if isinstance(one, Handler)]
 
 
-def _handling(handler: Handler) -> SinkJob:
+def job_of(handler: Handler) -> SinkJob:
+    """The sink that calls a handler."""
     from outbox.sink.applying.handlers.target import HandlerTarget
 
     return SinkJob(handler.name, events=handler.events, target=HandlerTarget(handler))
