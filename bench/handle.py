@@ -38,7 +38,7 @@ class Handle(SinkProcess):
         return [sys.executable, "-m", __name__]
 
     def env(self) -> dict[str, str]:
-        return {**super().env(), **self._settings.as_env()}
+        return {**super().env(), **self._settings.as_env(), "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ LOOK_EVERY_S = 0.5  # at what waits for another attempt
 SAVEPOINT, RELEASE, UNDO = (
     f"{words} outbox_handler" for words in ("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")
 )
+NEXT = f"{RELEASE}; {SAVEPOINT}"  # in one round trip, after a call that did well; one that failed leaves the savepoint
 # A function that commits would commit the ids of events that it was not called for yet. So while functions are called,
 # the transaction holds two equal rows, which no commit allows.
 GUARD = "CREATE TEMPORARY TABLE outbox_uncommitted (number int UNIQUE DEFERRABLE INITIALLY DEFERRED)"
@@ -53,7 +54,7 @@ class HandlerApplier(PostgresApplier):
     def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
         has_failed, failed_keys = False, set[str]()
         decoder = self._decoders[parameters["topic"]]
-        cursor.execute(LOCK)
+        cursor.execute(f"{LOCK}; {SAVEPOINT}")
         import asyncio  # takes long
 
         with asyncio.Runner() as runner:
@@ -66,7 +67,7 @@ class HandlerApplier(PostgresApplier):
                     has_failed = True
                     if self._is_ordered:
                         failed_keys.add(event.key)
-        cursor.execute(UNLOCK)
+        cursor.execute(f"{RELEASE}; {UNLOCK}")
         return has_failed
 
     def _new(self, cursor: extensions.cursor, types: Mapping[str, Any], key: str, version: str | None) -> list[Event]:
@@ -88,7 +89,6 @@ class HandlerApplier(PostgresApplier):
         Raises Failure `handler-wrong` if it has ended the transaction.
         """
         connection = cursor.connection
-        cursor.execute(SAVEPOINT)
         problem = None
         try:
             result = self._handler.function(event, connection)
@@ -101,9 +101,7 @@ class HandlerApplier(PostgresApplier):
                 raise
             problem = shortened(f"{type(error).__name__}: {error}".strip().partition("\n")[0])
         try:
-            if problem is not None:
-                cursor.execute(UNDO)
-            cursor.execute(RELEASE)
+            cursor.execute(NEXT if problem is None else UNDO)
         except (psycopg2.errors.InvalidSavepointSpecification, psycopg2.errors.NoActiveSqlTransaction) as error:
             raise Failure(
                 f"handler {self.name} has ended the transaction",
