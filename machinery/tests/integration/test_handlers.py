@@ -11,6 +11,7 @@ from random import Random
 import psycopg2
 import pytest
 from psycopg2 import extensions
+from psycopg2.extras import RealDictCursor
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
@@ -102,7 +103,7 @@ def subject(databases: Settings) -> Subject:
 
 def retry(subject: Subject, writer: HandlerWriter) -> None:
     """Replay what is due, as a plain sink does between its batches."""
-    if due := writer.due():
+    if due := writer.due(100):
         replay_letters(subject, *due)
 
 
@@ -300,3 +301,81 @@ def test_two_handlers_of_one_event_do_not_know_of_each_other(subject: Subject, w
     with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
         other.target.writer(subject.settings, connection, other, fetch).apply(batch(EVENTS[:3], 0))
     assert sorted(subject.lines()) == sorted(one.event_id for one in (*EVENTS[1:3], *EVENTS[:3]))
+
+
+def _exit(_: extensions.connection) -> None:
+    raise SystemExit(3)
+
+
+def _cancel(_: extensions.connection) -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("end", [_exit, _cancel])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_function_that_ends_its_process_or_task_fails_for_the_event_alone(
+    subject: Subject, end: Callable[[extensions.connection], None], is_async: bool
+) -> None:
+    async def write(event: Handled, connection: extensions.connection) -> None:
+        subject.receipts.write(event, connection)
+
+    subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, end
+    with subject.handling(write if is_async else subject.receipts.write) as writer:
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
+    assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
+
+
+def test_a_function_that_closes_the_connection_stops_the_handler(subject: Subject) -> None:
+    def closes(event: Handled, connection: extensions.connection) -> None:
+        subject.receipts.write(event, connection)
+        connection.close()
+
+    with subject.handling(closes) as writer, raises("handler-wrong"):
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == []
+
+
+def test_a_function_may_choose_another_kind_of_cursor(subject: Subject) -> None:
+    def write(event: Handled, connection: extensions.connection) -> None:
+        connection.cursor_factory = RealDictCursor
+        subject.receipts.write(event, connection)
+
+    with subject.handling(write) as writer:
+        writer.apply(batch(EVENTS[:3], 0))
+        assert writer.due(1) == []
+        writer.apply(batch(EVENTS[3:], 3))
+    assert subject.lines() == [one.event_id for one in EVENTS]
+
+
+def test_versions_that_come_in_another_order_are_sorted_and_none_is_lost(subject: Subject) -> None:
+    first, second, third = (Event(uuid7(RANDOM), nth_key(0), 1, version) for version in (1, 2, 3))
+    subject.receipts.failing = {second.event_id}
+    with subject.handling() as writer:
+        writer.apply(batch([third, second, first], 0))  # as after partitions were added: the newer ones are in another
+    assert subject.lines() == [first.event_id]
+    assert subject.database.dead_letters() == {second.event_id: HANDLER_FAILED, third.event_id: "parked"}
+    subject.receipts.failing = set()
+    replay_letters(subject, second.event_id)
+    assert subject.lines() == [one.event_id for one in (first, second, third)]
+
+
+def test_events_that_it_fails_for_one_after_the_other_are_all_set_aside(
+    subject: Subject, writer: HandlerWriter
+) -> None:
+    subject.receipts.failing = {one.event_id for one in EVENTS[1:3]}
+    counts = writer.apply(batch(EVENTS[:4], 0))
+    assert (counts.applied, counts.rejected) == (2, 2)
+    assert subject.lines() == [EVENTS[0].event_id, EVENTS[3].event_id]
+    assert subject.database.dead_letters() == dict.fromkeys(subject.receipts.failing, HANDLER_FAILED)
+
+
+def test_few_events_are_due_at_once(subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
+    monkeypatch.setattr(f"{WRITER}.FIRST_DELAY_S", 0)
+    some = [Event(uuid7(RANDOM), nth_key(number), 1, 1) for number in range(5)]
+    subject.receipts.failing = {one.event_id for one in some}
+    writer.apply(batch(some, 0))
+    first, second, third = writer.due(2), writer.due(2), writer.due(2)
+    assert [len(found) for found in (first, second, third)] == [2, 2, 2]
+    assert len({*first, *second, *third}) == 5, "each has its turn"

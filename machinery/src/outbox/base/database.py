@@ -223,6 +223,8 @@ def database_errors(connection: extensions.connection, subject: str, what: str, 
     try:
         yield
     except psycopg2.Error as error:
+        if isinstance(error.__context__, Failure):  # which has ended the transaction, and the rollback has failed too
+            raise error.__context__ from error
         reason = ": ".join([*getattr(error, "__notes__", ()), reason_of(error)])
         if connection.closed:
             raise Failure(

@@ -118,8 +118,9 @@ class SinkWriter(ABC):
     def _apply(self, batch: Batch) -> Counts:
         """Apply a batch that is not empty."""
 
-    def due(self) -> Sequence[str]:
+    def due(self, at_most: int) -> Sequence[str]:
         """The dead letters that are to be replayed now. A plain sink asks between its batches."""
+        del at_most
         return ()
 
     def _errors(self, what: str) -> AbstractContextManager[None]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outbox.base.errors import Failure
-from outbox.base.heavy import extensions, psycopg2, sql
+from outbox.base.heavy import extensions, extras, psycopg2, sql
 from outbox.events.schema import shortened
 from outbox.events.values import decode
 from outbox.sink.applying.handlers.handler import Event, Handler
@@ -34,7 +35,8 @@ NEXT = f"{RELEASE}; {SAVEPOINT}"  # in one round trip, after a call that did wel
 GUARD = "CREATE TEMPORARY TABLE outbox_uncommitted (number int UNIQUE DEFERRABLE INITIALLY DEFERRED)"
 LOCK, UNLOCK = "INSERT INTO pg_temp.outbox_uncommitted VALUES (1), (1)", "DELETE FROM pg_temp.outbox_uncommitted"
 EVENTS = 'SELECT one.partition, one."offset", one.event_id::text, to_jsonb(one.*)::text FROM {view} AS one'
-REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES (%s, %s, %s)"
+REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
+CLOSED_HERE = 1  # psycopg2's `closed` of a connection that this process has closed; 2 if it was lost
 WAITING = "SELECT identity FROM public.dead_letters WHERE sink = %s AND status = 'open' AND reason = %s"
 
 
@@ -43,7 +45,7 @@ class HandlerApplier(PostgresApplier):
 
     def __init__(self, spec: SinkSpec, of: Handler) -> None:
         super().__init__(spec, ())
-        self._is_ordered = spec.has_version
+        self._is_ordered = any(decoder.version is not None for decoder in spec.decoders.values())
         self._handler = of
         self._views = {event: sql.Identifier("pg_temp", view_name(event)) for event in spec.layout.types}
 
@@ -52,26 +54,30 @@ class HandlerApplier(PostgresApplier):
         cursor.execute(GUARD)
 
     def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
-        has_failed, failed_keys = False, set[str]()
+        problems = dict[str, str]()  # by event; what is inserted at once, a later failure would undo
+        failed_at = dict[str, Any]()  # by key the first version that has failed
         decoder = self._decoders[parameters["topic"]]
         cursor.execute(f"{LOCK}; {SAVEPOINT}")
         import asyncio  # takes long
 
         with asyncio.Runner() as runner:
             for event in self._new(cursor, decoder.types, decoder.key, decoder.version):
-                if event.key in failed_keys:
-                    continue  # it waits, as one of a later batch would
+                if event.key in failed_at and event.version > failed_at[event.key]:
+                    continue  # PARK_BEHIND_VERSION says the same of it
                 problem = self._call(cursor, event, runner)
                 if problem is not None:
-                    cursor.execute(REJECT, [event.id, HANDLER_FAILED, problem])
-                    has_failed = True
-                    if self._is_ordered:
-                        failed_keys.add(event.key)
+                    problems[event.id] = problem
+                    if decoder.version is not None:
+                        failed_at.setdefault(event.key, event.version)
         cursor.execute(f"{RELEASE}; {UNLOCK}")
-        return has_failed
+        rejections = [(event_id, HANDLER_FAILED, problem) for event_id, problem in problems.items()]
+        extras.execute_values(cursor, REJECT, rejections)
+        return bool(problems)
 
     def _new(self, cursor: extensions.cursor, types: Mapping[str, Any], key: str, version: str | None) -> list[Event]:
-        """The new events, in the order of the topic."""
+        """The new events, in the order of the topic; those of a key in the order of their versions, which is another
+        one where partitions were added.
+        """
         found = list[tuple[int, int, Event]]()
         for event in types:
             cursor.execute(sql.SQL(EVENTS).format(view=self._views[event]))
@@ -81,34 +87,44 @@ class HandlerApplier(PostgresApplier):
                     del payload[name]
                 number = None if version is None else payload[version]
                 found.append((partition, offset, Event(event_id, event, str(payload[key]), number, payload)))
-        return [event for *_, event in sorted(found, key=lambda one: one[:2])]
+        events = [event for *_, event in sorted(found, key=lambda one: one[:2])]
+        if version is None:
+            return events
+        of_keys = defaultdict[str, deque[Event]](deque)
+        for one in sorted(events, key=lambda one: one.version or 0):
+            of_keys[one.key].append(one)
+        return [of_keys[one.key].popleft() for one in events]
 
     def _call(self, cursor: extensions.cursor, event: Event, runner: asyncio.Runner) -> str | None:
         """Call the function. Returns how it failed; then nothing of what it did is left.
 
-        Raises Failure `handler-wrong` if it has ended the transaction.
+        Raises Failure `handler-wrong` if it has ended the transaction or closed the connection.
         """
-        connection = cursor.connection
-        problem = None
+        connection, problem = cursor.connection, None
         try:
             result = self._handler.function(event, connection)
             if inspect.isawaitable(result):
                 runner.run(_finished(result))
             if connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR:
                 raise RuntimeError("it has caught an error of the database, which has ended its transaction")
-        except Exception as error:
-            if connection.closed:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit and CancelledError too: they would end a thread without a word
+            if connection.closed and isinstance(error, psycopg2.Error):
                 raise
             problem = shortened(f"{type(error).__name__}: {error}".strip().partition("\n")[0])
+        if connection.closed == CLOSED_HERE:
+            raise self._wrong("closed the connection", "let it leave the connection open")
+        connection.cursor_factory = None  # type: ignore[assignment] # whatever the function has set
         try:
             cursor.execute(NEXT if problem is None else UNDO)
         except (psycopg2.errors.InvalidSavepointSpecification, psycopg2.errors.NoActiveSqlTransaction) as error:
-            raise Failure(
-                f"handler {self.name} has ended the transaction",
-                "let it call neither commit nor rollback on the connection",
-                code="handler-wrong",
-            ) from error
+            remedy = "let it call neither commit nor rollback on the connection"
+            raise self._wrong("ended the transaction", remedy) from error
         return problem
+
+    def _wrong(self, what: str, remedy: str) -> Failure:
+        return Failure(f"handler {self.name} has {what}", remedy, code="handler-wrong")
 
 
 async def _finished(result: Awaitable[None]) -> None:
@@ -124,20 +140,22 @@ class HandlerWriter(PostgresWriter):
         self._look_at_s = 0.0
         super().__init__(connection, spec, fetch, HandlerApplier(spec, of))
 
-    def due(self) -> Sequence[str]:
-        """The letters of the events that the function is to be called for again. Attempts before a start do not
-        count.
+    def due(self, at_most: int) -> Sequence[str]:
+        """The letters of the events that the function is to be called for again, those first that wait longest.
+        Attempts before a start do not count.
         """
         now_s = time.monotonic()
         if now_s < self._look_at_s:
             return []
-        self._look_at_s = now_s + LOOK_EVERY_S
         with self._errors("does not say what waits"), self._connection, self._connection.cursor() as cursor:
             cursor.execute(WAITING, [self.name, HANDLER_FAILED])
             waiting = [identity for (identity,) in cursor]
         self._attempts = {one: self._attempts.get(one) or self._next(1) for one in waiting}
-        due = [one for one, (_, at_s) in self._attempts.items() if at_s <= time.monotonic()]
+        all_due = sorted((at_s, one) for one, (_, at_s) in self._attempts.items() if at_s <= time.monotonic())
+        due = [one for _, one in all_due[:at_most]]
         self._attempts |= {one: self._next(self._attempts[one][0] + 1) for one in due}
+        if len(due) == len(all_due):
+            self._look_at_s = now_s + LOOK_EVERY_S
         return due
 
     def _next(self, attempts: int) -> tuple[int, float]:

@@ -303,7 +303,8 @@ class PostgresApplier(Applier):
             if projection.refuse:
                 with naming(projection.file):
                     self._execute(cursor, projection.refuse, parameters)
-        if self._is_ordered:
+        topic, topic_id = parameters["topic"], parameters["topic_id"]
+        if self._is_ordered and "version" in self._names[topic]:
             for statement in (PARK_BEHIND_RECORD, PARK_BEHIND_VERSION):
                 self._execute(cursor, statement, {**parameters, "parked": PARKED})
         cursor.execute(COUNT_REJECTIONS)
@@ -318,7 +319,6 @@ class PostgresApplier(Applier):
             return 0
         if self._is_personal:
             cursor.execute(HIDE_DETAILS, [PARKED])
-        topic, topic_id = parameters["topic"], parameters["topic_id"]
         version = f"batch.{self._names[topic]['version']}" if "version" in self._names[topic] else "NULL"
         return dead_letters.insert_rejected(cursor, self.name, topic, topic_id, version=version, fetch=fetch)
 
