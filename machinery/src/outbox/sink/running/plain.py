@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager
 from itertools import count
 
@@ -34,6 +34,7 @@ POLL_S = 0.1  # for a stop, and for a failure of the other thread
 PART_MAX_RECORDS = 50_000  # a part is read while the one before it is applied
 PART_MAX_BYTES = 16 << 20  # of a chunk: two of them are in memory, and what their records take in Python
 APPLY_MAX_S = 1.0  # of a sink whose transactions take few records
+FIRST_RECORDS = 10  # of such a sink, which may be slow: a stop waits for its batch
 END_TIMEOUT_S = 30.0  # of a stop, for a read that waits for Kafka
 
 
@@ -69,7 +70,8 @@ class Plain(Stream):
         self._next: Offsets = {}  # where the next batch begins
         self._has_applied = False
         self._is_begun = False
-        self._most = self._records_max = self._spec.target.records_max or PART_MAX_RECORDS
+        few = self._spec.target.records_max
+        self._most, self._records_max = (FIRST_RECORDS, few) if few else (PART_MAX_RECORDS, PART_MAX_RECORDS)
 
     def is_active(self) -> bool:
         return self._is_begun and self._thread.is_alive()
@@ -116,21 +118,22 @@ class Plain(Stream):
     def _follow(self) -> None:
         """Read what comes; apply it in another thread while the next is read."""
         applied: Future[None] | None = None
-        with ThreadPoolExecutor(1, f"apply {self._spec.name}") as applier:
-            try:
-                for number in count():
-                    batches, read_s = self._read()
-                    if applied is not None:
-                        applied.result()
-                    is_done = self._ends_there and not self._behind(self._target)
-                    if is_done or self.is_stopping or self.failure is not None:
-                        return
-                    applied = applier.submit(self._apply, number, batches, read_s)
-            except Exception as error:
-                if not self.is_stopping:
-                    self._fail(error)
-            finally:
-                self._tail.close()
+        try:
+            for number in count():
+                batches, read_s = self._read()
+                if applied is not None:
+                    applied.result()
+                is_done = self._ends_there and not self._behind(self._target)
+                if is_done or self.is_stopping or self.failure is not None:
+                    return
+                applied = _begun(f"apply {self._spec.name}", self._apply, number, batches, read_s)
+        except BaseException as error:  # of any kind: a handler may have raised it, and a thread ends without a word
+            if not self.is_stopping:
+                self._fail(error)
+        finally:
+            if applied is not None:
+                wait([applied])
+            self._tail.close()
 
     def _read(self) -> tuple[Sequence[Batch], float]:
         """What there is, by topic, and the seconds that it took to decode it. None of the batches is empty."""
@@ -147,8 +150,10 @@ class Plain(Stream):
             if records >= self._most or size_bytes >= PART_MAX_BYTES:
                 break
         reached = self._tail.reached()
-        # A marker behind the last record is passed with the next ones, or when nothing else is to be done.
-        moved = [topic for topic, end in reached.items() if end != self._next[topic] and (chunks[topic] or not records)]
+        # A marker behind the last record is passed with the next ones, or when nothing else is to be done. A sink that
+        # is to end does not wait for that.
+        is_due = self._ends_there or not records
+        moved = [topic for topic, end in reached.items() if end != self._next[topic] and (chunks[topic] or is_due)]
         batches = [
             Batch(
                 topic,
@@ -166,28 +171,44 @@ class Plain(Stream):
         with self.applying, self._failing_at_once():
             if self.is_stopping:
                 return
+            began = time.monotonic()
             with self._guard.working(self._connection):
-                began = time.monotonic()
                 for batch in batches:
                     self.apply_part(number, batch, read_s)
-                self._expect(time.monotonic() - began)
-                self._replay(self._writer.due())
                 if self._replays_to is not None and not self._behind(self._replays_to):
                     self._writer.begin_generation(is_replayed=True)
                     self._replays_to = None
+                due = self._writer.due(self._most)
+            self._replay(due)
+            self._expect(time.monotonic() - began)
             self._has_applied = self._has_applied or bool(batches) or not self._behind(self._target)
 
     def _replay(self, letters: Sequence[str]) -> None:
         """Replay these dead letters, with what waits behind them, on a connection that has tables of its own."""
         if not letters:
             return
-        with closing(connect(self._settings, SinkRole.WRITER)) as connection:
+        connected = closing(connect(self._settings, SinkRole.WRITER))
+        with connected as connection, self._guard.working(connection):
             chosen = Selection(sink=self._spec.name, identities=letters).choose(connection)
             specs = {self._spec.name: self._spec}
             replay(connection, specs, chosen, applier_of=lambda spec: spec.target.applier(self._settings, spec))
-        self._guard.progress()
 
     def _expect(self, apply_s: float) -> None:
         """Let the next batches have as many records as the sink's transactions have time for."""
         if self._spec.target.records_max is not None:
             self._most = max(1, self._most // 2) if apply_s > APPLY_MAX_S else min(2 * self._most, self._records_max)
+
+
+def _begun(name: str, function: Callable[..., None], *given: object) -> Future[None]:
+    """A call in a thread of its own. It does not keep the process from its end: a handler may never return."""
+    future = Future[None]()
+
+    def call() -> None:
+        try:
+            function(*given)
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, name=name, daemon=True).start()
+    return future

@@ -176,7 +176,7 @@ class Stream(ABC):
             if self._reached.get(topic, {}).get(partition, 0) < offset
         }
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Keep and report why the sink fails: the first reason, and of a connection that was hung up the reason for
         that.
         """
