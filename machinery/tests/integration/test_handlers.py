@@ -20,6 +20,7 @@ from outbox.handlers import handler
 from outbox.sink.applying.handlers.handler import Function
 from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
+from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec
@@ -379,3 +380,29 @@ def test_few_events_are_due_at_once(subject: Subject, writer: HandlerWriter, mon
     first, second, third = writer.due(2), writer.due(2), writer.due(2)
     assert [len(found) for found in (first, second, third)] == [2, 2, 2]
     assert len({*first, *second, *third}) == 5, "each has its turn"
+
+
+def test_a_deferred_constraint_fails_for_the_event_alone(subject: Subject) -> None:
+    unique = "ALTER TABLE handled ADD CONSTRAINT one_each UNIQUE (version) DEFERRABLE INITIALLY DEFERRED"
+    with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(unique)
+    events = [Event(uuid7(RANDOM), nth_key(number), 1, version) for number, version in enumerate([1, 2, 1, 3, 2])]
+    with subject.handling() as writer:
+        writer.apply(batch(events, 0))
+    assert subject.lines() == [events[place].event_id for place in (0, 1, 3)]
+    assert subject.database.dead_letters() == {events[place].event_id: HANDLER_FAILED for place in (2, 4)}
+
+
+def test_the_guard_against_commits_stays_small(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = set[int]()
+
+    def measure(_: Handled, connection: extensions.connection) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_relation_size('pg_temp.outbox_uncommitted')")
+            sizes.update(size for (size,) in cursor)
+
+    monkeypatch.setattr(f"{PostgresWriter.__module__}.RENEWAL_S", 0)
+    with subject.handling(measure) as writer:
+        for number in range(130):  # two rows for each, 226 in a page
+            writer.apply(batch([Event(uuid7(RANDOM), nth_key(0), 1, number + 1)], number))
+    assert sizes == {8192}

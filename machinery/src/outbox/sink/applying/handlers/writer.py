@@ -34,6 +34,10 @@ NEXT = f"{RELEASE}; {SAVEPOINT}"  # in one round trip, after a call that did wel
 # the transaction holds two equal rows, which no commit allows.
 GUARD = "CREATE TEMPORARY TABLE outbox_uncommitted (number int UNIQUE DEFERRABLE INITIALLY DEFERRED)"
 LOCK, UNLOCK = "INSERT INTO pg_temp.outbox_uncommitted VALUES (1), (1)", "DELETE FROM pg_temp.outbox_uncommitted"
+CHECK_NOW = f"{UNLOCK}; SET CONSTRAINTS ALL IMMEDIATE"
+# What one call has left for the commit to check: checked now, and left for the commit again.
+CHECK_CALL = f"SAVEPOINT outbox_check; {CHECK_NOW}; ROLLBACK TO SAVEPOINT outbox_check"
+BEGIN_CALLS, AGAIN = "SAVEPOINT outbox_calls", "ROLLBACK TO SAVEPOINT outbox_calls"
 EVENTS = 'SELECT one.partition, one."offset", one.event_id::text, to_jsonb(one.*)::text FROM {view} AS one'
 REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
 CLOSED_HERE = 1  # psycopg2's `closed` of a connection that this process has closed; 2 if it was lost
@@ -53,26 +57,47 @@ class HandlerApplier(PostgresApplier):
         super().prepare(cursor)
         cursor.execute(GUARD)
 
+    def renew(self, cursor: extensions.cursor) -> None:
+        super().renew(cursor)
+        cursor.execute("TRUNCATE pg_temp.outbox_uncommitted")
+
     def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
-        problems = dict[str, str]()  # by event; what is inserted at once, a later failure would undo
-        failed_at = dict[str, Any]()  # by key the first version that has failed
         decoder = self._decoders[parameters["topic"]]
+        events = self._new(cursor, decoder.types, decoder.key, decoder.version)
+        cursor.execute(BEGIN_CALLS)
+        problems = self._call_all(cursor, events, "")
+        try:
+            cursor.execute(CHECK_NOW)
+        except psycopg2.IntegrityError:  # of a deferred constraint, whose error at the commit would say no event
+            cursor.execute(AGAIN)
+            problems = self._call_all(cursor, events, CHECK_CALL)
+            cursor.execute(CHECK_NOW)
+        rejections = [(event_id, HANDLER_FAILED, problem) for event_id, problem in problems.items()]
+        extras.execute_values(cursor, REJECT, rejections)
+        return bool(problems)
+
+    def _call_all(self, cursor: extensions.cursor, events: Sequence[Event], check: str) -> dict[str, str]:
+        """Call the function for these events, with a check behind each if there is one. Returns by event how it failed.
+
+        Nothing is inserted meanwhile: a later failure would undo it.
+        """
+        problems = dict[str, str]()
+        failed_at = dict[str, int]()  # by key the first version that has failed
         cursor.execute(f"{LOCK}; {SAVEPOINT}")
         import asyncio  # takes long
 
         with asyncio.Runner() as runner:
-            for event in self._new(cursor, decoder.types, decoder.key, decoder.version):
-                if event.key in failed_at and event.version > failed_at[event.key]:
+            for event in events:
+                version = event.version or 0
+                if event.key in failed_at and version > failed_at[event.key]:
                     continue  # PARK_BEHIND_VERSION says the same of it
-                problem = self._call(cursor, event, runner)
+                problem = self._call(cursor, event, runner, check)
                 if problem is not None:
                     problems[event.id] = problem
-                    if decoder.version is not None:
-                        failed_at.setdefault(event.key, event.version)
-        cursor.execute(f"{RELEASE}; {UNLOCK}")
-        rejections = [(event_id, HANDLER_FAILED, problem) for event_id, problem in problems.items()]
-        extras.execute_values(cursor, REJECT, rejections)
-        return bool(problems)
+                    if event.version is not None:
+                        failed_at.setdefault(event.key, version)
+        cursor.execute(RELEASE)
+        return problems
 
     def _new(self, cursor: extensions.cursor, types: Mapping[str, Any], key: str, version: str | None) -> list[Event]:
         """The new events, in the order of the topic; those of a key in the order of their versions, which is another
@@ -95,7 +120,7 @@ class HandlerApplier(PostgresApplier):
             of_keys[one.key].append(one)
         return [of_keys[one.key].popleft() for one in events]
 
-    def _call(self, cursor: extensions.cursor, event: Event, runner: asyncio.Runner) -> str | None:
+    def _call(self, cursor: extensions.cursor, event: Event, runner: asyncio.Runner, check: str) -> str | None:
         """Call the function. Returns how it failed; then nothing of what it did is left.
 
         Raises Failure `handler-wrong` if it has ended the transaction or closed the connection.
@@ -107,6 +132,8 @@ class HandlerApplier(PostgresApplier):
                 runner.run(_finished(result))
             if connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR:
                 raise RuntimeError("it has caught an error of the database, which has ended its transaction")
+            if check:
+                cursor.execute(check)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and CancelledError too: they would end a thread without a word
