@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import psycopg2
 import pytest
@@ -110,12 +111,12 @@ def retry(subject: Subject, writer: HandlerWriter) -> None:
 
 def replay_letters(subject: Subject, *identities: str) -> replay.Replayed:
     with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink="receipts", identities=identities).choose(connection)
+        chosen = Selection(sink="receipts", identities=identities).choose(connection) if identities else []
         specs = {"receipts": subject.spec}
         done = replay.replay(
             connection, specs, chosen, applier_of=lambda spec: spec.target.applier(subject.settings, spec)
         )
-    return done["receipts"]
+    return done.get("receipts", replay.Replayed())
 
 
 @pytest.fixture
@@ -267,15 +268,17 @@ def test_a_function_that_ends_the_transaction_stops_the_handler_and_loses_nothin
     assert subject.lines() == [one.event_id for one in EVENTS[:3]]
 
 
-def test_a_connection_that_ends_before_the_commit_has_handled_nothing(subject: Subject) -> None:
+@pytest.mark.parametrize("sees_it", [False, True])
+def test_a_connection_that_ends_before_the_commit_has_handled_nothing(subject: Subject, sees_it: bool) -> None:
     def dies(event: Handled, connection: extensions.connection) -> None:
         subject.receipts.write(event, connection)
         if event.id == EVENTS[1].event_id:
             with closing(connect(subject.settings, SinkRole.WRITER)) as other, other, other.cursor() as cursor:
                 cursor.execute("SELECT pg_terminate_backend(%s)", [connection.get_backend_pid()])
-            connection.cursor().execute("SELECT 1")
+            if sees_it:
+                connection.cursor().execute("SELECT 1")
 
-    with subject.handling(dies) as writer, raises("database-connection-lost"):
+    with subject.handling(dies) as writer, raises("database-connection-lost", EVENTS[1].event_id):
         writer.apply(batch(EVENTS[:3], 0))
     assert subject.lines() == []
     with subject.handling() as writer:
@@ -406,3 +409,65 @@ def test_the_guard_against_commits_stays_small(subject: Subject, monkeypatch: py
         for number in range(130):  # two rows for each, 226 in a page
             writer.apply(batch([Event(uuid7(RANDOM), nth_key(0), 1, number + 1)], number))
     assert sizes == {8192}
+
+
+def _generator(*_: object) -> Iterator[None]:
+    yield
+
+
+async def _async_generator(*_: object) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("function", [_generator, _async_generator])
+def test_what_would_never_run_is_refused_at_once(function: Any) -> None:
+    with raises("sink-unusable"):
+        handler(items.AGGREGATE)(function)
+    with raises("sink-unusable"):
+        handler(function)  # without the events
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Batches, batches again, retries, replays and discards in any order, while the function fails at random."""
+    random, sent, discarded = Random(seed), 0, set[str]()  # noqa: S311
+    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
+    monkeypatch.setattr(f"{WRITER}.FIRST_DELAY_S", 0)
+    events = [Event(uuid7(RANDOM), nth_key(number % 4), 1, 1 + number // 4) for number in range(100)]
+    errors = [_divide, _caught, _exit, lambda _: None]
+
+    def opened() -> list[str]:
+        return [identity for identity, status in subject.database.statuses().items() if status == "open"]
+
+    def some(of: list[str], most: int) -> list[str]:
+        return random.sample(of, min(len(of), random.randint(1, most)))
+
+    with subject.handling() as writer:
+        while sent < len(events):
+            subject.receipts.failing = {one.event_id for one in events if random.random() < 0.25}
+            subject.receipts.error = random.choice(errors)
+            match random.randrange(8):
+                case 0 if sent:
+                    begin = random.randrange(sent)
+                    writer.apply(batch(events[begin : begin + random.randint(1, sent - begin)], begin))
+                case 1 | 2:
+                    replay_letters(subject, *writer.due(random.randint(1, 5)))
+                case 3 if letters := some(opened(), 5):
+                    replay_letters(subject, *letters)
+                case 4 if letters := some(opened(), 1):
+                    discarded.update(letters)
+                    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
+                        replay.discard(
+                            connection, Selection("receipts", identities=letters).choose(connection), because=""
+                        )
+                case _:
+                    count = random.randint(1, 12)
+                    writer.apply(batch(events[sent : sent + count], sent))
+                    sent = min(len(events), sent + count)
+            assert sorted([*subject.lines(), *opened(), *discarded]) == sorted(one.event_id for one in events[:sent])
+            assert all(versions == sorted(versions) for versions in subject.versions().values())
+    subject.receipts.failing = set()
+    replay_letters(subject, *opened())
+    assert {*subject.lines()} == {one.event_id for one in events} - discarded

@@ -218,7 +218,7 @@ def test_a_sink_that_needs_spark_says_so_and_the_others_run(
 ) -> None:
     publisher.send(publisher.events(20))
     done = catch_up_alone(topic, PLAIN, "dedup", sink)
-    assert [line["code"] for line in logged(done, "sink cannot run")] == ["sink-needs-spark"]
+    assert [line["code"] for line in logged(done, "sink cannot run")] == ["engine-wrong"]
     assert database.applied() == 20
     alone = catch_up_alone(topic, PLAIN, sink)
     assert "run it without --plain" in reported_failure(alone)

@@ -222,9 +222,13 @@ def database_errors(connection: extensions.connection, subject: str, what: str, 
     """
     try:
         yield
-    except psycopg2.Error as error:
-        if isinstance(error.__context__, Failure):  # which has ended the transaction, and the rollback has failed too
-            raise error.__context__ from error
+    except psycopg2.Error as last:
+        error = last
+        if isinstance(last, psycopg2.InterfaceError):  # of the rollback, where the connection has ended before
+            if isinstance(last.__context__, Failure):
+                raise last.__context__ from None
+            if isinstance(last.__context__, psycopg2.Error):
+                error = last.__context__
         reason = ": ".join([*getattr(error, "__notes__", ()), reason_of(error)])
         if connection.closed:
             raise Failure(

@@ -17,9 +17,12 @@ no order to keep.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from outbox.base.errors import Failure
 
 if TYPE_CHECKING:
     from psycopg2 import extensions
@@ -64,7 +67,13 @@ def handler(*events: str, name: str = "", attempts: int = ATTEMPTS_MAX) -> Calla
     be renamed only with ``name``. ``attempts`` is how often it is called for an event that it fails for.
     """
 
+    if not all(isinstance(event, str) for event in events):
+        raise Failure("@handler names no event", 'write it as @handler("order.placed")', code="sink-unusable")
+
     def decorate(function: Function) -> Handler:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            what = f"handler {function.__name__} is a generator: a call of it would do nothing"
+            raise Failure(what, "let it not yield", code="sink-unusable")
         return Handler(name or function.__name__, events, function, attempts)
 
     return decorate

@@ -138,6 +138,7 @@ class HandlerApplier(PostgresApplier):
             raise
         except BaseException as error:  # SystemExit and CancelledError too: they would end a thread without a word
             if connection.closed and isinstance(error, psycopg2.Error):
+                error.add_note(f"in a call for event {event.id}")
                 raise
             problem = shortened(f"{type(error).__name__}: {error}".strip().partition("\n")[0])
         if connection.closed == CLOSED_HERE:
@@ -148,6 +149,9 @@ class HandlerApplier(PostgresApplier):
         except (psycopg2.errors.InvalidSavepointSpecification, psycopg2.errors.NoActiveSqlTransaction) as error:
             remedy = "let it call neither commit nor rollback on the connection"
             raise self._wrong("ended the transaction", remedy) from error
+        except psycopg2.Error as error:  # the connection has ended: a call has taken too long, perhaps
+            error.add_note(f"in a call for event {event.id}")
+            raise
         return problem
 
     def _wrong(self, what: str, remedy: str) -> Failure:
