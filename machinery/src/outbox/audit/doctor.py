@@ -297,7 +297,12 @@ def _restored(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     """Whether the server lacks log that the connector has relayed."""
     if not topics.exists(settings, connector.offsets_topic) or _open_s(settings, connector) > offsets.END_TIMEOUT_S:
         return  # Connect would not answer; the hop kafka says why
-    stored, reader = Rest(settings, connector).offset(), slot.read(settings, connector)
+    try:
+        stored, reader = Rest(settings, connector).offset(), slot.read(settings, connector)
+    except Failure as unanswered:
+        if unanswered.code == "connect-unavailable":
+            return  # it has just told the state: a task that cannot write holds a transaction open on the offsets
+        raise
     if stored is None or reader is None or reader.wal_status == "lost":
         return
     failure = slot.restored(settings, connector, reader, stored)
