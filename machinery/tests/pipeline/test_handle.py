@@ -15,7 +15,7 @@ from tests.support.sink_driver import Database
 from tests.support.sink_process import RANDOM, TIMEOUT_S, Publisher, logged, reported_failure
 
 HANDLER = "item_receipts"
-RECEIPTS = "SELECT event_id::text, key, version FROM receipts WHERE handler = %s ORDER BY key, place"
+RECEIPTS = "SELECT event_id::text, key, version FROM handled_events WHERE handler = %s ORDER BY key, place"
 
 
 def receipts(settings: Settings) -> list[tuple[str, str, int]]:
@@ -67,7 +67,7 @@ def test_killed_again_and_again_it_handles_each_event_once_in_order(topic: Setti
 def test_what_it_fails_for_is_tried_again_and_others_of_the_key_wait(topic: Settings, publisher: Publisher) -> None:
     some = publisher.events(20, keys=2)
     owner = Database(topic)
-    forbid = "ALTER TABLE receipts ADD CONSTRAINT forbidden CHECK (NOT (key = '{}' AND version = 2)) NOT VALID"
+    forbid = "ALTER TABLE handled_events ADD CONSTRAINT forbidden CHECK (NOT (key = '{}' AND version = 2)) NOT VALID"
     with closing(connect(topic, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(forbid.format(some[0].key))
     with handling(topic, HANDLER) as process:
@@ -77,7 +77,7 @@ def test_what_it_fails_for_is_tried_again_and_others_of_the_key_wait(topic: Sett
         reasons = [*letters.dead_letters().values()]
         assert sorted(reasons) == ["handler failed", *["parked"] * 8]
         with closing(connect(topic, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE receipts DROP CONSTRAINT forbidden")
+            cursor.execute("ALTER TABLE handled_events DROP CONSTRAINT forbidden")
         wait_handled(process, topic, 20)
         assert {*letters.statuses().values()} == {"replayed"}
     found = [version for _, key, version in receipts(topic) if key == some[0].key]

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from psycopg2.extensions import connection
 
 INSERT = """
-INSERT INTO receipts (handler, event_id, key, version, place)
+INSERT INTO handled_events (handler, event_id, key, version, place)
 SELECT %(handler)s, %(id)s, %(key)s, %(version)s, count(*) + 1
-  FROM receipts WHERE (handler, key) = (%(handler)s, %(key)s)
+  FROM handled_events WHERE (handler, key) = (%(handler)s, %(key)s)
 """
 
 

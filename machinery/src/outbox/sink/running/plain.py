@@ -1,11 +1,11 @@
 """A sink in this process alone, without Spark: one thread reads and decodes, another one applies.
 
-It has no checkpoint. The positions, which each batch moves in its transaction, say where it continues. Where Spark has
-run the sink before, its checkpoint stays behind the positions; so each start begins another generation, and Spark would
-begin at the positions again.
+A plain sink has no checkpoint. The positions, which each batch moves in its transaction, say where it continues. Where
+Spark has run the sink before, Spark's checkpoint stays behind the positions; so each plain start begins another
+generation, and Spark would begin at the positions again.
 
-A rewind stores where the sink reads again. It does so until it has reached the positions of its start; if it ends
-before, the next start reads all of that once more.
+A rewind stores from where the sink reads again, up to the positions of its start. If the process ends before, the next
+start reads all of that once more.
 """
 
 from __future__ import annotations
