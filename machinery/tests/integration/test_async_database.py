@@ -23,7 +23,7 @@ SESSION = text("""
 
 
 def answer(settings: Settings, statement: str = "SELECT current_user") -> str:
-    """What the database answers a new connection."""
+    """The database's answer to a query on a new connection."""
 
     async def ask() -> str:
         engine = make_async_engine(settings)

@@ -71,7 +71,7 @@ METHODS = ["POST", "PUT", "DELETE"]
 
 
 class Change(Protocol):
-    """What a change may do, in either framework: each test writes one coroutine for both."""
+    """A change in either framework: each test writes one coroutine for both."""
 
     def claim(self, made: BaseModel) -> Awaitable[bool]: ...
 

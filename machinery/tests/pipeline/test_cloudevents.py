@@ -70,7 +70,7 @@ def as_cloudevent(record: Record) -> BaseCloudEvent:
 
 
 def decoded(settings: Settings, records: Sequence[Record]) -> list[object]:
-    """What a sink of items makes of records."""
+    """The events that a sink of items decodes from records."""
     [decoder] = discovery.event_decoders(settings, ["item"]).values()
     return [
         decoder.record(

@@ -75,7 +75,7 @@ def test_chain_outlives_its_tokens_and_a_token_server_that_is_away(relaying: Rel
 
 
 def command_lines(sink: SinkProcess) -> Iterator[str]:
-    """Of the sink and its descendants that run now."""
+    """The command lines of the sink and of its descendants that run now."""
     for process in sink.processes():
         for one in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):  # it has just ended

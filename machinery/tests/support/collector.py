@@ -19,7 +19,7 @@ Value = str | int | bool | float
 
 @dataclass(frozen=True)
 class Link:
-    """What a span links to, as `Span.place`."""
+    """A link of a span: the place of the other span, as `Span.place`, and attributes."""
 
     place: str
     attributes: Mapping[str, Value]

@@ -80,7 +80,7 @@ class Tail:
             error = message.error()
             if error is None:
                 found.setdefault(topic, []).append(message)
-            elif is_end(message):  # the only one that tells of aborted records at the end
+            elif is_end(message):  # aborted records at the end of a partition show in its offset alone
                 self._pass(topic, message.partition() or 0, message.offset() or 0)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 raise lost(topic, error)

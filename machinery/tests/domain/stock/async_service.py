@@ -1,4 +1,4 @@
-"""The same service in FastAPI: its route, and the same rules and rows, written with asyncio."""
+"""The service of the stock in FastAPI: route, rules and rows of `stock.service`, written with asyncio."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ AT_ONCE_EVENTS_MAX = 8
 Contents = Sequence[bytes | None]  # of one header, record by record
 Kind = tuple[bytes | None, bytes | None]  # event type and schema version, as the headers have them
 HEADERS = ID, TYPE, VERSION = "id", "eventType", "schemaVersion"
-# The first one is ours. Debezium's interceptors fill a column with properties: a connector that is told so sends it.
+# `append` writes the first one. Debezium's interceptors write the second one into a column, as Java properties; it is a
+# header if the connector is configured to send that column.
 TRACE_HEADERS = TRACEPARENT, TRACING_SPAN_CONTEXT = "traceparent", "tracingspancontext"
 SAMPLED = frozenset("".join(trace.SAMPLED_ENDINGS).encode())
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
