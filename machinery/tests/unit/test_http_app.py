@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import json
 import re
@@ -14,6 +15,7 @@ from urllib.parse import urljoin
 
 import pytest
 from fastapi import APIRouter, HTTPException
+from starlette.types import Message
 from werkzeug.exceptions import NotFound
 from werkzeug.test import Client, TestResponse
 
@@ -259,6 +261,24 @@ def test_a_wrong_method_says_which_are_right(app: Application) -> None:
 
 def test_a_body_that_is_too_large_is_413(app: Application) -> None:
     assert_problem(post(app, json.dumps({"text": "x" * MAX_BYTES}).encode()), 413)
+
+
+def test_a_body_that_never_ends_is_refused_while_it_arrives(settings: Settings) -> None:
+    sent, answers, part = 0, list[Message](), b"x" * 1024
+
+    async def receive() -> Message:
+        nonlocal sent
+        sent += len(part)
+        return {"type": "http.request", "body": part, "more_body": sent < 100 * MAX_BYTES}
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    headers = [(b"authorization", b"Bearer secret"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": headers}
+    asyncio.run(echo.create_async_app(settings)(scope, receive, send))
+    assert answers[0]["status"] == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    assert sent == MAX_BYTES + len(part)
 
 
 def test_invalid_fields_are_named(app: Application) -> None:
