@@ -13,12 +13,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import pyarrow as pa
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.records import Decoded, fetcher
+from outbox.sink.decoding.values import Columns
 from outbox.sink.remembering import strategy
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec
@@ -90,19 +90,17 @@ def _batches(spec: SinkSpec, batches: int, batch_events: int, days: int, keys: i
             versions[key] += 1
             ids.append(str(uuid7(int(made_at_ms))))
             numbers.append(versions[key])
-        rows = pa.table(
-            {
-                "event_id": ids,
-                "partition": pa.array([0] * batch_events, pa.int32()),
-                "offset": pa.array(range(start, start + batch_events), pa.int64()),
-                "transfer_id": ids,
-                "account_id": chosen,
-                "amount": pa.array([1] * batch_events, pa.int64()),
-                "currency": ["EUR"] * batch_events,
-                "balance_after": pa.array(numbers, pa.int64()),
-                "version": pa.array(numbers, pa.int64()),
-                "occurred_at": pa.array([datetime.now(UTC)] * batch_events, pa.timestamp("us", tz="UTC")),
-            }
-        )
+        rows: Columns = {
+            "event_id": ids,
+            "partition": [0] * batch_events,
+            "offset": range(start, start + batch_events),
+            "transfer_id": ids,
+            "account_id": chosen,
+            "amount": [1] * batch_events,
+            "currency": ["EUR"] * batch_events,
+            "balance_after": numbers,
+            "version": numbers,
+            "occurred_at": [datetime.now(UTC)] * batch_events,
+        }
         chunk = chunking.of_decoded(Decoded({EVENT: rows}, []))
         yield Batch(topic, "bench", {0: start}, {0: start + batch_events}, chunk)

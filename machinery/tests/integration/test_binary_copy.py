@@ -7,7 +7,6 @@ from contextlib import closing
 from typing import Any
 
 import hypothesis
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from psycopg2 import extensions, sql
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.decoding import binary
-from outbox.sink.decoding.values import Type, table_of
+from outbox.sink.decoding.values import Type, columns_of
 
 Row = dict[Type, Any]
 
@@ -50,11 +49,9 @@ def copied(connection: extensions.connection, rows: Sequence[Row]) -> list[tuple
     types: dict[str, Type] = {f"{type_}_column": type_ for type_ in VALUES}
     values = [(number, *(row[type_] for type_ in VALUES)) for number, row in enumerate(rows)]
     all_types: Mapping[str, Type] = {"number": "integer", **types}
-    # In several chunks, as the rows of a batch are.
-    table = pa.concat_tables([table_of([row], all_types) for row in values])
     with connection, connection.cursor() as cursor:
         cursor.execute("TRUNCATE copied")
-        binary.encode(table, all_types).copy(cursor, sql.Identifier("copied"))
+        binary.encode(columns_of(all_types, values), all_types).copy(cursor, sql.Identifier("copied"))
         cursor.execute(f"SELECT {', '.join(f'{column}::text' for column in types)} FROM copied ORDER BY number")
         return cursor.fetchall()
 
@@ -89,13 +86,13 @@ def test_values_arrive_as_they_would_as_text(connection: extensions.connection, 
 @pytest.mark.parametrize("text", ["", "1", "g" * 36, "0" * 36, f"{'0' * 8}-{'0' * 4}-{'0' * 4}-{'0' * 4}-{' ' * 12}"])
 def test_what_is_no_uuid_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        binary.encode(pa.table({"it": [text]}), {"it": "uuid"})
+        binary.encode({"it": [text]}, {"it": "uuid"})
 
 
 def test_no_rows_among_others_end_no_copy(connection: extensions.connection) -> None:
     types: Mapping[str, Type] = {"number": "integer"}
-    tables = [pa.table({"number": pa.array(numbers, pa.int32())}) for numbers in ([], [1], [], [2, 3])]
-    [together] = binary.Encoded.together(binary.encode(one, types) for one in tables)
+    parts: list[list[int]] = [[], [1], [], [2, 3]]
+    [together] = binary.Encoded.together(binary.encode({"number": numbers}, types) for numbers in parts)
     with connection, connection.cursor() as cursor:
         cursor.execute("TRUNCATE copied")
         together.copy(cursor, sql.Identifier("copied"))
@@ -105,9 +102,8 @@ def test_no_rows_among_others_end_no_copy(connection: extensions.connection) -> 
 
 def test_no_rows_are_a_copy_of_none(connection: extensions.connection) -> None:
     types: Mapping[str, Type] = {"number": "integer", "text_column": "text"}
-    empty = pa.table({"number": pa.array([], pa.int32()), "text_column": pa.array([], pa.string())})
     with connection, connection.cursor() as cursor:
         cursor.execute("TRUNCATE copied")
-        binary.encode(empty, types).copy(cursor, sql.Identifier("copied"))
+        binary.encode({"number": [], "text_column": []}, types).copy(cursor, sql.Identifier("copied"))
         cursor.execute("SELECT count(*) FROM copied")
         assert cursor.fetchone() == (0,)

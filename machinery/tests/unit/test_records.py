@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import Message
 
@@ -14,6 +13,7 @@ from outbox.events.schema import Rejection
 from outbox.kafka.records import size_bytes
 from outbox.sink.decoding.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
 from outbox.sink.decoding.records import Decoded, Record, Records
+from outbox.sink.decoding.values import Columns, rows_of
 from tests.support.made_events import DECODER, NOW_MS, as_read
 from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
 
@@ -37,7 +37,7 @@ def event(one: Record) -> dict[str, Any]:
     found = DECODER.record(one)
     assert isinstance(found, DecodedEvent), found
     ((name, rows),) = DECODER.rows([(found, 1, 7)]).items()
-    (facts,) = rows.to_pylist()
+    (facts,) = rows_of(rows)
     return {"event_type": name, **facts}
 
 
@@ -138,22 +138,19 @@ CORPUS = [
 ]
 
 
-def sorted_rows(table: pa.Table) -> list[dict[str, Any]]:
-    return sorted(table.to_pylist(), key=lambda row: (row["partition"], row["offset"]))
+def sorted_rows(columns: Columns) -> list[dict[str, Any]]:
+    return sorted(rows_of(columns), key=lambda row: (row["partition"], row["offset"]))
 
 
 def count(decoded: Decoded) -> int:
-    return sum(table.num_rows for table in decoded.rows.values())
+    return sum(len(columns["offset"]) for columns in decoded.rows.values())
 
 
 def both_ways(records: Records, decoder: RecordDecoder = DECODER) -> Decoded:
     """The records as their decoder decodes them; one by one it comes to the same."""
     decoded, expected = decoder.decode(records), RecordDecoder.decode(decoder, records)
-    assert {name: sorted_rows(table) for name, table in decoded.rows.items()} == {
-        name: sorted_rows(table) for name, table in expected.rows.items()
-    }
-    assert {name: table.schema for name, table in decoded.rows.items()} == {
-        name: table.schema for name, table in expected.rows.items()
+    assert {name: sorted_rows(columns) for name, columns in decoded.rows.items()} == {
+        name: sorted_rows(columns) for name, columns in expected.rows.items()
     }
     assert sorted(decoded.dead, key=itemgetter(1)) == sorted(expected.dead, key=itemgetter(1))
     assert dict(decoded.skipped) == dict(expected.skipped)
@@ -171,9 +168,9 @@ class TestRecords:
     def test_each_record_is_an_event_or_dead_with_place_and_headers(self) -> None:
         bad = record(b"bad", {"a": None, "id": ID})
         decoded = DECODER.decode(as_read(record(), bad, record(headers={}), record(changed(quantity=7))))
-        assert decoded.rows[NAME]["offset"].to_pylist() == [0, 3]
-        assert decoded.rows[NAME]["quantity"].to_pylist() == [-5, 7]
-        assert set(decoded.rows[NAME]["partition"].to_pylist()) == {3}
+        assert [*decoded.rows[NAME]["offset"]] == [0, 3]
+        assert [*decoded.rows[NAME]["quantity"]] == [-5, 7]
+        assert set(decoded.rows[NAME]["partition"]) == {3}
         first, second = decoded.dead
         assert (first.offset, first.event_id, first.record) == (1, ID, bad)
         assert (second.offset, second.event_id, second.rejection.reason) == (2, None, "missing id")

@@ -15,7 +15,8 @@ from outbox.kafka import records, topics
 from outbox.kafka.records import Within
 from outbox.sink.comparison_files import NUMBERS
 from outbox.sink.decoding.dead_records import identity
-from outbox.sink.decoding.records import Records
+from outbox.sink.decoding.records import Records, Rows
+from outbox.sink.decoding.values import Columns
 
 DECODED_AT_ONCE = 10_000  # records, or as many as `outbox.kafka.records` has in memory
 DELIVERED = {"kind": pa.uint16(), "event_id": pa.string(), "key": pa.string(), "version": pa.int64()}
@@ -125,22 +126,23 @@ def delivered(topic: EventTopic, read: Records) -> pa.Table:
     return _table(topic, topic.decoder.decode(read).rows)
 
 
-def _table(topic: EventTopic, rows: Mapping[str, pa.Table]) -> pa.Table:
+def _table(topic: EventTopic, rows: Rows) -> pa.Table:
     schema = pa.schema({**DELIVERED, **PLACE, **{f"n{place}": pa.string() for place in range(len(topic.properties))}})
-    tables = [_of_kind(topic, name, table, schema) for name, table in rows.items()]
+    tables = [_of_kind(topic, name, columns, schema) for name, columns in rows.items()]
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _of_kind(topic: EventTopic, name: str, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    decoder = topic.decoder
+def _of_kind(topic: EventTopic, name: str, rows: Columns, schema: pa.Schema) -> pa.Table:
+    decoder, nothing = topic.decoder, [None] * len(rows["offset"])
     numeric = {column.name for column in decoder.types[name] if column.type in NUMBERS}
     columns = [
-        pa.repeat(topic.kinds[name], rows.num_rows),
+        [topic.kinds[name]] * len(nothing),
         rows["event_id"],
         rows[decoder.key],
-        pa.nulls(rows.num_rows) if decoder.version is None else rows[decoder.version],
+        nothing if decoder.version is None else rows[decoder.version],
         *(rows[place] for place in PLACE),
-        *(rows[one] if one in numeric else pa.nulls(rows.num_rows) for one in topic.properties),
+        *(rows[one] if one in numeric else nothing for one in topic.properties),
     ]
-    cast = [column.cast(type_) for column, type_ in zip(columns, schema.types, strict=True)]
+    # Keys and numbers have types of their own in each event: here they are texts.
+    cast = [pa.array(column).cast(type_) for column, type_ in zip(columns, schema.types, strict=True)]
     return pa.table(cast, schema)

@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
     import psycopg2
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -25,8 +24,8 @@ else:
             # Not from sys.modules: another thread may be in the middle of the import, for which this waits.
             return getattr(importlib.import_module(self._name), name)
 
-    np, pa, pc, requests = map(_Library, ("numpy", "pyarrow", "pyarrow.compute", "requests"))
+    pa, pc, requests = map(_Library, ("pyarrow", "pyarrow.compute", "requests"))
     psycopg2 = _Library("psycopg2")
     extensions, extras, sql = map(_Library, ("psycopg2.extensions", "psycopg2.extras", "psycopg2.sql"))
 
-__all__ = ["extensions", "extras", "np", "pa", "pc", "psycopg2", "requests", "sql"]
+__all__ = ["extensions", "extras", "pa", "pc", "psycopg2", "requests", "sql"]

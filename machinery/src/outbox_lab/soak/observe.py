@@ -25,6 +25,7 @@ from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.comparison_files import Comparison, folder_of
 from outbox.sink.decoding.records import Records
+from outbox.sink.decoding.values import rows_of
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.domain import Domain, options_of
 from outbox_lab.soak.seen import (
@@ -79,9 +80,9 @@ def _events(settings: Settings, known: Declared, topic: EventTopic) -> Iterator[
     """The valid events of a topic."""
     for messages in records.batches(settings, topic.name, topics.watermarks(settings, topic.name)):
         values = {(one.partition(), one.offset()): one.value() for one in messages}
-        for name, rows in topic.decoder.decode(Records.of_messages(messages)).rows.items():
+        for name, columns in topic.decoder.decode(Records.of_messages(messages)).rows.items():
             kind = known.kinds[topic.kinds[name]]
-            for row in rows.to_pylist():
+            for row in rows_of(columns):
                 version = topic.decoder.version
                 yield TopicEvent(
                     id=row["event_id"],
@@ -254,7 +255,7 @@ class Captured:
             taken = {
                 place
                 for rows in decoder.decode(Records.of_messages(messages)).rows.values()
-                for place in zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+                for place in zip(rows["partition"], rows["offset"], strict=True)
             }
             for message in messages:
                 partition, offset = message.partition() or 0, message.offset() or 0

@@ -85,14 +85,15 @@ class Chunking:
     with_days: bool  # whether the ids are UUIDv7s whose days are wanted
 
     def chunk(self, records: Records) -> Chunk:
-        """The chunk of some records."""
-        return self.of_decoded(self.decoder.decode(records))
+        """The chunk of some records. Each part of them is encoded at once, while the processor's caches hold it."""
+        parts = [*records.parts(self.decoder.at_once)] or [records]
+        return Chunk.together([self.of_decoded(self.decoder.decode(part)) for part in parts])
 
     def of_decoded(self, decoded: Decoded) -> Chunk:
         """The chunk of records that are decoded."""
         return Chunk(
             rows=() if self.as_frame else encoded_rows(decoded.rows, self.layout),
-            count=sum(rows.num_rows for rows in decoded.rows.values()),
+            count=sum(len(columns["offset"]) for columns in decoded.rows.values()),
             dead=[dead_records.encode(decoded.dead)] if decoded.dead else (),
             dead_count=len(decoded.dead),
             days=ids.days(event_ids(decoded.rows)) if self.with_days and decoded.rows else frozenset(),
@@ -120,7 +121,7 @@ class Chunking:
 def encoded_rows(rows: Rows, layout: Layout) -> list[Encoded]:
     """The rows of each event for a table of this layout; columns that an event lacks are left out."""
     types = types_of(layout.columns)
-    return [binary.encode(layout.rows(event, table), types) for event, table in rows.items()]
+    return [binary.encode(layout.rows(event, columns), types) for event, columns in rows.items()]
 
 
 def _last(records: Records) -> dict[int, int]:

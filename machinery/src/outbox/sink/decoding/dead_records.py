@@ -13,7 +13,7 @@ from typing import Any
 from outbox.kafka.spec import Header
 from outbox.sink.decoding import binary
 from outbox.sink.decoding.records import DeadRecord, Record
-from outbox.sink.decoding.values import Type, table_of
+from outbox.sink.decoding.values import Type, columns_of
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LAST_MS = 253_402_300_799_000  # the last second of the year 9999: a foreign producer may claim any time
@@ -49,7 +49,7 @@ def digest(record: Record) -> str:
 def encode(dead: Sequence[DeadRecord]) -> binary.Encoded:
     """Dead records for a COPY into a table of these TYPES."""
     rows = [(identity(one.record, one.event_id), *columns(one)) for one in dead]
-    return binary.encode(table_of(rows, TYPES), TYPES)
+    return binary.encode(columns_of(TYPES, rows), TYPES)
 
 
 def headers(stored: Sequence[dict[str, Any]]) -> list[Header]:

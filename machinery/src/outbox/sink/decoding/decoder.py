@@ -1,7 +1,7 @@
 """The one validator: it takes a Kafka record and returns an event, or the reason why the record is no event.
 
 The stream, the replay of dead letters, `outbox check` and the tests all ask here. It is pure Python, records in and
-Arrow tables out, so it runs wherever the records are.
+columns out, so it runs wherever the records are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from outbox.base import trace
-from outbox.base.heavy import pa, pc
 from outbox.base.trace import SampledEvents
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Wanted
@@ -28,19 +27,19 @@ from outbox.events.values import (
     KEY_MAX_BYTES,
     NOT_JSON,
     convert,
+    convert_all,
     decode,
     is_deep,
     may_be_deep,
     parse_json,
 )
 from outbox.kafka.spec import Header
-from outbox.sink.decoding.ids import made_at_ms
+from outbox.sink.decoding.ids import are_v7, made_at_ms
 from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records, Rows, values_at
-from outbox.sink.decoding.values import convert_all, table_of, types_of
+from outbox.sink.decoding.values import columns_of, types_of
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-UUIDS_V7 = rf"\A{UUID_V7.pattern}\z"  # for Arrow
 DAY_MS = 24 * 60 * 60 * 1000
 FUTURE_MAX_MS = DAY_MS
 AT_ONCE = 1_000  # records of an event that are decoded by columns; a bad one costs its neighbours some time
@@ -134,7 +133,7 @@ class RecordDecoder(ABC):
         found = defaultdict[str, list[Sequence[Any]]](list)
         for event, partition, offset in read:
             found[event.name].append((event.event_id, partition, offset, *event.values))
-        return {name: table_of(rows, types_of(self.types[name])) for name, rows in found.items()}
+        return {name: columns_of(types_of(self.types[name]), rows) for name, rows in found.items()}
 
 
 class Version(NamedTuple):
@@ -260,39 +259,36 @@ class EventDecoder(RecordDecoder):
     def _all_events(self, known: Version, ids: Contents, records: Records) -> Decoded | None:
         """The events of these records; None if one of them is no event, or needs a second look."""
         values = _parse_all(records.values)
-        if not values or not known.schema.are_valid(values):
+        if not values or not known.schema.are_valid(values) or not self._are_ids(ids, records.recorded_ms):
             return None
-        try:
-            event_ids = pa.array(ids, pa.binary()).cast(pa.string())
-            if not self._are_ids(event_ids, records.recorded_ms):
+        if known.upcaster is not None:
+            values = [self._upcast(known, value) for value in values]
+            if any(isinstance(value, Rejection) for value in values):
                 return None
-            if known.upcaster is not None:
-                values = [self._upcast(known, value) for value in values]
-                if any(isinstance(value, Rejection) for value in values):
-                    return None
-            properties = _properties(values, [one.name for one in known.columns])
-            arrays = {
+        properties = _properties(values, [one.name for one in known.columns])
+        try:
+            columns = {
                 one.name: convert_all(one.type, of_one) for one, of_one in zip(known.columns, properties, strict=True)
             }
-            keys = pa.array(records.keys, pa.binary()).cast(pa.string())
-            if not keys.equals(arrays[self.key].cast(pa.string())) or self._is_any_too_long(keys):
-                return None
         except ValueError:
             return None
-        partitions, offsets = pa.array(records.partitions, pa.int32()), pa.array(records.offsets, pa.int64())
-        place = {"event_id": event_ids, "partition": partitions, "offset": offsets}
-        return Decoded({known.name: pa.table(place | arrays)}, [])
+        if [str(key).encode() for key in columns[self.key]] != [*records.keys] or self._is_any_too_long(records.keys):
+            return None
+        event_ids = [(one or b"").decode() for one in ids]
+        place = {"event_id": event_ids, "partition": records.partitions, "offset": records.offsets}
+        return Decoded({known.name: place | columns}, [])
 
-    def _is_any_too_long(self, keys: pa.Array) -> bool:
-        return self._has_text_keys and pc.max(pc.binary_length(keys)).as_py() > KEY_MAX_BYTES
+    def _is_any_too_long(self, keys: Contents) -> bool:
+        return self._has_text_keys and max(len(key or b"") for key in keys) > KEY_MAX_BYTES
 
-    def _are_ids(self, ids: pa.Array, recorded_ms: Sequence[int]) -> bool:
+    def _are_ids(self, ids: Contents, recorded_ms: Sequence[int]) -> bool:
         """Whether they are ids of events that were recorded then. Of times it looks at the first and the last only."""
-        if ids.null_count or not pc.all(pc.match_substring_regex(ids, UUIDS_V7)).as_py():
+        present = [one for one in ids if one is not None]
+        if len(present) < len(ids) or not are_v7(present):
             return False
-        made = pc.min_max(ids).as_py()
-        ahead_ms = made_at_ms(made["max"]) - max(min(recorded_ms), now_ms())
-        return ahead_ms <= FUTURE_MAX_MS and max(recorded_ms) - made_at_ms(made["min"]) <= self._age_max_ms
+        ahead_ms = made_at_ms(max(present).decode()) - max(min(recorded_ms), now_ms())
+        behind_ms = max(recorded_ms) - made_at_ms(min(present).decode())
+        return ahead_ms <= FUTURE_MAX_MS and behind_ms <= self._age_max_ms
 
     def _id_rejection(self, event_id: str | None, recorded_ms: int) -> Rejection | None:
         if event_id is None:

@@ -22,7 +22,7 @@ from outbox.events.catalog import COLUMNS_MAX, LIMIT, ROW_MAX_BYTES, row_bytes
 from outbox.events.schema import Column
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.records import Rows
-from outbox.sink.decoding.values import PLACE_TYPES, schema_of, types_of
+from outbox.sink.decoding.values import PLACE_TYPES, Columns, as_table, schema_of, types_of
 
 EVENT_TYPE = "event_type"
 # What a sink with a transform knows of each event, whatever the transform made of it.
@@ -91,13 +91,11 @@ class Layout:
         names = {name: name for name in PLACE} | {place: name for name, place in self._places[event].items()}
         return _view(names, EVENT_TYPE if self.has_types else None, event, topic)
 
-    def rows(self, event: str, table: pa.Table) -> pa.Table:
+    def rows(self, event: str, columns: Columns) -> Columns:
         """Rows of an event with the columns of the tables."""
         places = self._places[event]
-        renamed = table.rename_columns([places.get(name, name) for name in table.column_names])
-        if not self.has_types:
-            return renamed
-        return renamed.append_column(EVENT_TYPE, pa.repeat(event, table.num_rows))
+        renamed = {places.get(name, name): values for name, values in columns.items()}
+        return {**renamed, EVENT_TYPE: [event] * len(columns["offset"])} if self.has_types else renamed
 
     @property
     def schema(self) -> pa.Schema:
@@ -105,9 +103,9 @@ class Layout:
         return schema_of(types_of(self.columns))
 
     def table(self, rows: Rows) -> pa.Table:
-        """All rows as one table; NULL where an event lacks a column."""
-        schema = self.schema
-        tables = [self.rows(event, table) for event, table in rows.items()]
+        """All rows as one table of Arrow; NULL where an event lacks a column."""
+        schema, types = self.schema, types_of(self.columns)
+        tables = [as_table(self.rows(event, columns), types) for event, columns in rows.items()]
         return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").select(schema.names)
 
     def _columns(self) -> tuple[Column, ...]:

@@ -9,11 +9,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from outbox.base.errors import Failure
-from outbox.base.heavy import pa
 from outbox.base.settings import Settings
 from outbox.base.trace import SampledEvents
 from outbox.events.schema import Rejection
 from outbox.kafka.spec import Header
+from outbox.sink.decoding.values import Columns
 
 if TYPE_CHECKING:  # below, too: `outbox events` imports this module and reads no topic
     from confluent_kafka import Message
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # below, too: `outbox events` imports this module and reads n
 
 T = TypeVar("T")
 Place = tuple[int, int]  # partition and offset
-Rows = Mapping[str, "pa.Table"]  # by the name of the event, rows with its columns
+Rows = Mapping[str, Columns]  # by the name of the event: its place, and its columns
 
 RUN_GAP = 1_000  # offsets: it is faster to read over a smaller gap than to seek
 
@@ -115,21 +115,23 @@ class Decoded(NamedTuple):
     @classmethod
     def together(cls, parts: Sequence[Decoded]) -> Decoded:
         """The rows and records of all parts."""
-        tables: dict[str, list[pa.Table]] = {}
+        rows: dict[str, dict[str, list[Any]]] = {}
         for part in parts:
-            for name, table in part.rows.items():
-                tables.setdefault(name, []).append(table)
+            for name, columns in part.rows.items():
+                of_event = rows.setdefault(name, {column: [] for column in columns})
+                for column, values in columns.items():
+                    of_event[column] += values
         return cls(
-            rows={name: pa.concat_tables(found) for name, found in tables.items()},
+            rows=rows,
             dead=[one for part in parts for one in part.dead],
             skipped=summed(part.skipped for part in parts),
             sampled=SampledEvents.together(part.sampled for part in parts),
         )
 
 
-def event_ids(rows: Rows) -> pa.ChunkedArray:
+def event_ids(rows: Rows) -> list[str]:
     """The ids of all rows."""
-    return pa.chunked_array([chunk for table in rows.values() for chunk in table["event_id"].chunks], pa.string())
+    return [event_id for columns in rows.values() for event_id in columns["event_id"]]
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -1,22 +1,20 @@
-"""All values of a property at once, as Arrow has them.
+"""Rows of events by columns: the values of each column as Python has them, and as Arrow has them for Spark.
 
-It gives the same as `outbox.events.values.convert` one by one, several times faster, and takes only what needs no
-second look: for anything else, good or bad, it raises ValueError, and the caller converts one by one.
+Arrow and NumPy cost a process 50 MB. So only what is for Spark, a transform or a comparison becomes Arrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC
 from functools import cache
 from typing import Any, Literal
 
-from outbox.base.heavy import pa, pc
+from outbox.base.heavy import pa
 from outbox.events.schema import Column, SqlType
-from outbox.events.values import NUL, convert
 
-CALENDAR_BEGINS = datetime(1, 1, 2)  # in UTC; in its own zone, an earlier time may be of the year 0
 Type = SqlType | Literal["integer", "bytea"]
+Columns = Mapping[str, Sequence[Any]]  # by name the values of a column, each as `outbox.events.values.convert` makes it
 PLACE_TYPES: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 
 
@@ -48,48 +46,32 @@ def schema_of(types: Mapping[str, Type]) -> pa.Schema:
     return pa.schema({name: arrow_types()[type_] for name, type_ in types.items()})
 
 
-def table_of(rows: Collection[Sequence[Any]], types: Mapping[str, Type]) -> pa.Table:
-    """Rows of Python's values as columns of these types."""
-    schema = schema_of(types)
-    values = zip(*rows, strict=True) if rows else ([] for _ in schema)
-    return pa.table([pa.array(of, type_) for of, type_ in zip(values, schema.types, strict=True)], schema)
+def columns_of(names: Iterable[str], rows: Sequence[Sequence[Any]]) -> Columns:
+    """Rows, of which there are some, as columns of these names."""
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
 
 
-def convert_all(type_: SqlType, values: Sequence[Any]) -> pa.Array:
-    """Valid values of one property. Raises ValueError if one of them needs to be looked at."""
-    try:
-        return COLUMNS.get(type_, _plain)(type_, values)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(str(error)) from None
+def rows_of(columns: Columns) -> Iterator[dict[str, Any]]:
+    """Columns as rows: by row the value of each column."""
+    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
-def _plain(type_: SqlType, values: Sequence[Any]) -> pa.Array:
-    return pa.array(values, arrow_types()[type_])
+def as_table(columns: Columns, types: Mapping[str, Type]) -> pa.Table:
+    """Columns as Arrow has them. ``types`` are at least theirs."""
+    schema = schema_of({name: types[name] for name in columns})
+    arrays = [pa.array(values, type_) for values, type_ in zip(columns.values(), schema.types, strict=True)]
+    return pa.table(arrays, schema)
 
 
-def _converted(type_: SqlType, values: Sequence[Any]) -> pa.Array:
-    return _plain(type_, [convert(type_, value) for value in values])
+def of_table(table: pa.Table) -> Columns:
+    """Columns of Arrow as Python has them."""
+    return {name: _values(table[name]) for name in table.column_names}
 
 
-def _moments(type_: SqlType, values: Sequence[Any]) -> pa.Array:
-    moments = pa.array(values, pa.string()).cast(arrow_types()[type_])
-    # Raises if one of them is beyond Python's calendar. To name their zone, the host would need a database of zones.
-    first = pc.min_max(moments.cast(pa.timestamp("us"))).as_py()["min"]
-    if first is not None and first < CALENDAR_BEGINS:
-        raise ValueError("a time that may be written with the year 0, which Python does not know")
-    return moments
-
-
-def _strings(type_: SqlType, values: Sequence[Any]) -> pa.Array:
-    strings = _plain(type_, values)
-    if pc.any(pc.match_substring(strings, NUL)).as_py():
-        raise ValueError("a text contains NUL")
-    return strings
-
-
-COLUMNS: dict[SqlType, Callable[[SqlType, Sequence[Any]], pa.Array]] = {
-    "timestamptz": _moments,
-    "numeric": _converted,
-    "text": _strings,
-    "jsonb": _converted,
-}
+def _values(column: pa.ChunkedArray) -> Sequence[Any]:
+    if not pa.types.is_timestamp(column.type):
+        values: Sequence[Any] = column.to_pylist()
+        return values
+    # To name their zone, the host would need a database of zones.
+    moments = column.cast(pa.timestamp("us")).to_pylist()
+    return [None if moment is None else moment.replace(tzinfo=UTC) for moment in moments]

@@ -20,7 +20,6 @@ from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
 from outbox.base.database import database_errors
-from outbox.base.heavy import pa
 from outbox.events.schema import Rejection
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.batch import Batch
@@ -318,7 +317,7 @@ def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequ
     """The days of the events that are valid now and were not before: the strategy will remember their ids."""
     with connection:
         found = [_event(letter, decoder) for letter in _open(connection, chunk) if not letter.is_event]
-        return days(pa.array([one.event_id for one in found if isinstance(one, DecodedEvent)], pa.string()))
+        return days(one.event_id for one in found if isinstance(one, DecodedEvent))
 
 
 def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None = None) -> Iterator[_Letter]:
