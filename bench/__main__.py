@@ -58,6 +58,8 @@ OLDER_HOME = HOME.with_name("bench-older")
 WARM_UP_S = 30.0
 BATCH_EVENTS = 100_000
 CLIENTS = (1, 4, 16)
+LATENCY_SIDES = ("ours", "plain", "transform", "defaults")
+BACKLOG_SIDES = ("spark", "plain", "plain on one core", "by hand", "limit")
 SINK = "balances"
 SINK_DATABASE = ("sink_db_port", *map(password_setting, SinkRole))  # what differs between the servers of two stacks
 IDLE_SINKS = ("balances", "accounts")
@@ -181,9 +183,12 @@ def relay_backlog(events: int, rounds: int) -> None:
 @click.option("--per-s", default=100.0, show_default=True, help="The steady rate.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long it lasts.")
 @click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
+@click.option("--side", "chosen", multiple=True, type=click.Choice(LATENCY_SIDES), help="Only this one, or these.")
 @_with("--poll-interval-ms", "connector_poll_interval_ms")
 @_with("--fetch-max-wait-ms", "connect_fetch_max_wait_ms")
-def measure_latency(events: int, per_s: float, seconds: float, rounds: int, **waits_ms: int) -> None:
+def measure_latency(
+    events: int, per_s: float, seconds: float, rounds: int, chosen: Sequence[str], **waits_ms: int
+) -> None:
     """Measure commit → topic and commit → balance, with and without a transform, and beside the defaults of Debezium
     and Spark.
 
@@ -204,6 +209,7 @@ def measure_latency(events: int, per_s: float, seconds: float, rounds: int, **wa
             "one at a time": lambda of: latency.one_by_one(settings, of, events),
             f"{per_s:g} per s": lambda of: latency.at_rate(settings, of, per_s, seconds),
         }
+        sides = {side: sides[side] for side in chosen or LATENCY_SIDES}
         for number, (side, (one, of)) in enumerate([*sides.items()] * rounds):
             of_rounds = f"round {number // len(sides) + 1} of {rounds}"
             _progress(f"{side}, {of_rounds}: starts, and gets events for {WARM_UP_S:g} s before it is measured")
@@ -245,12 +251,15 @@ def measure_idle(seconds: float, rounds: int, interval_ms: int, **waits_ms: int)
 @main.command("start")
 @click.option("--rounds", default=5, show_default=True, help="How often each side starts.")
 def measure_start(rounds: int) -> None:
-    """Start a sink, until its first events are applied, and a bare Spark session that counts them, in turns."""
+    """Start a sink, on Spark and plain, until its first events are applied, and a bare Spark session that counts them,
+    in turns.
+    """
     with _stack() as settings:
         topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, STARTED_WITH_EVENTS, report=click.echo)
         sides: dict[str, Callable[[], start.Started]] = {
             "sink": lambda: start.of_sink(settings, SINK),
+            "plain": lambda: start.of_sink(settings, SINK, plain=True),
             "bare": lambda: start.of_spark(settings),
         }
         found = _in_turns(sides, rounds, "start", before=lambda: backlog.empty(settings))
@@ -261,9 +270,10 @@ def measure_start(rounds: int) -> None:
 @click.option("--events", type=click.IntRange(1_000_000), default=1_000_000, show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
 @click.option("--busy-cores", default=0, show_default=True, help="Keep so many cores busy meanwhile.")
-def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
-    """Drain a backlog with the sink on Spark and plain, with a consumer written by hand, and with COPY and SQL alone
-    (the limit).
+@click.option("--side", "chosen", multiple=True, type=click.Choice(BACKLOG_SIDES), help="Only this one, or these.")
+def drain_backlog(events: int, rounds: int, busy_cores: int, chosen: Sequence[str]) -> None:
+    """Drain a backlog with the sink on Spark, plain, and plain with all its threads on one core, with a consumer
+    written by hand, and with COPY and SQL alone (the limit).
 
     The sides take turns. Rates and processor time are those of the second half of a drain. Ratios compare the drains of
     one round: their median, the lowest and the highest.
@@ -271,17 +281,19 @@ def drain_backlog(events: int, rounds: int, busy_cores: int) -> None:
     with _stack() as settings, tempfile.TemporaryDirectory() as folder:
         topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo)
-        files = list(by_hand.write_files(settings, Path(folder), BATCH_EVENTS))
+        needs_files = "limit" in (chosen or BACKLOG_SIDES)
+        files = list(by_hand.write_files(settings, Path(folder), BATCH_EVENTS)) if needs_files else []
         meter = Meter(events, Stack(settings).part("postgres"))
+        plain = sink(settings, SINK, plain=True)
         sides: dict[str, Callable[[], Drain]] = {
             "spark": lambda: _drain(settings, meter),
-            "plain": lambda: backlog.drain_with(
-                sink(settings, SINK, plain=True), backlog.applied(settings, SINK), meter
-            ),
+            "plain": lambda: backlog.drain_with(plain, backlog.applied(settings, SINK), meter),
+            "plain on one core": lambda: backlog.drain_on_one_core(plain, backlog.applied(settings, SINK), meter),
             "by hand": lambda: backlog.drain_here(meter, by_hand.drain(settings, SINK, BATCH_EVENTS)),
             "limit": lambda: backlog.drain_here(meter, by_hand.drain_files(settings, SINK, files)),
         }
         with backlog.busy(busy_cores):
+            sides = {side: sides[side] for side in chosen or BACKLOG_SIDES}
             found = _in_turns(sides, rounds, "drain", before=lambda: backlog.empty(settings))
     _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
+import psutil
 from confluent_kafka import Producer
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
@@ -88,6 +89,17 @@ def drain_with(
         return meter.result()
     finally:
         process.stop()
+
+
+def drain_on_one_core(process: Process, count: AbstractContextManager[Callable[[], int]], meter: Meter) -> Drain:
+    """`drain_with`, with all threads of the process on one core of this machine."""
+    ours = psutil.Process()
+    cores = ours.cpu_affinity()
+    ours.cpu_affinity(cores[:1])  # a process that is started inherits it
+    try:
+        return drain_with(process, count, meter)
+    finally:
+        ours.cpu_affinity(cores)
 
 
 def applied(settings: Settings, name: str) -> AbstractContextManager[Callable[[], int]]:

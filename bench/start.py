@@ -50,9 +50,9 @@ class Bare(Process):
         return self._counted.exists() and bool(self._counted.read_text())
 
 
-def of_sink(settings: Settings, strategy: str) -> Started:
+def of_sink(settings: Settings, strategy: str, *, plain: bool = False) -> Started:
     """Start the sink on a topic that it has not read."""
-    process = sink(settings, strategy)
+    process = sink(settings, strategy, plain=plain)
     watch = Stopwatch()
     process.spawn()
     try:

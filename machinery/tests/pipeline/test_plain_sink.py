@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
 from subprocess import CompletedProcess
 
 import psutil
@@ -11,13 +17,17 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
+from packaging.requirements import Requirement
 
+import outbox
 from outbox.base.settings import Settings
-from outbox.base.wait import wait_for
+from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink.repair import rewind
+from outbox_lab.testing.command import environment
 from tests.support.made_events import nth_key, sums, uuid7
+from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, open_sink
 from tests.support.sink_process import (
     RANDOM,
@@ -33,6 +43,8 @@ from tests.support.sink_process import (
 from tests.support.topic_reader import topic_of
 
 PLAIN = "--plain"
+
+Run = Callable[..., CompletedProcess[str]]
 
 
 def rows(done: CompletedProcess[str], sink: str) -> int:
@@ -232,3 +244,57 @@ def test_no_java_and_no_pyspark(topic: Settings, publisher: Publisher, database:
         with suppress(psutil.AccessDenied):
             assert not any("pyspark" in one.path for one in process.memory_maps())
         assert process.children(recursive=True) == []
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs `outbox` where only the packages of the extra `plain` are installed."""
+    folder = tmp_path_factory.mktemp("packages")
+    (folder / "outbox").symlink_to(Path(outbox.__file__).parent)
+    for name in distributions("outbox-machinery[plain]"):
+        for part in {file.parts[0] for file in metadata.files(name) or ()} - {"..", "__pycache__"}:
+            (folder / part).symlink_to(Path(str(metadata.distribution(name).locate_file(part))))
+    (folder / "sitecustomize.py").write_text(
+        f"import sys\nsys.path[:] = [one for one in sys.path if one.startswith(({str(folder)!r}, sys.base_prefix))]\n"
+    )
+
+    def run(settings: Settings, *words: str) -> CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", "from outbox.cli import main; main()", *words],
+            cwd=ROOT,
+            env=environment(settings.home, **settings.as_env(), PYTHONPATH=str(folder)),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S * timeout_scale(),
+            check=False,
+        )
+
+    return run
+
+
+def distributions(*wanted: str) -> set[str]:
+    """The distributions that some requirements need, themselves included. Ours is not among them."""
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found, left = set[str](), [Requirement(one) for one in wanted]
+    while left:
+        one = left.pop()
+        if one.name == ours["name"]:
+            extras = [ours["dependencies"], *(ours["optional-dependencies"][extra] for extra in one.extras)]
+            left += [Requirement(text) for texts in extras for text in texts]
+        elif one.name.lower() not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            found.add(one.name.lower())
+            left += map(Requirement, metadata.requires(one.name) or ())
+    return found
+
+
+def test_plain_sinks_and_handlers_need_the_packages_of_their_extra_alone(
+    topic: Settings, publisher: Publisher, database: Database, lean: Run
+) -> None:
+    publisher.send(publisher.events(20))
+    publisher.send_raw(nth_key(0), b"{", None)
+    for words in (["sink", PLAIN, "dedup"], ["handle", "item_receipts"]):
+        done = lean(topic, *words, "--until-caught-up")
+        assert done.returncode == 0, done.stderr
+    assert (database.applied(), len(database.dead_letters())) == (20, 1)
+    assert database.query("SELECT count(*) FROM handled_events") == [(20,)]
+    assert "install the extra `sink`" in reported_failure(lean(topic, "sink", "dedup"))

@@ -52,6 +52,13 @@ def run(settings: Settings, names: Sequence[str], engine: str, *, until_caught_u
         if not usable:
             raise failure
         log.get(__name__).error("sink cannot run", sink=name, error=str(failure), code=failure.code)
-    engine_of = pkgutil.resolve_name(ENGINES[engine])  # the other one is not imported
+    try:
+        engine_of = pkgutil.resolve_name(ENGINES[engine])  # the other one is not imported
+    except ModuleNotFoundError as error:
+        raise Failure(
+            f"sinks on Spark need the package of the module {error.name}",
+            "install the extra `sink` of outbox-machinery, or run them with --plain",
+            code="spark-missing",
+        ) from error
     with spans.exported(f"{project.current().topic_prefix}-sinks"):
         supervisor.run(settings, usable, failures, engine=engine_of, until_caught_up=until_caught_up)

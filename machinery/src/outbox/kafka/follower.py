@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from outbox.base.settings import Settings
-from outbox.kafka.clients import consumer_config, kafka_errors, request_timeout_s, unavailable
-from outbox.kafka.records import is_end, lost, require_progress
+from outbox.kafka.clients import follower, kafka_errors, request_timeout_s
+from outbox.kafka.records import ends, is_end, require_progress
 
 POLL_S = 0.001  # a range that ends with a transaction's marker is known to be read after the next poll
 # Records held for later; then a partition that is read to its end pauses after one more. Behind so many, the next range
@@ -41,14 +41,7 @@ class Follower:
         self._ahead: list[Message] = []  # received, and behind what was asked for
         self._paused: set[int] = set()  # partitions that fetch nothing until the next read
         with kafka_errors(settings), ExitStack() as opened:
-            self._client = Consumer(
-                {
-                    **consumer_config(settings, "read_committed"),
-                    "auto.offset.reset": "error",
-                    "fetch.wait.max.ms": FETCH_WAIT_MS,
-                    "enable.partition.eof": True,
-                }
-            )
+            self._client = follower(settings, FETCH_WAIT_MS)
             # It then knows where the partitions are. Found out by the first read, that may take most of a second.
             opened.callback(self._client.close)
             self._client.list_topics(topic, request_timeout_s())
@@ -130,12 +123,9 @@ class Follower:
     def _poll(self) -> Message | None:
         with self._open() as client:
             message = client.poll(POLL_S)
-        error = None if message is None or is_end(message) else message.error()
-        if error is None:
-            return message
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            raise lost(self._topic, error)
-        raise unavailable(self._settings, error)
+            if message is not None:
+                ends([message])  # raises its error
+        return message
 
     @contextmanager
     def _open(self) -> Iterator[Consumer]:

@@ -131,7 +131,7 @@ def _read(
         while end:
             first = client.poll(POLL_S)
             messages = [] if first is None else [first, *client.consume(BATCH_RECORDS - 1, 0)]
-            stops = _stops(name, messages)
+            stops = ends(messages)
             found = [message for message in messages if message.error() is None] if stops else messages
             # The end may be a marker, which no consumer returns but passes; or an aborted record whose marker is not to
             # be read yet, and then the client says only that it has come to the end.
@@ -212,16 +212,17 @@ def require_progress(name: str, progress_at: float) -> None:
         )
 
 
-def _stops(name: str, messages: Iterable[Message]) -> Sequence[Message]:
-    """Messages that mark the end of a partition. Raises Failure or KafkaException if it is
-    an error.
+def ends(messages: Iterable[Message]) -> Sequence[Message]:
+    """Those of some messages that are no records but mark the end of a partition. Raises KafkaException for an error,
+    and Failure `events-lost` if the topic has dropped what was to be read.
     """
     if not any(map(Message.error, messages)):  # as mostly: no call in Python for each
         return []
     others = [(message, error) for message in messages if (error := message.error()) is not None]
     for message, error in others:
         if not is_end(message):
-            raise lost(name, error) if error.code() == KafkaError._AUTO_OFFSET_RESET else KafkaException(error)
+            is_lost = error.code() == KafkaError._AUTO_OFFSET_RESET
+            raise _lost(message.topic() or "", error) if is_lost else KafkaException(error)
     return [message for message, _ in others]
 
 
@@ -270,7 +271,7 @@ def is_end(message: Message) -> bool:
     return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
-def lost(name: str, error: KafkaError) -> Failure:
+def _lost(name: str, error: KafkaError) -> Failure:
     """The failure of a reader that wants every record of a range, and the topic has dropped some."""
     return Failure(
         f"topic {name} no longer has what was to be read: {error.str()}",

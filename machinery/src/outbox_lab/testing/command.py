@@ -25,7 +25,7 @@ MODULES = {entry.target.partition(":")[0] for entry in commands().values()}
 FORKS = multiprocessing.get_context("forkserver")
 # Modules and libraries that commands import when they run.
 LATE = (
-    *("numpy", "pyarrow.compute", "requests", "structlog", "outbox.audit.check", "outbox.audit.doctor"),
+    *("pyarrow.compute", "requests", "structlog", "outbox.audit.check", "outbox.audit.doctor"),
     *("outbox.audit.monitor", "outbox.migrations.migrate", "outbox.sink.running.supervisor"),
 )
 # With this module and its package: a process that had to import them to find `_run` would take six times as long.
