@@ -10,10 +10,11 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -30,13 +31,14 @@ from outbox.kafka.clients import client_config
 from outbox.kafka.follower import Closed
 from outbox.kafka.records import Part
 from outbox.sink import discovery
+from outbox.sink.applying.function import FunctionTarget
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.reading import reader
 from outbox.sink.remembering import fence
 from outbox.sink.running import query, retries, stream, watchdog
 from outbox.sink.running.checkpoint import Checkpoint
-from outbox.sink.spec import SinkJob
+from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
 
 TIMEOUT_S = 60
@@ -124,6 +126,29 @@ def transformed() -> None:
 def endless_transform() -> None:
     """The sink `dedup` has a transform that does not come to its end."""
     change("dedup", transform="tests.transforms:endless")
+
+
+def function_target() -> None:
+    """The sink `dedup` has a function as its target."""
+    change("dedup", target="tests.targets:write", projections=Path("none"))
+
+
+def function_behind_transform() -> None:
+    """The sink `dedup` has a function as its target, and a transform before it."""
+    change("dedup", target="tests.targets:write", projections=Path("none"), transform="tests.transforms:picky")
+
+
+def death_behind_a_function() -> None:
+    """The process is killed when the function has written a batch: the sink database does not know of it."""
+    function_target()
+    write = FunctionTarget.write
+
+    def write_last(self: FunctionTarget, spec: SinkSpec, events: Any) -> Mapping[str, str]:
+        write(self, spec, events)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    patch(FunctionTarget, write=write_last)
 
 
 def death_behind_a_merge() -> None:

@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "outbox.handlers",
         "outbox.sinks",
         "outbox.spark",
+        "outbox.targets",
         "outbox.web",
     ),
     # What develops and proves.

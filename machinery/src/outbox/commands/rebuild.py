@@ -57,7 +57,7 @@ def rebuild_command(
     if source == "source" and drop_copy:
         raise click.UsageError("--drop-copy is for --from topic")
     declared = discovery.chosen(settings, sink)
-    declared.target.require_rebuildable(declared)
+    declared.target.require_rebuildable(declared, source)
     if source == "source":
         _from_source(settings, declared, dry_run, yes)
     elif drop_copy:

@@ -25,7 +25,7 @@ from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.sink.remembering import strategy
 from outbox.sink.remembering.strategy import Memory
-from outbox.sink.spec import SinkJob, SinkSpec, unusable
+from outbox.sink.spec import SinkJob, SinkSpec, Target, unusable
 
 if TYPE_CHECKING:
     from outbox.sink.applying.handlers.handler import Handler
@@ -104,7 +104,7 @@ def _completed(job: SinkJob, folder: Path) -> SinkJob:
         name=job.name or folder.name,
         projections=(folder / job.projections).resolve(),
         strategy=folder / job.strategy if isinstance(job.strategy, Path) else job.strategy,
-        target=None if job.target is None else job.target.within(folder),
+        target=job.target.within(folder) if isinstance(job.target, Target) else job.target,
     )
 
 
@@ -174,13 +174,12 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
         raise unusable(job, f"its events are the text {job.events!r}", f"write a list: events=[{job.events!r}]")
     if bool(job.events) is bool(job.decoders):
         raise unusable(job, "it takes no events", 'name them: events=["order.placed"]')
-    if job.transform is not None and not FUNCTION.fullmatch(job.transform):
-        raise unusable(job, f"its transform is {job.transform!r}", "write it as transform='package.module:function'")
+    for word, given in {"transform": job.transform, "target": job.target}.items():
+        if isinstance(given, str) and not FUNCTION.fullmatch(given):
+            raise unusable(job, f"its {word} is {given!r}", f"write it as {word}='package.module:function'")
     found = strategy.find(job.strategy)
-    from outbox.sink.applying.postgres.target import PostgresTarget
-
     decoders = job.decoders or event_decoders(settings, job.events)
-    spec = SinkSpec(job.name, job, found, decoders, PostgresTarget() if job.target is None else job.target)
+    spec = SinkSpec(job.name, job, found, decoders, _target(job))
     if found.needs_version and not spec.has_version:
         raise unusable(
             job,
@@ -189,6 +188,19 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
         )
     _ = spec.layout  # raises Failure for events that have no place together
     return spec
+
+
+def _target(job: SinkJob) -> Target:
+    """The target of a job: by default the sink database."""
+    if isinstance(job.target, Target):
+        return job.target
+    if job.target is None:
+        from outbox.sink.applying.postgres.target import PostgresTarget
+
+        return PostgresTarget()
+    from outbox.sink.applying.function import FunctionTarget
+
+    return FunctionTarget(job.target)
 
 
 def event_decoders(settings: Settings, names: Sequence[str]) -> dict[str, EventDecoder]:

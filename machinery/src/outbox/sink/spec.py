@@ -38,7 +38,8 @@ class SinkJob:
     the catalog (`outbox.events.catalog`): ``order`` for all events of an aggregate type, ``order.placed`` for one,
     ``order.placed.v1`` for one version. ``strategy`` is the name of a built-in strategy, or the path of a file.
     ``projections`` is a folder of SQL files (`outbox.sink.applying.projection`). ``target`` is where the events are
-    applied; None stands for the tables of the sink database. Records that are no events of the catalog, such as raw
+    applied: None stands for the tables of the sink database, and ``module:function`` for a function that writes them
+    (`outbox.sink.applying.function`). Records that are no events of the catalog, such as raw
     CDC, have ``decoders`` by topic instead; then ``carries`` says what `outbox check` compares: each event, or the
     state that a key has reached.
 
@@ -48,7 +49,7 @@ class SinkJob:
 
     name: str = ""
     projections: Path = Path("projections")
-    target: Target | None = None
+    target: Target | str | None = None
     events: Sequence[str] = ()
     strategy: str | Path = "dedup"
     decoders: Mapping[str, RecordDecoder] = field(default_factory=dict)
@@ -193,8 +194,8 @@ class Target(ABC):
     def require_usable(self, spec: SinkSpec) -> None:  # noqa: B027 - a sink is, unless a target says otherwise
         """Raises Failure if the sink cannot run, as far as its files say so."""
 
-    def require_rebuildable(self, spec: SinkSpec) -> None:  # noqa: B027 - a result is, unless a target says otherwise
-        """Raises Failure if `outbox rebuild` cannot recompute the result."""
+    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:  # noqa: B027 - it is, unless a target says so
+        """Raises Failure if `outbox rebuild` cannot recompute the result from there, ``topic`` or ``source``."""
 
     def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
         """Erase a key from a target that is elsewhere, former states too. Returns how many rows, by place."""

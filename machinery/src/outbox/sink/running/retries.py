@@ -23,6 +23,8 @@ PASSING = {
     "token-server-unavailable",
     "topic-missing",  # also to a broker that has just started; one that was made again is another failure
     "topic-silent",
+    "target-failed",  # what it writes to may be away
+    "target-slow",
     "transform-failed",  # what it reads may be away
 }
 FIRST_DELAY_S = 1.0

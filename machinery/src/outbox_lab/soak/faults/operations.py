@@ -84,7 +84,7 @@ def is_rebuildable(sink: SinkSpec, source: str) -> bool:
     From the source it needs SQL of each projection, which some sinks have not, such as those of captured tables.
     """
     with suppress(Failure, FileNotFoundError):
-        sink.target.require_rebuildable(sink)
+        sink.target.require_rebuildable(sink, source)
         if source == "source":
             derived.derived(sink)
         return sink.strategy.repeats == "all"

@@ -27,7 +27,8 @@ class HandlerTarget(Target):
     def __init__(self, of: Handler) -> None:
         self._handler = of
 
-    def require_rebuildable(self, spec: SinkSpec) -> None:
+    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
+        del source
         raise Failure(
             f"handler {spec.name} is a function: what it has done cannot be computed again",
             f"`outbox dead-letters replay --sink {spec.name}` calls it for events that were set aside",

@@ -55,7 +55,8 @@ class LakehouseTarget(Target):
         found.require()
         return LakehouseApplier(spec, found, None if transform is None else transform.apply)
 
-    def require_rebuildable(self, spec: SinkSpec) -> None:
+    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
+        del source
         raise Failure(
             f"sink {spec.name} is a table of events, and its totals are a query: there is nothing to recompute",
             f"`outbox rewind {spec.name} --to-earliest` reads what the topic still has",

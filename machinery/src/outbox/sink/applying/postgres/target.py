@@ -38,7 +38,7 @@ class PostgresWriter(SinkWriter):
         super().__init__(connection, spec.asked)
         self._spec, self._fetch = spec, fetch
         self._ensured = set[date]()
-        if spec.job.transform is None:
+        if applier is not None or spec.job.transform is None:
             self._prepare(applier or PostgresApplier(spec))
 
     def prepare(self, returned: pa.Schema) -> None:

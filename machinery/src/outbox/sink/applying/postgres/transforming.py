@@ -19,6 +19,7 @@ from outbox.base.heavy import extensions, pa, pc
 from outbox.events.schema import Column, SqlType
 from outbox.events.values import NOT_JSON, NUL, convert, decode
 from outbox.sink.applying.postgres.applier import Known, PostgresApplier, names
+from outbox.sink.applying.projection import Projection
 from outbox.sink.decoding import binary
 from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.binary import Encoded
@@ -60,11 +61,17 @@ Apply = Callable[[str, "pa.Table"], Returned]
 class TransformingApplier(PostgresApplier):
     """Applies what a transform has returned of events."""
 
-    def __init__(self, spec: SinkSpec, returned: Sequence[Column], transform: Apply | None = None) -> None:
+    def __init__(
+        self,
+        spec: SinkSpec,
+        returned: Sequence[Column],
+        transform: Apply | None = None,
+        projections: Sequence[Projection] | None = None,
+    ) -> None:
         """``returned`` are the columns that the transform returns. ``transform`` calls it with a topic and events
-        of it, for a replay.
+        of it, for a replay. ``projections`` are by default those of the job.
         """
-        super().__init__(spec)
+        super().__init__(spec, projections)
         self._shape = TransformedLayout(spec.layout, returned)
         self._columns, self._transform = returned, transform
         self._names = {

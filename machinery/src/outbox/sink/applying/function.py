@@ -1,0 +1,197 @@
+"""A target that is a function: it gets the new events of a batch, and writes them wherever it likes.
+
+    def write(events: pa.Table) -> None: ...
+
+The sink's transaction goes as for tables of the sink database, with the function in place of the projections: the
+strategy finds the new events, the function writes them, and then ids, dead letters and positions are committed. If the
+process ends in between, the same events come again, maybe with others beside them. So the function must be an upsert on
+a stable key that no older version replaces.
+
+The transaction is open while the function runs. Postgres ends it after the `idle_in_transaction_session_timeout` of the
+sinks' role (`outbox.migrations.roles`), which is a minute.
+
+The module may have two more functions: ``totals`` returns what `outbox check` compares, and ``erase`` removes a key.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from outbox.base.errors import Failure
+from outbox.base.heavy import extensions, extras, pa, pc, psycopg2
+from outbox.base.settings import Settings
+from outbox.events.schema import shortened
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.applying.postgres.transforming import Apply, TransformingApplier
+from outbox.sink.decoding.batch import Batch, Returned
+from outbox.sink.spec import SinkSpec, Target, Transformed, unusable
+
+if TYPE_CHECKING:
+    from outbox.sink.decoding.binary import Encoded
+    from outbox.sink.decoding.records import Fetch
+
+TARGET_REFUSED = "target refused"
+KEEPS_EVENTS = "landed_events"  # the table of strategy `merge`
+NEW = 'SELECT new.partition, array_agg(new."offset") FROM pg_temp.new_events AS new GROUP BY new.partition'
+REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
+POSITIONS = "SELECT topic, partition, next_offset FROM public.positions WHERE sink = %s"
+
+Totals = Iterable[tuple[Any, Any, Any]]
+Refused = Mapping[str, str]  # by event id, why the function cannot write it
+
+
+@dataclass(frozen=True)
+class FunctionTarget(Target):
+    """A function, written as ``module:function``."""
+
+    name: str
+    is_elsewhere = True
+
+    def require_usable(self, spec: SinkSpec) -> None:
+        if files := sorted(spec.job.projections.glob("*.sql")):
+            raise unusable(spec.job, f"it has a target and a projection, {files[0]}", "delete the file, or the target")
+        memory = spec.strategy.memory
+        if memory is not None and memory.table == KEEPS_EVENTS:
+            raise unusable(spec.job, f"strategy {spec.strategy.name} keeps events in the sink database", "use dedup")
+        self._require_callable(spec, self._load(spec), object())
+
+    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
+        if source == "source":
+            raise Failure(
+                f"sink {spec.name}: its target {self.name} writes events, and the source's state is none",
+                f"`outbox rebuild {spec.name} --from topic` calls it for all events again",
+                code="rebuild-unsupported",
+            )
+
+    def writer(
+        self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch
+    ) -> FunctionWriter:
+        del settings
+        self.require_usable(spec)
+        return FunctionWriter(connection, spec, fetch, FunctionApplier(spec, self))
+
+    def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> FunctionApplier:
+        del settings
+        self.require_usable(spec)
+        return FunctionApplier(spec, self, None if transform is None else transform.apply)
+
+    def write(self, spec: SinkSpec, events: pa.Table) -> Refused:
+        """Let the function write these events, which all are new. Returns by event why it cannot write it.
+
+        Raises Failure `target-failed` if it raises an error, and `target-wrong` if it returns something else.
+        """
+        refused = self._call(spec, self._load(spec), events)
+        if refused is None:
+            return {}
+        if not isinstance(refused, Mapping) or not all(isinstance(reason, str) for reason in refused.values()):
+            raise self._wrong(spec, f"returns {type(refused).__name__}")
+        if unknown := refused.keys() - {*events["event_id"].to_pylist()}:
+            raise self._wrong(spec, f"refuses {min(map(str, unknown))}, which is no event of the batch")
+        return refused
+
+    def _load(self, spec: SinkSpec, name: str = "") -> Callable[..., Any]:
+        """The function, or another one of its module. Raises Failure if it is missing."""
+        module, _, function = self.name.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name or function)  # type: ignore[no-any-return]
+        except Exception as error:
+            said = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
+            remedy = "correct the job's target: 'package.module:function'"
+            raise unusable(spec.job, f"its target {self.name} cannot be imported: {said}", remedy) from error
+
+    def _require_callable(self, spec: SinkSpec, function: Callable[..., Any], *arguments: object) -> None:
+        problem = ""
+        if not callable(function):
+            problem = "is no function"
+        elif inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            problem = "is a generator or async: a call of it would do nothing"
+        else:
+            try:
+                inspect.signature(function).bind(*arguments)
+            except TypeError:
+                problem = "does not take one argument, the events"
+        if problem:
+            raise unusable(spec.job, f"its target {self.name} {problem}", "write it as def write(events): …")
+
+    def _call(self, spec: SinkSpec, function: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return function(*arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: it would end a thread without a word
+            raise self._failed(spec, error) from error
+
+    def _failed(self, spec: SinkSpec, error: BaseException) -> Failure:
+        said = type(error).__name__
+        if not spec.is_personal:
+            said = shortened(f"{said}: {error}".strip().partition("\n")[0])
+        file = inspect.getsourcefile(importlib.import_module(self.name.partition(":")[0]))
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f" in line {lines[-1]}" if lines else ""
+        remedy = "correct it, or what it writes to; it gets the same events again"
+        return Failure(f"sink {spec.name}: its target {self.name} failed{where}: {said}", remedy, code="target-failed")
+
+    def _wrong(self, spec: SinkSpec, problem: str) -> Failure:
+        return Failure(
+            f"sink {spec.name}: its target {self.name} {problem}",
+            "let it return nothing, or by event id the reason for which it cannot write the event",
+            code="target-wrong",
+        )
+
+
+class FunctionApplier(TransformingApplier):
+    """Lets the function write what is new. Of the events the sink database gets what the sink knows them by."""
+
+    _events: pa.Table  # of the batch, as the function gets them
+
+    def __init__(self, spec: SinkSpec, target: FunctionTarget, transform: Apply | None = None) -> None:
+        super().__init__(spec, (), transform or (lambda _, events: Returned(events)), projections=())
+        self._spec, self._target = spec, target
+
+    def rows(self, batch: Batch) -> Sequence[Encoded]:
+        returned = batch.returned or Returned(batch.chunk.frame)
+        self._events = returned.rows
+        return super().rows(replace(batch, returned=returned))
+
+    def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
+        del parameters
+        refused = self._target.write(self._spec, self._new(cursor))
+        try:
+            extras.execute_values(cursor, REJECT, [(one, TARGET_REFUSED, refused[one]) for one in refused])
+            cursor.execute("SELECT")
+        except psycopg2.errors.IdleInTransactionSessionTimeout as error:
+            raise Failure(
+                f"sink {self.name}: its target {self._target.name} takes longer than a transaction may be idle",
+                "let it return within a minute, or let a batch have fewer events: OUTBOX_SINK_MAX_OFFSETS_PER_TRIGGER",
+                code="target-slow",
+            ) from error
+        return bool(refused)
+
+    def _new(self, cursor: extensions.cursor) -> pa.Table:
+        """The new events, in the order of the topic."""
+        cursor.execute(NEW)
+        is_new = pa.repeat(False, self._events.num_rows)
+        for partition, offsets in cursor:
+            is_there = pc.is_in(self._events["offset"], pa.array(offsets, pa.int64()))
+            is_new = pc.or_(is_new, pc.and_(is_there, pc.equal(self._events["partition"], partition)))
+        return self._events.filter(is_new).sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+class FunctionWriter(PostgresWriter):
+    """Lets the function write what is new."""
+
+    def prepare(self, returned: pa.Schema) -> None:
+        """Nothing to do: the function gets the columns that there are."""
+
+
+def newest(events: pa.Table, *, key: str, version: str) -> pa.Table:
+    """Of each key the event with the highest version, and of several with that version the last one."""
+    ordered = events.sort_by([(name, "ascending") for name in (version, "partition", "offset")])
+    rows = ordered.select([key]).append_column("row", pa.array(range(ordered.num_rows), pa.int64()))
+    last = rows.group_by(key).aggregate([("row", "max")])
+    return ordered.take(last["row_max"].sort())
