@@ -8,17 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 
-from outbox.base.database import connect
+from outbox.base.database import connect, is_cut_off
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka.topics import Topic
+from outbox.maintenance import erase
+from outbox.sink import discovery
 from outbox.sink.applying.function import TARGET_REFUSED, FunctionTarget, FunctionWriter
-from outbox.sink.repair import replay
+from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
-from tests import targets
-from tests.support.made_events import MAIN, STRATEGIES, Event, batch, fetch, nth_key, sums, uuid7
+from outbox_lab.testing.failures import raises
+from tests import items, targets
+from tests.support.made_events import MAIN, STRATEGIES, TOPIC, TOPIC_ID, Event, batch, fetch, nth_key, sums, uuid7
 from tests.support.sink_driver import Database
 
 RANDOM = Random(47)  # noqa: S311
@@ -39,8 +45,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def sink(settings: Settings, function: str, strategy: str = "dedup") -> Iterator[FunctionWriter]:
-    spec = spec_of(function, strategy)
+def sink(settings: Settings, function: str, strategy: str = "dedup", *, name: str = SINK) -> Iterator[FunctionWriter]:
+    spec = replace(spec_of(function, strategy), name=name)
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         made = spec.target.writer(settings, connection, spec, fetch)
         assert isinstance(made, FunctionWriter)
@@ -96,3 +102,98 @@ def test_refused_events_are_set_aside_and_replayed(databases: Settings) -> None:
     assert replay_letters(databases, "write") == Replayed(applied=1)
     assert found() == sums([*EVENTS, thirteen])
     assert database.statuses() == {thirteen.event_id: "replayed"}
+
+
+def test_a_batch_is_reduced_to_the_newest_version_of_each_key(databases: Settings) -> None:
+    totals = dict[str, int]()
+    some = list[Event]()
+    for one in EVENTS:
+        totals[one.key] = totals.get(one.key, 0) + one.quantity
+        some.append(replace(one, total_after=totals[one.key]))
+    with sink(databases, "write_newest") as writer:
+        writer.apply(batch([*some[6:], *some[:3]]))
+        writer.apply(batch(some[3:6], 9))
+    assert found() == sums(EVENTS)
+
+
+def test_a_function_that_takes_too_long_is_named(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, write = spec_of("write"), targets.write
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+
+        def slowly(events: pa.Table) -> None:
+            write(events)
+            assert wait_for("the end of the connection", lambda: is_cut_off(connection), timeout_s=30)
+
+        monkeypatch.setattr(targets, "write", slowly)
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SET idle_in_transaction_session_timeout = '100ms'")
+        writer = spec.target.writer(databases, connection, spec, fetch)
+        with raises("target-slow", "tests.targets:write", "0.1 s"):
+            writer.apply(batch(EVENTS))
+    assert Database(databases, SINK).positions() == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "part"),
+    [
+        ("leave", "target-failed", "SystemExit"),
+        ("count", "target-wrong", "int"),
+        ("refuse_others", "target-wrong", "another"),
+        ("later", "sink-unusable", "generator"),
+        ("nothing", "sink-unusable", "one argument"),
+        ("number", "sink-unusable", "no function"),
+        ("missing", "sink-unusable", "missing"),
+    ],
+)
+def test_what_is_no_target_is_named(databases: Settings, function: str, code: str, part: str) -> None:
+    with raises(code, f"tests.targets:{function}", part), sink(databases, function) as writer:
+        writer.apply(batch(EVENTS))
+    assert Database(databases, SINK).applied() == 0
+
+
+def test_an_error_repeats_no_personal_data(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SinkSpec, "is_personal", True)
+    with pytest.raises(Failure, match="ValueError") as failure, sink(databases, "fail") as writer:
+        writer.apply(batch([*EVENTS, Event(uuid7(RANDOM), nth_key(1), targets.THIRTEEN, 9)]))
+    assert "thirteen" not in str(failure.value)
+
+
+def test_a_key_is_erased_by_the_functions_module(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("write")
+    with sink(databases, "write") as writer:
+        writer.apply(batch(EVENTS))
+    monkeypatch.setattr(discovery, "jobs", lambda _: [spec.job])
+    key = EVENTS[0].key
+    one = erase.subject(databases, items.AGGREGATE, key)
+    place = f"target {spec.job.target}"
+    assert erase.erase(databases, one, dry_run=True)[place] == 4
+    assert key in found()
+    assert erase.erase(databases, one)[place] == 4
+    assert key not in found()
+    with sink(databases, "write") as writer:
+        writer.apply(batch(EVENTS, 12))
+    assert key not in found(), "it does not come back"
+    monkeypatch.delattr(targets, "erase")
+    assert place not in erase.erase(databases, one, dry_run=True)
+    monkeypatch.setattr(one.sinks[0].decoders[TOPIC], "is_personal", True)
+    with raises("erase-unsupported", "tests.targets:write"):
+        erase.erase(databases, one, dry_run=True)
+
+
+def test_a_copy_of_the_sink_fills_an_empty_place_again(databases: Settings, file: Path) -> None:
+    spec = spec_of("write")
+    with sink(databases, "write") as writer:
+        writer.apply(batch(EVENTS))
+    file.unlink()
+    with raises("rebuild-unsupported", "--from topic"):
+        spec.target.require_rebuildable(spec, "source")
+    spec.target.require_rebuildable(spec, "topic")
+    topics, first = [Topic(TOPIC, TOPIC_ID, 1)], {TOPIC: {0: 0}}
+    with rebuild.reserved(databases, SINK) as connection:
+        rebuild.begin(connection, SINK, topics, first)
+        with sink(databases, "write", name=rebuild.copy_of(SINK)) as copy:
+            copy.apply(batch(EVENTS))
+        rebuild.swap(connection, SINK, topics, first)
+    assert found() == sums(EVENTS)
+    with sink(databases, "write") as writer:
+        assert writer.apply(batch(EVENTS, 12)).duplicates == 12

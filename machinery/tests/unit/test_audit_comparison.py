@@ -171,6 +171,23 @@ def test_later_state_makes_up_for_a_parked_event(chain: Chain) -> None:
     chain.expect("sink-parked", drift={})
 
 
+@pytest.mark.parametrize(("total", "drift"), [("11", {}), ("13", {"a": 2})])
+def test_a_target_ahead_of_the_positions_is_compared_at_its_versions(
+    chain: Chain, total: str, drift: dict[str, int]
+) -> None:
+    chain.publish(*chain.written("a", "5", "6", "7"))
+    chain.applied({"a": total}, positions={0: 1}, versions={"a": 2}, may_be_ahead=True)
+    chain.expect(*(["sink-drift"] if drift else []), sink_in_flight=2, drift=drift)
+
+
+def test_a_target_ahead_without_versions_is_compared_when_nothing_is_in_flight(chain: Chain) -> None:
+    chain.publish(*chain.written("a", "5", "6"), *chain.written("b", "7"))
+    chain.applied({"a": "11", "b": "8"}, positions={0: 1}, may_be_ahead=True)
+    chain.expect(drift={})
+    chain.applied({"a": "11", "b": "8"}, may_be_ahead=True)
+    chain.expect("sink-drift", drift={"b": 1})
+
+
 def test_events_up_to_the_base_version_are_applied(chain: Chain) -> None:
     events = chain.written("a", "5", "6", "7", "8")
     chain.publish(*events[:2])

@@ -69,6 +69,7 @@ class SinkState:
     filtered: int = 0  # left out by its transform, ever
     carries: Literal["events", "states"] = "events"
     takes_states: bool = False  # an applied event supersedes the earlier events of its key
+    may_be_ahead: bool = False  # it may have events behind its positions, up to the version of each key
     not_compared: str = ""  # why none of its totals is compared, if so
     is_declared: bool = True  # otherwise nothing is expected of it
 
@@ -129,7 +130,11 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
                     takes_states=spec.strategy.takes == "states",
                     not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
                 )
-                states.append(with_target(state, targets[name]) if name in targets else state)
+                if name in targets:
+                    state = with_target(state, targets[name])
+                elif spec.target.is_elsewhere:
+                    state = replace(state, not_compared=f"it is a copy, whose target is that of sink {spec.name}")
+                states.append(state)
         cursor.execute("SELECT topic, encode(key_hash, 'hex') FROM public.erased_keys")
         erased = frozenset(map(tuple, cursor.fetchall()))
         # Nobody compares the tables in which strategies remember events.
@@ -171,7 +176,8 @@ def with_target(state: SinkState, target: TargetState) -> SinkState:
         for identity, letter in state.letters.items()
         if identity in lacking or identity not in named or not letter.is_open
     }
-    return replace(state, positions={**state.positions, **target.positions}, letters=mine)
+    positions = {**state.positions, **target.positions}
+    return replace(state, positions=positions, letters=mine, may_be_ahead=target.may_be_ahead)
 
 
 def totals_of(sink: str, target: TargetState) -> list[Row]:

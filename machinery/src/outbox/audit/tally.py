@@ -206,10 +206,11 @@ class Tally:
             self.report.lost += not is_in_flight
         elif letter.is_open:
             self._park(event.event_id)
-        if is_foreign or self._is_superseded(topic, event.key, event.version):
+        is_ahead = is_in_flight and self._is_ahead(topic, event)
+        if is_foreign or is_ahead or self._is_superseded(topic, event.key, event.version):
             return
         # What is left of an invalid record that the topic has dropped is its letter.
-        is_unknown = is_refused or (place is None and letter is not None and not letter.is_event)
+        is_unknown = is_refused or is_ahead is None or (place is None and letter is not None and not letter.is_event)
         if is_unknown and letter is not None and not letter.is_open:
             self._excuse(event.key)
             return
@@ -252,6 +253,13 @@ class Tally:
         """Whether a later state makes up for an event."""
         applied = self.state.versions.get(topic, {}).get(key, 0)
         return self.state.takes_states and version is not None and version <= applied
+
+    def _is_ahead(self, topic: str, event: Event) -> bool | None:
+        """Whether the result has an event that the sink's positions have not passed; None if nobody knows."""
+        if not self.state.may_be_ahead:
+            return False
+        versions = self.state.versions.get(topic)
+        return None if event.version is None or not versions else event.version <= versions.get(event.key, 0)
 
     def _lack(
         self, key: str, kind: int | None, numbers: Sequence[Decimal | None] | None, *, is_in_flight: bool = False

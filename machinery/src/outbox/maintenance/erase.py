@@ -6,7 +6,8 @@ The order makes each step safe to repeat, whenever the process ends:
 2. One transaction of the sink database, under the locks of all sinks: the key becomes *erased* (`erased_keys`), and its
    dead letters, landed events and rows of projections go. So no batch that began before commits afterwards, and from
    here on no delivery, replay, rewind or rebuild applies the key's events from before.
-3. Delta tables, each under the lock of its sink: the rows, and the files that time travel has kept for them.
+3. Targets elsewhere, each under the lock of its sink: of a Delta table the rows, and the files that time travel has
+   kept for them; what a target's own function erases.
 4. One transaction of the source database: the outbox rows, and the stored answers that have the key. An answer becomes
    410 Gone, because a request whose answer were deleted would be carried out again.
 
@@ -143,8 +144,7 @@ def remains(settings: Settings, one: Subject) -> list[str]:
         f"write-ahead logs: until slot {settings.connector} has confirmed byte {slot.end_of_log(settings)} and "
         "Postgres has reused them; pages until VACUUM; backups, archives and replicas as long as you keep them",
     ]
-    if any(spec.target.is_elsewhere for spec in one.sinks):
-        lines.append("log of a Delta table, with the extremes of its columns: for delta.logRetentionDuration (30 days)")
+    lines += sorted({spec.target.keeps for spec in one.sinks} - {""})
     with closing(connect(settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(READERS, one.parameters)
         known = {spec.name for spec in one.sinks if one.files.get(spec.name, True)}

@@ -156,6 +156,7 @@ class TargetState:
     positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
     totals: Iterable[tuple[Any, Any, Any]] = ()  # key, total and highest version, or None; a key may have several rows
     lacking: Callable[[Collection[str]], Collection[str]] = frozenset  # those of these event ids that it does not hold
+    may_be_ahead: bool = False  # whether it may have events behind the positions, up to the version of each key
     unread: str = ""  # why nothing of this is known, if it is not
 
 
@@ -166,6 +167,8 @@ class Target(ABC):
 
     is_elsewhere = False
     """Whether the result is outside the sink database: it may be older than the dead letters there."""
+    keeps = ""
+    """What is left of an erased key in a place elsewhere, if anything."""
     engines: Collection[str] = ("spark", "plain")
     """What can run it: Spark, or a Python process alone."""
     records_max: int | None = None

@@ -17,19 +17,23 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from outbox.base.database import is_cut_off, query
 from outbox.base.errors import Failure
-from outbox.base.heavy import extensions, extras, pa, pc, psycopg2
-from outbox.base.settings import Settings
+from outbox.base.heavy import extensions, extras, pa, pc
+from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import shortened
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.applying.postgres.transforming import Apply, TransformingApplier
 from outbox.sink.decoding.batch import Batch, Returned
-from outbox.sink.spec import SinkSpec, Target, Transformed, unusable
+from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed, unusable
 
 if TYPE_CHECKING:
     from outbox.sink.decoding.binary import Encoded
@@ -39,6 +43,7 @@ TARGET_REFUSED = "target refused"
 KEEPS_EVENTS = "landed_events"  # the table of strategy `merge`
 NEW = 'SELECT new.partition, array_agg(new."offset") FROM pg_temp.new_events AS new GROUP BY new.partition'
 REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
+LIMIT = "SELECT setting::int FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
 POSITIONS = "SELECT topic, partition, next_offset FROM public.positions WHERE sink = %s"
 
 Totals = Iterable[tuple[Any, Any, Any]]
@@ -51,6 +56,7 @@ class FunctionTarget(Target):
 
     name: str
     is_elsewhere = True
+    keeps = "former states in the places that functions write to: time travel, backups"
 
     def require_usable(self, spec: SinkSpec) -> None:
         if files := sorted(spec.job.projections.glob("*.sql")):
@@ -80,6 +86,37 @@ class FunctionTarget(Target):
         self.require_usable(spec)
         return FunctionApplier(spec, self, None if transform is None else transform.apply)
 
+    def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
+        del settings
+        function = self._other("erase")
+        if function is not None:
+            rows = self._call(spec, partial(function, key=key, topic=topic, dry_run=dry_run))
+            return {f"target {self.name}": int(rows or 0)}
+        if not spec.decoders[topic].is_personal:
+            return {}
+        raise Failure(
+            f"sink {spec.name}: its events have personal data, and the module of {self.name} has no function erase",
+            "write it: def erase(key, topic, *, dry_run), which returns the number of rows",
+            code="erase-unsupported",
+        )
+
+    def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
+        """The totals. They are read after the positions, and may have events behind those."""
+        totals = self._other("totals")
+        if totals is None:
+            return TargetState(unread=f"the module of {self.name} has no function totals")
+        positions: dict[str, dict[int, int]] = {}
+        for topic, partition, offset in query(settings, SinkRole.AUDITOR, POSITIONS, [spec.name]):
+            positions.setdefault(topic, {})[partition] = offset
+        return TargetState(positions, self._totals(spec, totals), may_be_ahead=True)
+
+    def _totals(self, spec: SinkSpec, totals: Callable[[], Totals]) -> Totals:
+        try:
+            for key, total, version in totals():
+                yield key, Decimal(total or 0), version
+        except Exception as error:
+            raise self._failed(spec, error) from error
+
     def write(self, spec: SinkSpec, events: pa.Table) -> Refused:
         """Let the function write these events, which all are new. Returns by event why it cannot write it.
 
@@ -94,11 +131,15 @@ class FunctionTarget(Target):
             raise self._wrong(spec, f"refuses {min(map(str, unknown))}, which is no event of the batch")
         return refused
 
-    def _load(self, spec: SinkSpec, name: str = "") -> Callable[..., Any]:
-        """The function, or another one of its module. Raises Failure if it is missing."""
-        module, _, function = self.name.partition(":")
+    def _other(self, name: str) -> Callable[..., Any] | None:
+        """Another function of the module, if it has one of this name."""
+        return getattr(importlib.import_module(self.name.partition(":")[0]), name, None)
+
+    def _load(self, spec: SinkSpec) -> Callable[..., Any]:
+        """The function. Raises Failure if it is missing."""
+        module, _, name = self.name.partition(":")
         try:
-            return getattr(importlib.import_module(module), name or function)  # type: ignore[no-any-return]
+            return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
         except Exception as error:
             said = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
             remedy = "correct the job's target: 'package.module:function'"
@@ -148,10 +189,17 @@ class FunctionApplier(TransformingApplier):
     """Lets the function write what is new. Of the events the sink database gets what the sink knows them by."""
 
     _events: pa.Table  # of the batch, as the function gets them
+    _limit_s: float  # of a call; 0 if there is none
 
     def __init__(self, spec: SinkSpec, target: FunctionTarget, transform: Apply | None = None) -> None:
         super().__init__(spec, (), transform or (lambda _, events: Returned(events)), projections=())
         self._spec, self._target = spec, target
+
+    def prepare(self, cursor: extensions.cursor) -> None:
+        super().prepare(cursor)
+        cursor.execute(LIMIT)
+        ((limit_ms,),) = cursor.fetchall()
+        self._limit_s = limit_ms / 1000
 
     def rows(self, batch: Batch) -> Sequence[Encoded]:
         returned = batch.returned or Returned(batch.chunk.frame)
@@ -160,16 +208,18 @@ class FunctionApplier(TransformingApplier):
 
     def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
         del parameters
-        refused = self._target.write(self._spec, self._new(cursor))
-        try:
-            extras.execute_values(cursor, REJECT, [(one, TARGET_REFUSED, refused[one]) for one in refused])
-            cursor.execute("SELECT")
-        except psycopg2.errors.IdleInTransactionSessionTimeout as error:
+        events, began = self._new(cursor), time.monotonic()
+        refused = self._target.write(self._spec, events)
+        took_s = time.monotonic() - began
+        if is_cut_off(cursor.connection) and took_s >= self._limit_s > 0:
+            cursor.connection.close()  # else its rollback would be what is reported
             raise Failure(
-                f"sink {self.name}: its target {self._target.name} takes longer than a transaction may be idle",
-                "let it return within a minute, or let a batch have fewer events: OUTBOX_SINK_MAX_OFFSETS_PER_TRIGGER",
+                f"sink {self.name}: its target {self._target.name} has taken {took_s:.0f} s for {events.num_rows} "
+                f"events, and Postgres ends a transaction that is idle for {self._limit_s:g} s",
+                "let it take less time, or let a batch have fewer events: OUTBOX_SINK_MAX_OFFSETS_PER_TRIGGER",
                 code="target-slow",
-            ) from error
+            )
+        extras.execute_values(cursor, REJECT, [(one, TARGET_REFUSED, refused[one]) for one in refused])
         return bool(refused)
 
     def _new(self, cursor: extensions.cursor) -> pa.Table:

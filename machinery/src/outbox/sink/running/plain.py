@@ -70,8 +70,8 @@ class Plain(Stream):
         self._next: Offsets = {}  # where the next batch begins
         self._has_applied = False
         self._is_begun = False
-        few = self._spec.target.records_max
-        self._most, self._records_max = (FIRST_RECORDS, few) if few else (PART_MAX_RECORDS, PART_MAX_RECORDS)
+        few, most = self._spec.target.records_max, min(PART_MAX_RECORDS, self._settings.sink_max_offsets_per_trigger)
+        self._most, self._records_max = (FIRST_RECORDS, few) if few else (most, most)
 
     def is_active(self) -> bool:
         return self._is_begun and self._thread.is_alive()

@@ -23,6 +23,7 @@ class LakehouseTarget(Target):
     """
 
     is_elsewhere = True
+    keeps = "log of a Delta table, with the extremes of its columns: for delta.logRetentionDuration (30 days)"
     engines: Collection[str] = ("spark",)
     jars: Sequence[str] = ("lakehouse",)
     # How many tasks of a commit read the log; the default is 50. One is faster than two, also with 50,000 files.
