@@ -61,17 +61,13 @@ def replay_letters(settings: Settings, function: str) -> Replayed:
     return done.get(SINK, Replayed())
 
 
-def found() -> dict[str, int]:
-    return {key: total for key, total, _ in targets.totals()}
-
-
 @pytest.mark.parametrize("strategy", ["dedup", "versions", "offsets"])
 def test_new_events_are_written_and_repeated_ones_are_not(databases: Settings, strategy: str) -> None:
     with sink(databases, "write", strategy) as writer:
         assert writer.apply(batch(EVENTS[:6])).applied == 6
         again = writer.apply(batch(EVENTS, 0 if strategy == "offsets" else 6))
     assert (again.applied, again.duplicates) == (6, 6)
-    assert found() == sums(EVENTS)
+    assert targets.found() == sums(EVENTS)
 
 
 def test_a_failure_commits_nothing_and_the_events_come_again(databases: Settings) -> None:
@@ -84,10 +80,10 @@ def test_a_failure_commits_nothing_and_the_events_come_again(databases: Settings
     assert failure.value.code == "target-failed"
     database = Database(databases, SINK)
     assert (database.positions(), database.processed()) == ({}, 0)
-    assert found() == sums([*EVENTS, thirteen]), "it was written before"
+    assert targets.found() == sums([*EVENTS, thirteen]), "it was written before"
     with sink(databases, "write") as writer:
         assert writer.apply(batch([*EVENTS, thirteen])).applied == 13
-    assert found() == sums([*EVENTS, thirteen])
+    assert targets.found() == sums([*EVENTS, thirteen])
 
 
 def test_refused_events_are_set_aside_and_replayed(databases: Settings) -> None:
@@ -97,10 +93,10 @@ def test_refused_events_are_set_aside_and_replayed(databases: Settings) -> None:
     assert (counts.applied, counts.rejected) == (12, 1)
     database = Database(databases, SINK)
     assert database.dead_letters() == {thirteen.event_id: TARGET_REFUSED}
-    assert found() == sums(EVENTS)
+    assert targets.found() == sums(EVENTS)
     assert replay_letters(databases, "refuse") == Replayed(rejected=1)
     assert replay_letters(databases, "write") == Replayed(applied=1)
-    assert found() == sums([*EVENTS, thirteen])
+    assert targets.found() == sums([*EVENTS, thirteen])
     assert database.statuses() == {thirteen.event_id: "replayed"}
 
 
@@ -113,7 +109,7 @@ def test_a_batch_is_reduced_to_the_newest_version_of_each_key(databases: Setting
     with sink(databases, "write_newest") as writer:
         writer.apply(batch([*some[6:], *some[:3]]))
         writer.apply(batch(some[3:6], 9))
-    assert found() == sums(EVENTS)
+    assert targets.found() == sums(EVENTS)
 
 
 def test_a_function_that_takes_too_long_is_named(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,12 +163,12 @@ def test_a_key_is_erased_by_the_functions_module(databases: Settings, monkeypatc
     one = erase.subject(databases, items.AGGREGATE, key)
     place = f"target {spec.job.target}"
     assert erase.erase(databases, one, dry_run=True)[place] == 4
-    assert key in found()
+    assert key in targets.found()
     assert erase.erase(databases, one)[place] == 4
-    assert key not in found()
+    assert key not in targets.found()
     with sink(databases, "write") as writer:
         writer.apply(batch(EVENTS, 12))
-    assert key not in found(), "it does not come back"
+    assert key not in targets.found(), "it does not come back"
     monkeypatch.delattr(targets, "erase")
     assert place not in erase.erase(databases, one, dry_run=True)
     monkeypatch.setattr(one.sinks[0].decoders[TOPIC], "is_personal", True)
@@ -194,6 +190,6 @@ def test_a_copy_of_the_sink_fills_an_empty_place_again(databases: Settings, file
         with sink(databases, "write", name=rebuild.copy_of(SINK)) as copy:
             copy.apply(batch(EVENTS))
         rebuild.swap(connection, SINK, topics, first)
-    assert found() == sums(EVENTS)
+    assert targets.found() == sums(EVENTS)
     with sink(databases, "write") as writer:
         assert writer.apply(batch(EVENTS, 12)).duplicates == 12

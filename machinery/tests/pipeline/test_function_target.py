@@ -23,10 +23,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(targets.FILE, str(tmp_path / "target.db"))
 
 
-def found() -> dict[str, int]:
-    return {key: total for key, total, _ in targets.totals()}
-
-
 def test_a_kill_between_the_function_and_the_commit_repeats_nothing(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
@@ -41,11 +37,11 @@ def test_a_kill_between_the_function_and_the_commit_repeats_nothing(
         killed = catch_up_faulty_alone("death_behind_a_function", topic, *names)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert database.positions() == before
-        assert found() != sums([*sent, *some[:100]]), "it has written"
+        assert targets.found() != sums([*sent, *some[:100]]), "it has written"
         last = catch_up("function_target", topic, *names)
         assert last.returncode == 0, last.stderr
         sent += some
-        assert found() == sums(sent)
+        assert targets.found() == sums(sent)
         [*_, applied] = logged(last, "applied")
         assert database.applied() == len(sent), applied
 
@@ -59,5 +55,5 @@ def test_the_function_gets_what_the_transform_returns(
     publisher.send([*some, *hidden, *failing])
     done = catch_up_faulty("function_behind_transform", topic, "dedup")
     assert done.returncode == 0, done.stderr
-    assert found() == sums(some)
+    assert targets.found() == sums(some)
     assert database.dead_letters() == {failing[0].event_id: "transform failed"}

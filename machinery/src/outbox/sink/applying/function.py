@@ -58,6 +58,15 @@ class FunctionTarget(Target):
     is_elsewhere = True
     keeps = "former states in the places that functions write to: time travel, backups"
 
+    @property
+    def module(self) -> str:
+        """The name of the function's module."""
+        return self.name.partition(":")[0]
+
+    def other(self, name: str) -> Callable[..., Any] | None:
+        """Another function of the module, if it has one of this name."""
+        return getattr(importlib.import_module(self.module), name, None)
+
     def require_usable(self, spec: SinkSpec) -> None:
         if files := sorted(spec.job.projections.glob("*.sql")):
             raise unusable(spec.job, f"it has a target and a projection, {files[0]}", "delete the file, or the target")
@@ -88,7 +97,7 @@ class FunctionTarget(Target):
 
     def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
         del settings
-        function = self._other("erase")
+        function = self.other("erase")
         if function is not None:
             rows = self._call(spec, partial(function, key=key, topic=topic, dry_run=dry_run))
             return {f"target {self.name}": int(rows or 0)}
@@ -102,17 +111,17 @@ class FunctionTarget(Target):
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         """The totals. They are read after the positions, and may have events behind those."""
-        totals = self._other("totals")
-        if totals is None:
+        if self.other("totals") is None:
             return TargetState(unread=f"the module of {self.name} has no function totals")
         positions: dict[str, dict[int, int]] = {}
         for topic, partition, offset in query(settings, SinkRole.AUDITOR, POSITIONS, [spec.name]):
             positions.setdefault(topic, {})[partition] = offset
-        return TargetState(positions, self._totals(spec, totals), may_be_ahead=True)
+        return TargetState(positions, self.totals(spec), may_be_ahead=True)
 
-    def _totals(self, spec: SinkSpec, totals: Callable[[], Totals]) -> Totals:
+    def totals(self, spec: SinkSpec) -> Totals:
+        """By key its total and version, as the module's ``totals`` returns them. Raises Failure if that fails."""
         try:
-            for key, total, version in totals():
+            for key, total, version in importlib.import_module(self.module).totals():
                 yield key, Decimal(total or 0), version
         except Exception as error:
             raise self._failed(spec, error) from error
@@ -131,15 +140,10 @@ class FunctionTarget(Target):
             raise self._wrong(spec, f"refuses {min(map(str, unknown))}, which is no event of the batch")
         return refused
 
-    def _other(self, name: str) -> Callable[..., Any] | None:
-        """Another function of the module, if it has one of this name."""
-        return getattr(importlib.import_module(self.name.partition(":")[0]), name, None)
-
     def _load(self, spec: SinkSpec) -> Callable[..., Any]:
         """The function. Raises Failure if it is missing."""
-        module, _, name = self.name.partition(":")
         try:
-            return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+            return getattr(importlib.import_module(self.module), self.name.partition(":")[2])  # type: ignore[no-any-return]
         except Exception as error:
             said = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
             remedy = "correct the job's target: 'package.module:function'"
@@ -171,7 +175,7 @@ class FunctionTarget(Target):
         said = type(error).__name__
         if not spec.is_personal:
             said = shortened(f"{said}: {error}".strip().partition("\n")[0])
-        file = inspect.getsourcefile(importlib.import_module(self.name.partition(":")[0]))
+        file = inspect.getsourcefile(importlib.import_module(self.module))
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         where = f" in line {lines[-1]}" if lines else ""
         remedy = "correct it, or what it writes to; it gets the same events again"

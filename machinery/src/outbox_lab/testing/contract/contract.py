@@ -24,6 +24,7 @@ from hypothesis.strategies import SearchStrategy
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.sink import discovery
+from outbox.sink.applying.function import FunctionTarget
 from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
@@ -31,6 +32,7 @@ from outbox_lab.testing.contract import ways
 from outbox_lab.testing.contract.database import opened, with_clock
 from outbox_lab.testing.contract.delivery import transformed
 from outbox_lab.testing.contract.events import History, Lifecycle, histories
+from outbox_lab.testing.contract.place import FUNCTIONS, FunctionPlace
 from outbox_lab.testing.contract.result import Reader, Result, difference
 from outbox_lab.testing.contract.ways import Case, Subject, Way
 from outbox_lab.testing.fixtures.spark import leaves_sockets
@@ -82,6 +84,10 @@ def untestable(sink: SinkSpec) -> str | None:
     """Why a sink is left out, if it is."""
     if not sink.job.events:
         return f"sink {sink.name} reads records that no schema declares"
+    if isinstance(sink.target, FunctionTarget):
+        sink.target.require_usable(sink)
+        lacking = [name for name in FUNCTIONS if sink.target.other(name) is None]
+        return f"the module of {sink.target.name} has no function {' and no '.join(lacking)}" if lacking else None
     if not isinstance(sink.target, PostgresTarget | HandlerTarget):
         return f"the result of sink {sink.name} is not in the sink database"
     return None
@@ -121,6 +127,13 @@ class _Contract:
     def __init__(self, subject: Subject, seed: object, shrinking_max: int) -> None:
         self._subject, self._seed, self._shrinking_max = subject, seed, shrinking_max
         self._reader = Reader(subject.database.owner, subject.spec.strategy)
+        spec = subject.spec
+        self._place = (
+            FunctionPlace(subject.database.settings, spec, spec.target)
+            if isinstance(spec.target, FunctionTarget)
+            else None
+        )
+        self._delivered: set[tuple[str, str]] = set()  # topics and keys that the place has
         self._ways: list[Way] = ways.survived_by(subject.spec)
         self._refusal = ""  # the last of a history that the database does not allow
         self._tried: dict[str, str] = {}  # by history, its problem
@@ -147,6 +160,8 @@ class _Contract:
             ) from None
         except (AssertionError, _Enough):
             raise AssertionError(self._shortest) from None  # without the steps of Hypothesis
+        finally:
+            self._reset()
 
     def _keeps(self, history: History) -> None:
         """Raises AssertionError as `keep` does, and _Enough to end the search for a shorter history.
@@ -175,12 +190,13 @@ class _Contract:
                     return f"sink {self._name}, {way.name}: {different}\nUsually: {way.cause}.{self._appendix(history)}"
         except AssertionError as error:
             return str(error)
+        except Failure as failure:  # of the functions that read and empty the place of a target
+            return failure.message
         return ""
 
     def _reference(self, history: History) -> Result:
         """The result in order. A history that violates a constraint of the database is rejected."""
-        database = self._subject.database
-        database.reset()
+        self._reset(history)
         try:
             ways.once(self._subject, history)
         except Failure as failure:
@@ -192,16 +208,27 @@ class _Contract:
                 'If a key has the event once at most, write contract(once=["…"]).'
                 f"{self._appendix(history)}"
             ) from failure
-        return self._reader.read(self._name)
+        return self._result()
+
+    def _reset(self, history: History | None = None) -> None:
+        """Empty the database and the target's place, for another delivery."""
+        self._subject.database.reset()
+        if self._place is not None:
+            self._place.empty(self._delivered)
+            self._delivered = {(one.topic, one.key) for one in history.sent} if history is not None else set()
+
+    def _result(self) -> Result:
+        found = self._reader.read(self._name)
+        return found if self._place is None else {**found, **self._place.read()}
 
     def _difference(self, way: Way, history: History, reference: Result) -> str:
         """How the result of a way differs; empty if it does not."""
-        self._subject.database.reset()
+        self._reset(history)
         try:
             way.deliver(Case(self._subject, history, reference))
         except Failure as failure:
             return f"it stops: {failure.message}"
-        return str(difference(reference, self._reader.read(self._name)) or "")
+        return str(difference(reference, self._result()) or "")
 
     def _is_refused(self, failure: Failure) -> bool:
         """Whether a constraint was violated. A row without its sink is no matter of the domain."""

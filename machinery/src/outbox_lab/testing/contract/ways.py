@@ -6,16 +6,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+import pyarrow as pa
+
+from outbox.sink.applying.function import FunctionTarget
 from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox_lab.testing.contract.database import LATER, NOW, Database
 from outbox_lab.testing.contract.delivery import Delivery, Placed, after, placed
 from outbox_lab.testing.contract.events import History, Sent
+from outbox_lab.testing.contract.place import EndingTarget, ProcessEnds
 from outbox_lab.testing.contract.result import LETTERS, Result
 
 Repeats = Literal["none", "re-reads", "all"]
@@ -55,20 +59,22 @@ class Way(NamedTuple):
     repeats: Repeats = "none"
     is_late: bool = False  # events of a key are applied in another order
     has_copy: bool = False  # there is another sink of the job
+    is_of_function: bool = False  # it is about the time between a target's function and the commit
 
 
 def survived_by(spec: SinkSpec) -> list[Way]:
     """The ways that a sink promises to survive.
 
     A strategy that applies states drops an event that comes after a newer one, so it does not promise to apply all. A
-    handler has no copy: its function does not know for which of them it is called.
+    handler or a target's function has no copy: it does not know for which of them it is called.
     """
     return [
         way
         for way in WAYS
         if ORDER.index(way.repeats) <= ORDER.index(spec.strategy.repeats)
         and not (way.is_late and spec.strategy.takes == "states")
-        and not (way.has_copy and isinstance(spec.target, HandlerTarget))
+        and not (way.has_copy and isinstance(spec.target, HandlerTarget | FunctionTarget))
+        and not (way.is_of_function and not isinstance(spec.target, FunctionTarget))
     ]
 
 
@@ -169,6 +175,40 @@ def _rebuilt(case: Case) -> None:
         delivery.rebuild(placed(case.history.sent))
 
 
+def _ended(case: Case) -> None:
+    """The process ends when the function has written half of a batch, again when it has written all, and goes on."""
+    for batch in _batches(placed(case.history.sent)):
+        for writes_half in (True, False):
+            _until_it_ends(case.subject, batch, writes_half=writes_half)
+        with case.subject.delivering() as delivery:
+            delivery.apply(batch)
+
+
+def _written_late(case: Case) -> None:
+    """A driver that has lost its connection writes the first batch when its successor has applied all of them."""
+    batches = _batches(placed(case.history.sent))
+    late = _until_it_ends(case.subject, batches[0]) if batches else []
+    with case.subject.delivering() as delivery:
+        for batch in batches:
+            delivery.apply(batch)
+    for events in late:
+        _function(case.subject).write(case.subject.spec, events)
+
+
+def _until_it_ends(subject: Subject, batch: Sequence[Placed], *, writes_half: bool = False) -> Sequence[pa.Table]:
+    """Deliver a batch to a process that ends behind the function. Returns what that has written."""
+    target = EndingTarget(_function(subject).name, writes_half)
+    spec = replace(subject.spec, target=target)
+    with suppress(ProcessEnds), subject._replace(spec=spec).delivering() as delivery:
+        delivery.apply(batch)
+    return target.written
+
+
+def _function(subject: Subject) -> FunctionTarget:
+    assert isinstance(subject.spec.target, FunctionTarget)
+    return subject.spec.target
+
+
 def _beside(case: Case) -> None:
     """Another sink of the job takes the same events in turn with the first."""
     beside = case.subject._replace(spec=replace(case.subject.spec, name=BESIDE))
@@ -217,6 +257,18 @@ WAYS: Sequence[Way] = (
         "a replayed event replaces younger ones of its key: compare versions, or write `-- ordered`",
         _replayed,
         is_late=True,
+    ),
+    Way(
+        "the process ends between target and commit",
+        "the target adds up: make it an upsert on a stable key",
+        _ended,
+        is_of_function=True,
+    ),
+    Way(
+        "written late by a driver that was cut off",
+        "an older version replaces a newer one: compare versions",
+        _written_late,
+        is_of_function=True,
     ),
     Way(
         "rebuilt from the topic",
