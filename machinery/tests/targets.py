@@ -1,4 +1,4 @@
-"""Targets that are functions, over one file of SQLite: good ones, and one for each way to be none."""
+"""Targets that are functions, over one file of SQLite: good ones, and one for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets that are functions in the contract tests: upserts pass, and what is none is named."""
+"""Targets that are functions in the contract tests: upserts pass, and other functions are named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outbox.sink import discovery
 from outbox.sink.spec import SinkJob
 from outbox_lab.testing.contract.contract import keep, untestable
 from tests import items, targets
-from tests.contract.wrong import targets as wrong
+from tests.contract.wrong import not_upserts
 
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 SEED = 47
@@ -51,8 +51,8 @@ def test_what_is_no_upsert_is_named(
     fresh_databases: FreshDatabases, tmp_path: Path, function: str, strategy: str, way: str
 ) -> None:
     with pytest.raises(AssertionError) as caught:
-        require(fresh_databases, tmp_path, f"{wrong.__name__}:{function}", strategy)
-    expected = f"sink search, {way}: table totals of {wrong.__name__}:{function}, row key "
+        require(fresh_databases, tmp_path, f"{not_upserts.__name__}:{function}", strategy)
+    expected = f"sink search, {way}: table totals of {not_upserts.__name__}:{function}, row key "
     assert str(caught.value).startswith(expected), caught.value
     assert targets.totals() == []
 

@@ -20,6 +20,7 @@ MODULES = (
     "outbox.sinks",
     "outbox_lab.soak",
     "outbox.spark",
+    "outbox.targets",
     "outbox_lab.testing",
     "outbox_lab.testing.contract",
     "outbox_lab.walkthrough",

@@ -78,7 +78,7 @@ class FunctionTarget(Target):
     def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
         if source == "source":
             raise Failure(
-                f"sink {spec.name}: its target {self.name} writes events, and the source's state is none",
+                f"sink {spec.name}: its target {self.name} writes events, and a state of the source is not one",
                 f"`outbox rebuild {spec.name} --from topic` calls it for all events again",
                 code="rebuild-unsupported",
             )
@@ -193,7 +193,7 @@ class FunctionApplier(TransformingApplier):
     """Lets the function write what is new. Of the events the sink database gets what the sink knows them by."""
 
     _events: pa.Table  # of the batch, as the function gets them
-    _limit_s: float  # of a call; 0 if there is none
+    _limit_s: float  # of a call; 0 stands for no limit
 
     def __init__(self, spec: SinkSpec, target: FunctionTarget, transform: Apply | None = None) -> None:
         super().__init__(spec, (), transform or (lambda _, events: Returned(events)), projections=())
