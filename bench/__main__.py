@@ -47,6 +47,7 @@ from bench import (
     spans,
     start,
     strategies,
+    warehouse,
     write,
 )
 from bench.meter import Drain, Meter
@@ -526,6 +527,15 @@ def apply_strategies(batches: int, keys: int) -> None:
     for name, rate in sorted(rates.items(), key=lambda entry: -entry[1]):
         ratio = round(rate / rates[strategies.NAIVE.name], 2)
         click.echo(json.dumps({"measure": "strategy", "name": name, "per_s": round(rate), "ratio_to_naive": ratio}))
+
+
+@main.command("warehouse")
+@click.option("--batches", default=8, show_default=True, help="Of 50,000 events each, as a plain sink has them.")
+@click.option("--strategy", default="dedup", show_default=True)
+def write_warehouse(batches: int, strategy: str) -> None:
+    """Decode records and write them to a DuckDB file, by a target that is a function: MERGE by id and by version."""
+    with _stack(["postgres"]) as settings:
+        _print("warehouse", **warehouse.rates(settings, batches, BATCH_EVENTS // 2, strategy)._asdict())
 
 
 @main.command()

@@ -12,19 +12,20 @@ from outbox.base.settings import Settings
 from tests import targets
 from tests.support.made_events import Event, sums
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up_faulty, catch_up_faulty_alone, logged
+from tests.support.sink_process import Publisher, catch_up_faulty, catch_up_faulty_alone, logged, run_faulty
 from tests.transforms import LEFT_OUT
 
 PLAIN = "--plain"
 
 
 @pytest.fixture(autouse=True)
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(targets.FILE, str(tmp_path / "target.db"))
+    return tmp_path / "target.db"
 
 
 def test_a_kill_between_the_function_and_the_commit_repeats_nothing(
-    topic: Settings, publisher: Publisher, database: Database
+    topic: Settings, publisher: Publisher, database: Database, file: Path
 ) -> None:
     sent: list[Event] = []
     for catch_up, names in ((catch_up_faulty_alone, [PLAIN, "dedup"]), (catch_up_faulty, ["dedup"])):
@@ -44,6 +45,11 @@ def test_a_kill_between_the_function_and_the_commit_repeats_nothing(
         assert targets.found() == sums(sent)
         [*_, applied] = logged(last, "applied")
         assert database.applied() == len(sent), applied
+    file.unlink()
+    rebuilt = run_faulty("function_target", topic, "rebuild", "dedup", "--from", "topic", "--yes")
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    assert targets.found() == sums(sent), "a new place is filled from the topic"
+    assert database.applied() == len(sent)
 
 
 def test_the_function_gets_what_the_transform_returns(

@@ -11,6 +11,7 @@ import pytest
 
 from outbox.base import project, settings
 from outbox.sink import discovery
+from outbox.sink.applying.function import FunctionTarget
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkJob
@@ -52,6 +53,43 @@ def test_job_without_a_name_is_called_like_its_subpackage(declare: Declare, fold
     assert job.projections == folder / "projections"
     assert isinstance(discovery.resolve(settings.load(environment=False), job).target, PostgresTarget)
     assert job.strategy == "dedup"
+
+
+def test_a_target_that_is_a_function_is_written_as_a_transform_is(declare: Declare) -> None:
+    known = settings.load(environment=False)
+    (job,) = declare('job = SinkJob(events=["order"], target="tests.targets:write")')
+    assert discovery.resolve(known, job).target == FunctionTarget("tests.targets:write")
+    with raises("sink-unusable", "tests.targets.write"):
+        discovery.resolve(known, replace(job, target="tests.targets.write"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"strategy": "merge"}, "merge"),
+        ({"target": "tests.missing:write"}, "tests.missing"),
+        ({"target": "tests.targets:nothing"}, "one argument"),
+    ],
+)
+def test_a_target_that_cannot_be_used_is_refused_before_the_start(
+    declare: Declare, changed: dict[str, str], part: str
+) -> None:
+    known = settings.load(environment=False)
+    (job,) = declare('job = SinkJob(events=["order"], target="tests.targets:write")')
+    spec = discovery.resolve(known, job)
+    spec.target.require_usable(spec)
+    wrong = discovery.resolve(known, replace(job, **changed))  # type: ignore[arg-type]
+    with raises("sink-unusable", part):
+        wrong.target.require_usable(wrong)
+
+
+def test_a_target_beside_projections_is_refused(declare: Declare, folder: Path) -> None:
+    (job,) = declare('job = SinkJob(events=["order"], target="tests.targets:write")')
+    (folder / "projections").mkdir()
+    (folder / "projections" / "orders.sql").write_text("SELECT 1")
+    spec = discovery.resolve(settings.load(environment=False), job)
+    with raises("sink-unusable", "orders.sql"):
+        spec.target.require_usable(spec)
 
 
 def test_what_a_job_names_stays(declare: Declare, tmp_path: Path) -> None:
