@@ -70,6 +70,24 @@ def test_new_events_are_written_and_repeated_ones_are_not(databases: Settings, s
     assert targets.found() == sums(EVENTS)
 
 
+def test_the_function_gets_new_events_alone_in_the_order_of_the_topic(
+    databases: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = list[pa.Table]()
+    monkeypatch.setattr(targets, "write", got.append)
+    some = [replace(one, quantity=one.quantity * (-1) ** number) for number, one in enumerate(EVENTS)]
+    with sink(databases, "write") as writer:
+        writer.apply(batch([some[0], *some[:6]]))
+        writer.apply(batch(some, 7))
+        writer.apply(batch(some, 19))
+    assert [one["event_id"].to_pylist() for one in got] == [
+        [one.event_id for one in few] for few in (some[:6], some[6:])
+    ], "and is not called for nothing"
+    assert got[0]["offset"].to_pylist() == [0, 2, 3, 4, 5, 6]
+    assert got[0]["event_type"].to_pylist() == [one.name for one in some[:6]]
+    assert got[0].column_names == ["event_id", "partition", "offset", *(one.name for one in MAIN.layout.columns)]
+
+
 def test_a_failure_commits_nothing_and_the_events_come_again(databases: Settings) -> None:
     thirteen = Event(uuid7(RANDOM), nth_key(1), targets.THIRTEEN, 9)
     with (

@@ -69,7 +69,8 @@ class FunctionTarget(Target):
 
     def require_usable(self, spec: SinkSpec) -> None:
         if files := sorted(spec.job.projections.glob("*.sql")):
-            raise unusable(spec.job, f"it has a target and a projection, {files[0]}", "delete the file, or the target")
+            remedy = "delete the file, or let `projections` name a folder without any"
+            raise unusable(spec.job, f"it has a target and a projection, {files[0]}", remedy)
         memory = spec.strategy.memory
         if memory is not None and memory.table == KEEPS_EVENTS:
             raise unusable(spec.job, f"strategy {spec.strategy.name} keeps events in the sink database", "use dedup")
