@@ -1,4 +1,8 @@
-"""A sink in one process, without Spark: the same result, whatever stops it, and the change between both ways."""
+"""A sink in one process, without Spark: whatever stops it, and the change between both ways.
+
+That it applies everything, and goes on after a lost connection, is tested with Spark in test_sink_stream.py and
+test_sink_recovery.py.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +30,22 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink.repair import rewind
 from outbox_lab.testing.command import environment
-from tests.support.made_events import nth_key, sums, uuid7
+from tests.support.made_events import nth_key, sums
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, open_sink
 from tests.support.sink_process import (
+    PLAIN,
     RANDOM,
     TIMEOUT_S,
     Publisher,
     catch_up,
-    catch_up_alone,
+    catch_up_plain,
     logged,
     reported_failure,
-    running,
+    running_plain,
     wait_applied,
 )
 from tests.support.topic_reader import topic_of
-
-PLAIN = "--plain"
 
 Run = Callable[..., CompletedProcess[str]]
 
@@ -52,39 +55,12 @@ def rows(done: CompletedProcess[str], sink: str) -> int:
     return sum(int(str(line["rows"])) for line in logged(done, "applied") if line["sink"] == sink)
 
 
-def test_everything_committed_is_applied_and_nothing_else(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
-    some = publisher.events(200)
-    publisher.send(some[:100])
-    publisher.send(publisher.events(30, keys=9), abort=True)
-    publisher.send(some[90:])  # ten of them again
-    bad_id = uuid7(RANDOM)
-    publisher.send_raw(nth_key(0), b"{", bad_id)
-    publisher.send_raw(nth_key(0), None, None)
-    publisher.send(publisher.events(30, keys=9), abort=True)
-
-    done = catch_up_alone(topic, PLAIN, "dedup", "naive")
-
-    assert done.returncode == 0, done.stderr
-    assert database.totals() == sums(some)
-    assert Database(topic, "naive").totals() == sums([*some, *some[90:100]])
-    assert database.positions() == topics.last_stable_offsets(topic, topic_of(topic))
-    letters = database.dead_letters()
-    assert letters.pop(bad_id) == "not JSON"
-    assert list(letters.values()) == ["no value"]
-
-    again = catch_up_alone(topic, PLAIN, "dedup", "naive")
-    assert again.returncode == 0, again.stderr
-    assert logged(again, "applied") == [], "it continues at its positions"
-
-
 def test_killed_again_and_again_it_applies_each_event_once(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     sent = publisher.events(0)
     for _ in range(6):
-        with running(topic, PLAIN, "dedup") as sink:
+        with running_plain(topic, "dedup") as sink:
             some = publisher.events(300)
             sent += some
             for begin in range(0, 300, 30):
@@ -92,7 +68,7 @@ def test_killed_again_and_again_it_applies_each_event_once(
             publisher.send(some[:20])
             wait_applied(sink, database, len(sent) - RANDOM.randrange(1, 300))
             sink.kill()  # while it reads, applies or commits
-    done = catch_up_alone(topic, PLAIN, "dedup")
+    done = catch_up_plain(topic, "dedup")
     assert done.returncode == 0, done.stderr
     assert database.totals() == sums(sent)
     assert database.applied() == len(sent)
@@ -102,7 +78,7 @@ def test_a_stop_signal_ends_it_after_the_batch(topic: Settings, publisher: Publi
     some = publisher.events(300)
     publisher.send(some[:100])
     naive = Database(topic, "naive")
-    with running(topic, PLAIN, "dedup", "naive") as sink:
+    with running_plain(topic, "dedup", "naive") as sink:
         wait_applied(sink, database, 100)
         wait_applied(sink, naive, 100)
         publisher.send(some[100:200])
@@ -113,7 +89,7 @@ def test_a_stop_signal_ends_it_after_the_batch(topic: Settings, publisher: Publi
         assert '"stopped"' in sink.tail()
         assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
     publisher.send(some[200:])
-    done = catch_up_alone(topic, PLAIN, "dedup", "naive")
+    done = catch_up_plain(topic, "dedup", "naive")
     assert done.returncode == 0, done.stderr
     assert database.totals() == naive.totals() == sums(some), "a stop in good order repeats nothing"
 
@@ -125,13 +101,13 @@ def test_spark_and_plain_take_turns_at_the_same_positions(
     publisher.send(some[:30])
     assert catch_up(topic, "dedup").returncode == 0
     publisher.send(some[30:60])
-    plain = catch_up_alone(topic, PLAIN, "dedup")
+    plain = catch_up_plain(topic, "dedup")
     assert (plain.returncode, rows(plain, "dedup")) == (0, 30), plain.stderr
     publisher.send(some[60:90])
     spark = catch_up(topic, "dedup")
     assert (spark.returncode, rows(spark, "dedup")) == (0, 30), spark.stderr
     publisher.send(some[90:])
-    plain = catch_up_alone(topic, PLAIN, "dedup")
+    plain = catch_up_plain(topic, "dedup")
     assert (plain.returncode, rows(plain, "dedup")) == (0, 30), plain.stderr
     assert database.totals() == sums(some)
 
@@ -139,15 +115,15 @@ def test_spark_and_plain_take_turns_at_the_same_positions(
 def test_a_rewind_is_replayed_once(topic: Settings, publisher: Publisher, database: Database) -> None:
     some = publisher.events(60)
     publisher.send(some)
-    assert catch_up_alone(topic, PLAIN, "dedup", "naive").returncode == 0
+    assert catch_up_plain(topic, "dedup", "naive").returncode == 0
     for sink in ("dedup", "naive"):
         assert rewind.rewind(topic, sink, rewind.to_earliest(topic, sink)) > 0
-    again = catch_up_alone(topic, PLAIN, "dedup", "naive")
+    again = catch_up_plain(topic, "dedup", "naive")
     assert again.returncode == 0, again.stderr
     assert (rows(again, "dedup"), rows(again, "naive")) == (60, 60)
     assert database.totals() == sums(some)
     assert Database(topic, "naive").totals() == sums([*some, *some])
-    assert logged(catch_up_alone(topic, PLAIN, "dedup"), "applied") == []
+    assert logged(catch_up_plain(topic, "dedup"), "applied") == []
     assert logged(catch_up(topic, "dedup"), "applied") == [], "Spark does not replay it either"
 
 
@@ -155,9 +131,9 @@ def test_a_second_driver_is_refused_and_one_that_lost_its_fence_does_not_fight(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     publisher.send(publisher.events(20))
-    with running(topic, PLAIN, "dedup") as sink:
+    with running_plain(topic, "dedup") as sink:
         wait_applied(sink, database, 20)
-        assert "sink dedup already has a driver" in reported_failure(catch_up_alone(topic, PLAIN, "dedup"))
+        assert "sink dedup already has a driver" in reported_failure(catch_up_plain(topic, "dedup"))
         assert "sink dedup already has a driver" in reported_failure(catch_up(topic, "dedup"))
         hang_up_all(database)
         with open_sink(topic, "dedup"):
@@ -175,28 +151,11 @@ def hang_up_all(database: Database) -> None:
     )
 
 
-def test_a_sink_that_has_lost_its_connection_goes_on_with_another_one(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
-    some = publisher.events(40)
-    publisher.send(some[:20])
-    with running(topic, PLAIN, "dedup", "naive") as sink:
-        naive = Database(topic, "naive")
-        wait_applied(sink, database, 20)
-        wait_applied(sink, naive, 20)
-        hang_up_all(database)
-        publisher.send(some[20:])
-        wait_applied(sink, database, 40)
-        wait_applied(sink, naive, 40)
-        assert sink.tail(100).count("starts again") == 2
-    assert database.totals() == naive.totals() == sums(some)
-
-
 def test_a_partition_that_is_new_is_read(topic: Settings, publisher: Publisher, database: Database) -> None:
     publisher.send(publisher.events(20))
     name = topic_of(topic)
     partitions = len(topics.last_stable_offsets(topic, name))
-    with running(topic, PLAIN, "dedup") as sink:
+    with running_plain(topic, "dedup") as sink:
         wait_applied(sink, database, 20)
         admin = AdminClient(client_config(topic))
         admin.create_partitions([NewPartitions(name, partitions + 4)])[name].result(TIMEOUT_S)
@@ -212,14 +171,14 @@ def test_a_partition_that_is_new_is_read(topic: Settings, publisher: Publisher, 
 
 def test_events_that_the_topic_has_dropped_stop_it(topic: Settings, publisher: Publisher, database: Database) -> None:
     publisher.send(publisher.events(20))
-    assert catch_up_alone(topic, PLAIN, "dedup").returncode == 0
+    assert catch_up_plain(topic, "dedup").returncode == 0
     publisher.send(publisher.events(20))
     name = topic_of(topic)
     ends = topics.last_stable_offsets(topic, name)
     admin = AdminClient(client_config(topic))
     for future in admin.delete_records([TopicPartition(name, *place) for place in ends.items()]).values():
         future.result(10)
-    done = catch_up_alone(topic, PLAIN, "dedup")
+    done = catch_up_plain(topic, "dedup")
     assert [line["code"] for line in logged(done, "sink failed")] == ["events-lost"]
     assert database.applied() == 20
 
@@ -229,16 +188,16 @@ def test_a_sink_that_needs_spark_says_so_and_the_others_run(
     topic: Settings, publisher: Publisher, database: Database, sink: str
 ) -> None:
     publisher.send(publisher.events(20))
-    done = catch_up_alone(topic, PLAIN, "dedup", sink)
+    done = catch_up_plain(topic, "dedup", sink)
     assert [line["code"] for line in logged(done, "sink cannot run")] == ["engine-wrong"]
     assert database.applied() == 20
-    alone = catch_up_alone(topic, PLAIN, sink)
+    alone = catch_up_plain(topic, sink)
     assert "run it without --plain" in reported_failure(alone)
 
 
 def test_no_java_and_no_pyspark(topic: Settings, publisher: Publisher, database: Database) -> None:
     publisher.send(publisher.events(20))
-    with running(topic, PLAIN, "dedup") as sink:
+    with running_plain(topic, "dedup") as sink:
         wait_applied(sink, database, 20)
         [process] = sink.processes()
         with suppress(psutil.AccessDenied):

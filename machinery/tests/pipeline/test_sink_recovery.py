@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
+import pytest
 import requests
 from confluent_kafka.admin import AdminClient
 
@@ -29,6 +30,7 @@ from tests.support.sink_process import (
     run_faulty,
     running,
     running_faulty,
+    running_plain,
     running_warm,
     sink_arguments,
     wait_applied,
@@ -120,12 +122,13 @@ def test_a_caller_that_waits_for_the_end_gets_the_first_failure(topic: Settings,
     assert "starts again" not in ended.stderr
 
 
+@pytest.mark.parametrize("run", [running_warm, running_plain])
 def test_a_sink_that_has_lost_its_connection_goes_on_with_another_one(
-    topic: Settings, publisher: Publisher, database: Database
+    topic: Settings, publisher: Publisher, database: Database, run: Callable[..., AbstractContextManager[SinkProcess]]
 ) -> None:
     some = publisher.events(20)
     publisher.send(some[:10])
-    with running_warm(topic, "naive") as sink:
+    with run(topic, "naive") as sink:
         naive = Database(topic, "naive")
         wait_applied(sink, naive, 10)
         hang_up_all(database)

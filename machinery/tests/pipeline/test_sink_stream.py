@@ -9,9 +9,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, cast
 
 import psutil
+import pytest
 import requests
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -34,6 +36,7 @@ from tests.support.sink_process import (
     TIMEOUT_S,
     Publisher,
     catch_up,
+    catch_up_plain,
     checkpoint,
     logged,
     reported_failure,
@@ -42,6 +45,8 @@ from tests.support.sink_process import (
     wait_applied,
 )
 from tests.support.topic_reader import topic_of
+
+Run = Callable[..., CompletedProcess[str]]
 
 
 def drop_records(settings: Settings) -> dict[int, int]:
@@ -54,8 +59,9 @@ def drop_records(settings: Settings) -> dict[int, int]:
     return ends
 
 
+@pytest.mark.parametrize("run", [catch_up, catch_up_plain])
 def test_everything_committed_is_applied_and_nothing_else(
-    topic: Settings, publisher: Publisher, database: Database
+    topic: Settings, publisher: Publisher, database: Database, run: Run
 ) -> None:
     some = publisher.events(200)
     publisher.send(some[:100])
@@ -66,7 +72,7 @@ def test_everything_committed_is_applied_and_nothing_else(
     publisher.send_raw(nth_key(0), None, None)
     publisher.send(publisher.events(30, keys=9), abort=True)
 
-    done = catch_up(topic, "dedup", "naive")
+    done = run(topic, "dedup", "naive")
 
     assert done.returncode == 0, done.stderr
     assert database.totals() == sums(some)
@@ -77,7 +83,7 @@ def test_everything_committed_is_applied_and_nothing_else(
     assert list(letters.values()) == ["no value"]
     assert sum(int(str(line["duplicates"])) for line in logged(done, "applied") if line["sink"] == "dedup") == 10
 
-    again = catch_up(topic, "dedup", "naive")
+    again = run(topic, "dedup", "naive")
     assert again.returncode == 0, again.stderr
     assert logged(again, "applied") == []
 

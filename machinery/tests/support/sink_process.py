@@ -34,6 +34,7 @@ from tests.support.warm_jvm import WarmJvm, WarmSink
 
 RANDOM = Random(11)  # noqa: S311
 TIMEOUT_S = 120
+PLAIN = "--plain"
 
 
 class FaultySink(WarmSink):
@@ -123,6 +124,11 @@ def catch_up_alone(settings: Settings, *names: str) -> subprocess.CompletedProce
     return outbox(*sink_arguments(*names), "--until-caught-up", home=settings.home, **settings.as_env())
 
 
+def catch_up_plain(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """`catch_up` without Spark."""
+    return catch_up_alone(settings, PLAIN, *names)
+
+
 def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
     """`catch_up_alone` with a fault of `tests.support.faulty_sink`."""
     return _run_faulty(fault, settings, {}, *sink_arguments(*names), "--until-caught-up")
@@ -188,6 +194,13 @@ def running(settings: Settings, *names: str) -> Iterator[SinkProcess]:
             yield sink
         finally:
             sink.kill()
+
+
+@contextmanager
+def running_plain(settings: Settings, *names: str) -> Iterator[SinkProcess]:
+    """`running` without Spark."""
+    with running(settings, PLAIN, *names) as sink:
+        yield sink
 
 
 @contextmanager
