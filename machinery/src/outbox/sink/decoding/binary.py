@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import cache
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ EPOCH, MICROSECOND = datetime(2000, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 EPOCH_DAY = date(2000, 1, 1).toordinal()
 UUID, UUID_CHARACTERS, HYPHENS = "16s", 36, (8, 13, 18, 23)
 JSONB_VERSION = b"\1"
-DIGIT = 4  # decimal places in a digit of numeric
+DIGIT, BASE = 4, 10_000  # decimal places in a digit of numeric
 NEGATIVE = 0x4000
 EXPONENT = frozenset("eE")
 
@@ -123,19 +124,27 @@ def _uuids(texts: Sequence[str]) -> Packed:
 
 
 def _numeric(text: str) -> bytes:
-    """How many digits of base 10,000, weight of the first, sign, decimal places, digits (`numeric_recv`, numeric.c)."""
+    """How many digits of base BASE, weight of the first, sign, decimal places, digits (`numeric_recv`, numeric.c)."""
     whole, _, fraction = (text if EXPONENT.isdisjoint(text) else f"{Decimal(text):f}").partition(".")
-    behind_point = -(-len(fraction) // DIGIT)
-    number = abs(int(whole + fraction.ljust(behind_point * DIGIT, "0")))
+    scale = len(fraction)
+    behind_point = -(-scale // DIGIT)
+    number = abs(int(whole + fraction + "0" * (behind_point * DIGIT - scale)))
     digits: list[int] = []
     while number:
-        number, digit = divmod(number, 10**DIGIT)
-        digits.append(digit)
-    weight, sign = len(digits) - 1 - behind_point, NEGATIVE if text.startswith("-") else 0
+        digits.append(number % BASE)
+        number //= BASE
+    count = len(digits)
+    digits.reverse()
     try:
-        return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, sign, len(fraction), *reversed(digits))
+        sign = NEGATIVE if text[0] == "-" else 0
+        return _numeric_form(count).pack(count, count - 1 - behind_point, sign, scale, *digits)
     except struct.error:
         raise ValueError("a number has more digits than Postgres has room for") from None
+
+
+@cache
+def _numeric_form(count: int) -> struct.Struct:
+    return struct.Struct(f">HhHH{count}H")
 
 
 def _as(form: str) -> Callable[[Sequence[Any]], Packed]:

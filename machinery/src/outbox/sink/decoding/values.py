@@ -6,7 +6,7 @@ Arrow and NumPy cost a process 50 MB. So only what is for Spark, a transform or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from outbox.events.schema import Column, SqlType
 
 Type = SqlType | Literal["integer", "bytea"]
 Columns = Mapping[str, Sequence[Any]]  # by name the values of a column, each as `outbox.events.values.convert` makes it
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PLACE_TYPES: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 
 
@@ -72,6 +73,6 @@ def _values(column: pa.ChunkedArray) -> Sequence[Any]:
     if not pa.types.is_timestamp(column.type):
         values: Sequence[Any] = column.to_pylist()
         return values
-    # To name their zone, the host would need a database of zones.
-    moments = column.cast(pa.timestamp("us")).to_pylist()
-    return [None if moment is None else moment.replace(tzinfo=UTC) for moment in moments]
+    # Arrow itself would need a database of zones, and much longer.
+    since_1970 = column.cast(pa.int64()).to_pylist()
+    return [None if us is None else EPOCH + timedelta(microseconds=us) for us in since_1970]
