@@ -44,13 +44,7 @@ class LazyGroup(click.Group):
         known = commands()
         if cmd_name not in known:
             return None
-        try:
-            command = pkgutil.resolve_name(known[cmd_name].target)
-        except ModuleNotFoundError as error:
-            raise Failure(
-                f"`outbox {cmd_name}` needs the package of the module {error.name}",
-                "install the extra of pyproject.toml that has it, or run make install",
-            ) from error
+        command = pkgutil.resolve_name(known[cmd_name].target)
         assert isinstance(command, click.Command)  # noqa: S101
         return command
 
@@ -102,6 +96,12 @@ def main() -> None:
         sys.exit(130)
     except Failure as failure:
         click.echo(f"outbox: {failure}", err=True)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("outbox"):
+            raise
+        remedy = "install the extra of outbox-machinery that has it: `sink` for Spark and `outbox check`"
+        click.echo(f"outbox: this command needs the package of the module {error.name} — {remedy}", err=True)
         sys.exit(1)
     except BrokenPipeError:
         sys.stderr.close()

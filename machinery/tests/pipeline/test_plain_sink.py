@@ -257,4 +257,5 @@ def test_plain_sinks_and_handlers_need_the_packages_of_their_extra_alone(
         assert done.returncode == 0, done.stderr
     assert (database.applied(), len(database.dead_letters())) == (20, 1)
     assert database.query("SELECT count(*) FROM handled_events") == [(20,)]
-    assert "install the extra `sink`" in reported_failure(lean(topic, "sink", "dedup"))
+    for command in (["sink", "dedup"], ["check"]):
+        assert "install the extra" in reported_failure(lean(topic, *command))

@@ -118,7 +118,7 @@ def test_a_package_that_is_not_installed_is_reported(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("outbox: `outbox status` needs the package of the module psutil")
+    assert line.startswith("outbox: this command needs the package of the module psutil")
 
 
 def test_looking_does_not_write(tmp_path: Path) -> None:
