@@ -134,6 +134,10 @@ HEADERS_OF: dict[str, tuple[dict[str, Any], str | None]] = {
     "words as id": (HEADERS | {"id": "hello"}, "malformed id"),
     "id with a line end": (HEADERS | {"id": ID + "\n"}, "malformed id"),
     "id in capitals": (HEADERS | {"id": ID.upper()}, "malformed id"),
+    "id of another version": (HEADERS | {"id": f"{ID[:14]}4{ID[15:]}"}, "malformed id"),
+    "id of another variant": (HEADERS | {"id": f"{ID[:19]}c{ID[20:]}"}, "malformed id"),
+    "id with a letter": (HEADERS | {"id": f"{ID[:-1]}g"}, "malformed id"),
+    "id with its hyphens elsewhere": (HEADERS | {"id": f"{ID[:7]}-{ID[7]}{ID[9:]}"}, "malformed id"),
     "random id": (HEADERS | {"id": str(uuid.UUID(int=5, version=4))}, "malformed id"),
     "id from tomorrow, almost": (HEADERS | {"id": uuid7(Random(2), NOW_MS + DAY_MS - 600_000)}, None),  # noqa: S311
     "id from the future": (HEADERS | {"id": uuid7(Random(2), NOW_MS + 2 * DAY_MS)}, "id from the future"),  # noqa: S311
