@@ -83,6 +83,14 @@ def test_a_target_that_cannot_be_used_is_refused_before_the_start(
         wrong.target.require_usable(wrong)
 
 
+def test_a_target_without_pyarrow_is_refused(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = declare('job = SinkJob(events=["order"], target="tests.targets:write")')
+    spec = discovery.resolve(settings.load(environment=False), job)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with raises("package-missing", "pyarrow"):
+        spec.target.require_usable(spec)
+
+
 def test_a_target_beside_projections_is_refused(declare: Declare, folder: Path) -> None:
     (job,) = declare('job = SinkJob(events=["order"], target="tests.targets:write")')
     (folder / "projections").mkdir()

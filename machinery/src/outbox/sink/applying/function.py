@@ -15,7 +15,7 @@ The module may have two more functions: ``totals`` returns what `outbox check` c
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import time
 import traceback
@@ -68,6 +68,9 @@ class FunctionTarget(Target):
         return getattr(importlib.import_module(self.module), name, None)
 
     def require_usable(self, spec: SinkSpec) -> None:
+        if importlib.util.find_spec("pyarrow") is None:
+            what = f"sink {spec.name}: a target that is a function gets tables of pyarrow, which is not installed"
+            raise Failure(what, "pip install 'pyarrow>=20'; the extra `sink` has it", code="package-missing")
         if files := sorted(spec.job.projections.glob("*.sql")):
             remedy = "delete the file, or let `projections` name a folder without any"
             raise unusable(spec.job, f"it has a target and a projection, {files[0]}", remedy)
