@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,9 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+from outbox.audit import declared, sinks
+from outbox.audit.sinks import SinkState
+from outbox.audit.store import Store
 from outbox.base.database import connect, is_cut_off
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
@@ -211,3 +214,37 @@ def test_a_copy_of_the_sink_fills_an_empty_place_again(databases: Settings, file
     assert targets.found() == sums(EVENTS)
     with sink(databases, "write") as writer:
         assert writer.apply(batch(EVENTS, 12)).duplicates == 12
+
+
+def test_check_reads_the_totals_at_positions_of_before(
+    databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "comparisons").mkdir()
+    (tmp_path / "comparisons" / "stock.sql").write_text("-- [source]\nSELECT key, total FROM source_totals")
+    job = replace(spec_of("write").job, projections=tmp_path / "none")
+    monkeypatch.setattr(discovery, "jobs", lambda _: [job])
+    with sink(databases, "write") as writer, sink(databases, "write", name=rebuild.copy_of(SINK)) as copy:
+        copy.apply(batch(EVENTS[:3]))
+        writer.apply(batch(EVENTS[:6]))
+
+        def states() -> Sequence[SinkState]:
+            with closing(Store()) as store:
+                return sinks.read(databases, declared.load(databases), store).states
+
+        totals = targets.totals
+
+        def totals_beside_a_batch() -> Sequence[tuple[str, int, int]]:
+            writer.apply(batch(EVENTS[6:], 6))
+            return totals()
+
+        monkeypatch.setattr(targets, "totals", totals_beside_a_batch)
+        live, beside = states()
+        assert live.positions == {TOPIC: {0: 6}}
+        assert live.may_be_ahead
+        assert live.versions == {TOPIC: {one.key: 4 for one in EVENTS}}
+        assert beside.not_compared, "it shares the place"
+        monkeypatch.setattr(targets, "totals", lambda: [("a", "many", None)])
+        with raises("target-failed", "tests.targets:write"):
+            states()
+        monkeypatch.delattr(targets, "totals")
+        assert states()[0].not_compared
