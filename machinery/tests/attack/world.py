@@ -369,7 +369,7 @@ class World:
         if kept is not None and stored and kept <= stored[0]:
             return max(kept, reached)
         if not stored:
-            writer.begin_at(TOPIC, self.topic.id, {0: self.topic.first})
+            writer.begin_at({TOPIC: {0: self.topic.first}}, {TOPIC: self.topic.id})
         begin = self.topic.first if spec.strategy.start == "earliest" and kept is None else reached
         set_to = beginning.offsets.get(TOPIC, {}).get(0)
         return begin if set_to is None else max(self.topic.first, min(set_to, reached))

@@ -312,7 +312,7 @@ def test_check_tells_a_state_that_is_behind_from_a_wrong_one(databases: Settings
     )
     one, two, gone = nth_key(1), nth_key(2), nth_key(3)
     with open_sink(databases) as sink:
-        sink.begin_at(TOPIC, TOPIC_ID, {0: 0})
+        sink.begin_at({TOPIC: {0: 0}}, {TOPIC: TOPIC_ID})
         assert (checked(databases).in_flight, checked(databases).drift) == (4 + 1, {}), "nothing has come yet"
         sink.apply(batch([Change(one, "r", 8, 10, 1), Change(gone, "r", 8, 7, 1), Change(gone, "d", 16, unit=None)]))
         assert (checked(databases).in_flight, checked(databases).drift) == (2 + 1, {})

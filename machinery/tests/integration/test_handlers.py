@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,10 +16,12 @@ import pytest
 from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
-from outbox.base.database import connect
+from outbox.base.database import connect, hang_up
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import in_thread, wait_for
+from outbox.handlers import AsyncConnection, handler
 from outbox.handlers import Event as Handled
-from outbox.handlers import handler
 from outbox.sink.applying.handlers.handler import Function
 from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
@@ -31,6 +35,7 @@ from tests.support.made_events import MAIN, Event, batch, fetch, nth_key, uuid7
 from tests.support.sink_driver import Database
 
 WRITER = HandlerWriter.__module__
+TIMEOUT_S = 60.0
 RANDOM = Random(47)  # noqa: S311
 EVENTS = [Event(uuid7(RANDOM), nth_key(number % 3), 1 + number, number // 3 + 1) for number in range(12)]
 TABLES = """
@@ -70,13 +75,15 @@ class Subject:
     receipts: Receipts
 
     @contextmanager
-    def handling(self, function: Function | None = None) -> Iterator[HandlerWriter]:
+    def handling(self, function: Function | None = None, workers: int = 1) -> Iterator[HandlerWriter]:
         """A running handler, of this function or of the receipts."""
-        spec = self.spec if function is None else spec_of(function)
+        spec = spec_of(function or self.receipts.write, workers)
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
             made = spec.target.writer(self.settings, connection, spec, fetch)
             assert isinstance(made, HandlerWriter)
             yield made
+            for other in made.connections[1:]:
+                other.close()
 
     def lines(self) -> list[str]:
         return [str(event_id) for (event_id,) in self.database.query("SELECT event_id FROM handled ORDER BY line")]
@@ -89,8 +96,8 @@ class Subject:
         return found
 
 
-def spec_of(function: Function) -> SinkSpec:
-    of = handler(items.AGGREGATE, name="receipts", attempts=3)(function)
+def spec_of(function: Function, workers: int = 1) -> SinkSpec:
+    of = handler(items.AGGREGATE, name="receipts", attempts=3, workers=workers)(function)
     job = replace(MAIN.job, name="receipts", target=HandlerTarget(of), strategy="dedup")
     return replace(MAIN, name="receipts", job=job, target=HandlerTarget(of))
 
@@ -105,17 +112,17 @@ def subject(databases: Settings) -> Subject:
 
 def retry(subject: Subject, writer: HandlerWriter) -> None:
     """Replay what is due, as a plain sink does between its batches."""
-    if due := writer.due(100):
-        replay_letters(subject, *due)
+    letters, at_once = writer.due(100)
+    if letters:
+        replay_letters(subject, *letters, at_once=at_once)
 
 
-def replay_letters(subject: Subject, *identities: str) -> replay.Replayed:
+def replay_letters(subject: Subject, *identities: str, at_once: int = 1000) -> replay.Replayed:
     with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
         chosen = Selection(sink="receipts", identities=identities).choose(connection) if identities else []
         specs = {"receipts": subject.spec}
-        done = replay.replay(
-            connection, specs, chosen, applier_of=lambda spec: spec.target.applier(subject.settings, spec)
-        )
+        applier = subject.spec.target.applier(subject.settings, subject.spec)
+        done = replay.replay(connection, specs, chosen, applier_of=lambda _: applier, at_once=at_once)
     return done.get("receipts", replay.Replayed())
 
 
@@ -287,13 +294,18 @@ def test_a_connection_that_ends_before_the_commit_has_handled_nothing(subject: S
 
 
 def test_an_async_function_is_awaited(subject: Subject) -> None:
-    async def write(event: Handled, connection: extensions.connection) -> None:
+    async def write(event: Handled, connection: AsyncConnection) -> None:
         await asyncio.sleep(0)
-        subject.receipts.write(event, connection)
+        await connection.run(partial(subject.receipts.write, event))
+        assert await connection.execute("SELECT key FROM handled WHERE event_id = %s", [event.id]) == [(event.key,)]
+        kept.append(connection)
 
+    kept: list[AsyncConnection] = []
     subject.receipts.failing = {EVENTS[0].event_id}
     with subject.handling(write) as writer:
         writer.apply(batch(EVENTS[:3], 0))
+    with pytest.raises(RuntimeError, match="after the end of the call"):
+        asyncio.run(kept[0].execute("SELECT 1"))
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
 
 
@@ -320,8 +332,8 @@ def _cancel(_: extensions.connection) -> None:
 def test_a_function_that_ends_its_process_or_task_fails_for_the_event_alone(
     subject: Subject, end: Callable[[extensions.connection], None], is_async: bool
 ) -> None:
-    async def write(event: Handled, connection: extensions.connection) -> None:
-        subject.receipts.write(event, connection)
+    async def write(event: Handled, connection: AsyncConnection) -> None:
+        await connection.run(partial(subject.receipts.write, event))
 
     subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, end
     with subject.handling(write if is_async else subject.receipts.write) as writer:
@@ -347,7 +359,7 @@ def test_a_function_may_choose_another_kind_of_cursor(subject: Subject) -> None:
 
     with subject.handling(write) as writer:
         writer.apply(batch(EVENTS[:3], 0))
-        assert writer.due(1) == []
+        assert writer.due(1).letters == []
         writer.apply(batch(EVENTS[3:], 3))
     assert subject.lines() == [one.event_id for one in EVENTS]
 
@@ -380,9 +392,12 @@ def test_few_events_are_due_at_once(subject: Subject, writer: HandlerWriter, mon
     some = [Event(uuid7(RANDOM), nth_key(number), 1, 1) for number in range(5)]
     subject.receipts.failing = {one.event_id for one in some}
     writer.apply(batch(some, 0))
-    first, second, third = writer.due(2), writer.due(2), writer.due(2)
-    assert [len(found) for found in (first, second, third)] == [2, 2, 2]
-    assert len({*first, *second, *third}) == 5, "each has its turn"
+    found = [writer.due(2) for _ in range(3)]
+    assert [(len(letters), at_once) for letters, at_once in found] == [(2, 2), (2, 2), (1, 2)]
+    assert len({letter for letters, _ in found for letter in letters}) == 5, "each has its turn"
+    alone = [writer.due(2) for _ in range(5)]
+    assert [(len(letters), at_once) for letters, at_once in alone] == [(1, 1)] * 5, "no call has returned"
+    assert len({letter for letters, _ in alone for letter in letters}) == 5
 
 
 def test_a_deferred_constraint_fails_for_the_event_alone(subject: Subject) -> None:
@@ -427,16 +442,153 @@ def test_what_would_never_run_is_refused_at_once(function: Any) -> None:
         handler(function)  # without the events
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch, seed: int
+def awaited(receipts: Receipts) -> Function:
+    """The receipts as an async function, whose calls take turns."""
+
+    async def write(event: Handled, connection: AsyncConnection) -> None:
+        await asyncio.sleep(0.001)
+        await connection.run(partial(receipts.write, event))
+
+    return write
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_workers_call_for_different_keys_at_the_same_time_and_for_a_key_in_order(
+    subject: Subject, is_async: bool
 ) -> None:
-    """Batches, batches again, retries, replays and discards in any order, while the function fails at random."""
+    together = threading.Barrier(3, timeout=TIMEOUT_S)
+
+    def write(event: Handled, connection: extensions.connection) -> None:
+        together.wait()  # which is broken if fewer call at a time
+        subject.receipts.write(event, connection)
+
+    async def write_async(event: Handled, connection: AsyncConnection) -> None:
+        await asyncio.to_thread(together.wait)
+        await connection.run(partial(subject.receipts.write, event))
+
+    with subject.handling(write_async if is_async else write, workers=3) as writer:
+        writer.apply(batch(EVENTS, 0))
+        writer.apply(batch([*EVENTS, *EVENTS[:3]], 0))
+    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+    assert subject.database.positions() == {0: 15}
+
+
+def test_what_one_worker_fails_for_keeps_neither_the_others_nor_their_letters(subject: Subject) -> None:
+    subject.receipts.failing = {EVENTS[3].event_id}
+    with subject.handling(workers=3) as writer:
+        counts = writer.apply(batch(EVENTS[:9], 0))
+        assert (counts.applied, counts.rejected) == (7, 2)
+        assert subject.versions() == {nth_key(0): [1], nth_key(1): [1, 2, 3], nth_key(2): [1, 2, 3]}
+        writer.apply(batch(EVENTS[9:], 9))
+        assert subject.versions()[nth_key(0)] == [1]
+    subject.receipts.failing = set()
+    replay_letters(subject, EVENTS[3].event_id)
+    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+
+
+def test_a_worker_that_loses_its_connection_leaves_the_rest_for_the_next_start(subject: Subject) -> None:
+    def dies(event: Handled, connection: extensions.connection) -> None:
+        subject.receipts.write(event, connection)
+        if event.id == EVENTS[4].event_id:
+            hang_up(connection)
+
+    with subject.handling(dies, workers=3) as writer, raises("database-connection-lost", EVENTS[4].event_id):
+        writer.apply(batch(EVENTS, 0))
+    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in (0, 2)}
+    assert subject.database.positions() == {}
+    with subject.handling(workers=3) as writer:
+        writer.apply(batch(EVENTS, 0))
+    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+
+
+def test_a_driver_that_takes_over_waits_for_what_a_worker_has_begun(subject: Subject) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def write(event: Handled, connection: extensions.connection) -> None:
+        begun.set()
+        assert may_end.wait(TIMEOUT_S)
+        subject.receipts.write(event, connection)
+
+    with subject.handling(write, workers=3) as old, raises("database-connection-lost"):
+        applied = in_thread("old driver", old.apply, batch(EVENTS, 0))
+        assert begun.wait(TIMEOUT_S)
+        hang_up(old.connections[0])  # its fence is gone, and its workers do not know
+        taking_over = in_thread("new driver", _handle, subject, EVENTS)
+        wait_for("the new driver to wait", partial(_waits_for_lock, subject), timeout_s=TIMEOUT_S)
+        may_end.set()
+        taking_over.result()
+        applied.result()
+    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+
+
+def _handle(subject: Subject, events: list[Event]) -> None:
+    with subject.handling() as writer:
+        writer.apply(batch(events, 0))
+
+
+def _waits_for_lock(subject: Subject) -> bool:
+    waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    return bool(subject.database.query(waiting))
+
+
+def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(settings: Settings, role: SinkRole) -> extensions.connection:
+        with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+            cursor.execute("UPDATE sinks SET epoch = epoch + 1")
+        return connect(settings, role)
+
+    monkeypatch.setattr(f"{WRITER}.connect", late)
+    with subject.handling(workers=3) as writer, raises("sink-fenced"):
+        writer.apply(batch(EVENTS, 0))
+    assert subject.receipts.calls == []
+
+
+def _hang_up(connection: extensions.connection) -> None:
+    hang_up(connection)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_event_whose_call_never_returns_is_set_aside_and_the_others_go_on(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "LOOK_AT_PARKED_EVERY_S"):
+        monkeypatch.setattr(f"{WRITER}.{name}", 0)
+    poison = EVENTS[4]  # of the key number 1
+    subject.receipts.failing, subject.receipts.error = {poison.event_id}, _hang_up
+    starts = begin = 0
+    while begin < len(EVENTS) or subject.database.retries(poison.event_id) < 2:
+        starts += 1
+        assert starts < 10
+        with suppress(Failure), subject.handling(workers=workers) as writer:
+            while begin < len(EVENTS):
+                writer.apply(batch(EVENTS[begin : begin + 6], begin))
+                begin += 6
+            for _ in EVENTS:
+                retry(subject, writer)
+    calls = subject.receipts.calls.count(poison.event_id)
+    assert calls == 2 + 1 + 3, "in a batch, behind the first of its key, and as often as the handler says"
+    assert subject.versions() == {nth_key(0): [1, 2, 3, 4], nth_key(1): [1], nth_key(2): [1, 2, 3, 4]}
+    assert subject.database.dead_letters()[poison.event_id] == HANDLER_FAILED
+
+    subject.receipts.failing = set()
+    replay_letters(subject, poison.event_id)
+    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+
+
+@pytest.mark.parametrize(("seed", "workers", "is_async"), [(1, 1, False), (2, 1, True), (3, 3, False), (4, 3, True)])
+def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, seed: int, workers: int, is_async: bool
+) -> None:
+    """Batches, batches again, retries, replays and discards in any order, while the function fails at random, or loses
+    its connection.
+    """
     random, sent, discarded = Random(seed), 0, set[str]()  # noqa: S311
-    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
-    monkeypatch.setattr(f"{WRITER}.FIRST_DELAY_S", 0)
+    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "LOOK_AT_PARKED_EVERY_S"):
+        monkeypatch.setattr(f"{WRITER}.{name}", 0)
     events = [Event(uuid7(RANDOM), nth_key(number % 4), 1, 1 + number // 4) for number in range(100)]
-    errors = [_divide, _caught, _exit, lambda _: None]
+    ids = [one.event_id for one in events]
+    errors = [_divide, _caught, _exit, lambda _: None, _hang_up]
+    lost = 0
 
     def opened() -> list[str]:
         return [identity for identity, status in subject.database.statuses().items() if status == "open"]
@@ -444,30 +596,44 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
     def some(of: list[str], most: int) -> list[str]:
         return random.sample(of, min(len(of), random.randint(1, most)))
 
-    with subject.handling() as writer:
-        while sent < len(events):
-            subject.receipts.failing = {one.event_id for one in events if random.random() < 0.25}
-            subject.receipts.error = random.choice(errors)
-            match random.randrange(8):
-                case 0 if sent:
-                    begin = random.randrange(sent)
-                    writer.apply(batch(events[begin : begin + random.randint(1, sent - begin)], begin))
-                case 1 | 2:
-                    replay_letters(subject, *writer.due(random.randint(1, 5)))
-                case 3 if letters := some(opened(), 5):
-                    replay_letters(subject, *letters)
-                case 4 if letters := some(opened(), 1):
-                    discarded.update(letters)
-                    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
-                        replay.discard(
-                            connection, Selection("receipts", identities=letters).choose(connection), because=""
-                        )
-                case _:
-                    count = random.randint(1, 12)
-                    writer.apply(batch(events[sent : sent + count], sent))
-                    sent = min(len(events), sent + count)
-            assert sorted([*subject.lines(), *opened(), *discarded]) == sorted(one.event_id for one in events[:sent])
-            assert all(versions == sorted(versions) for versions in subject.versions().values())
+    def operate(writer: HandlerWriter) -> None:
+        nonlocal sent
+        subject.receipts.failing = {one.event_id for one in events if random.random() < 0.25}
+        subject.receipts.error = random.choice(errors)
+        match random.randrange(8):
+            case 0 if sent:
+                begin = random.randrange(sent)
+                writer.apply(batch(events[begin : begin + random.randint(1, sent - begin)], begin))
+            case 1 | 2:
+                letters, at_once = writer.due(random.randint(1, 5))
+                replay_letters(subject, *letters, at_once=at_once)
+            case 3 if letters := some(opened(), 5):
+                replay_letters(subject, *letters)
+            case 4 if letters := some(opened(), 1):
+                discarded.update(letters)
+                with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
+                    chosen = Selection("receipts", identities=letters).choose(connection)
+                    replay.discard(connection, chosen, because="")
+            case _:
+                count = random.randint(1, 12)
+                writer.apply(batch(events[sent : sent + count], sent))
+                sent = min(len(events), sent + count)
+
+    function = awaited(subject.receipts) if is_async else subject.receipts.write
+    while sent < len(events):
+        with suppress(Failure), subject.handling(function, workers=workers) as writer:
+            while sent < len(events):
+                lost += 1
+                operate(writer)
+                lost -= 1
+                dealt_with = [*subject.lines(), *opened(), *discarded]
+                assert len(dealt_with) == len({*dealt_with})
+                # Workers may have done their share of a batch in which another one has lost its connection.
+                assert {*ids[:sent]} <= {*dealt_with} <= {*ids[: sent + 12]}
+        handled = subject.lines()
+        assert len(handled) == len({*handled})
+        assert all(versions == sorted(versions) for versions in subject.versions().values())
+    assert lost, "a connection was lost"
     subject.receipts.failing = set()
     replay_letters(subject, *opened())
-    assert {*subject.lines()} == {one.event_id for one in events} - discarded
+    assert {*subject.lines()} == {*ids} - discarded

@@ -268,7 +268,7 @@ class TestFromSource:
         book(databases, *mine[:3])
         from_source(databases)
         with open_sink(databases) as sink:
-            sink.begin_at(TOPIC, TOPIC_ID, {0: 100})
+            sink.begin_at({TOPIC: {0: 100}}, {TOPIC: TOPIC_ID})
             sink.apply(batch(mine[2:], start=100))
         assert database.totals() == sums(mine)
 

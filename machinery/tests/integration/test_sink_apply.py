@@ -179,7 +179,7 @@ class TestPositions:
 
     def test_a_sink_may_begin_where_the_topic_does(self, databases: Settings, database: Database) -> None:
         with open_sink(databases) as sink:
-            sink.begin_at(TOPIC, TOPIC_ID, {0: 100})
+            sink.begin_at({TOPIC: {0: 100}}, {TOPIC: TOPIC_ID})
             sink.apply(batch(events(1), start=100))
         assert database.positions() == {0: 101}
 

@@ -195,24 +195,26 @@ def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings
     producer.flush(30)
     of_topic = topics.describe(topic, topic_of(topic)).id
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic_of(topic), of_topic, {0: 1})
+        sink_on(connection).begin_at({topic_of(topic): {0: 1}}, {topic_of(topic): of_topic})
         assert "sinks" not in problems(topic), "it has a driver"
     wait_for("the driver to be gone", lambda: "sinks" in problems(topic), timeout_s=10)
     assert problems(topic)["sinks"] == ["sink-not-running"]
     assert "2 offsets behind" in diagnosed(topic, "sink-not-running").message
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(topic_of(topic), of_topic, {0: 9})
+        sink_on(connection).begin_at({topic_of(topic): {0: 9}}, {topic_of(topic): of_topic})
         assert problems(topic)["sinks"] == ["topic-recreated"]
 
 
 def test_undeclared_sinks_are_no_problem_and_unfinished_rebuilds_are_found(topic: Settings) -> None:
     described = topics.describe(topic, topic_of(topic))
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(described.name, described.id, {0: 0})
+        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(
+            {described.name: {0: 0}}, {described.name: described.id}
+        )
     assert "sinks" not in problems(topic)
     assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(described.name, described.id, {0: 0})
+        sink_on(connection).begin_at({described.name: {0: 0}}, {described.name: described.id})
         with rebuild.reserved(topic, "dedup") as owner:
             first = {described.name: topics.first_offsets(topic, described.name)}
             rebuild.begin(owner, "dedup", [described], first)

@@ -46,7 +46,7 @@ def unusable_checkpoint(topic: Settings) -> str:
 def other_topic(topic: Settings) -> str:
     """A sink that has read an earlier topic of the same name."""
     with open_sink(topic, "upsert") as sink:
-        sink.begin_at(topic_of(topic), "another-id", {0: 0})
+        sink.begin_at({topic_of(topic): {0: 0}}, {topic_of(topic): "another-id"})
     return "upsert"
 
 

@@ -100,6 +100,11 @@ class Database:
         found = self.query("SELECT identity, reason FROM dead_letters WHERE sink = %s", self.sink)
         return {str(identity): str(reason) for identity, reason in found}
 
+    def retries(self, identity: str) -> int:
+        """How often a handler has called its function again for the event of a dead letter; 0 without one."""
+        found = self.query("SELECT retries FROM dead_letters WHERE sink = %s AND identity = %s", self.sink, identity)
+        return sum(int(str(retries)) for (retries,) in found)
+
     def statuses(self) -> dict[str, str]:
         """The status of each dead letter, by its identity."""
         found = self.query("SELECT identity, status FROM dead_letters WHERE sink = %s", self.sink)

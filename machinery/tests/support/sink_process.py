@@ -106,7 +106,7 @@ def applied_until(topic: Settings, offset: int) -> None:
         producer.produce(name, b"{}", partition=0)
     producer.flush(30)
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(name, topics.describe(topic, name).id, {0: offset, 1: 0})
+        sink_on(connection).begin_at({name: {0: offset, 1: 0}}, {name: topics.describe(topic, name).id})
 
 
 def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:

@@ -1,11 +1,13 @@
-"""Wait for a condition with a deadline, and say what was waited for."""
+"""Wait for a condition with a deadline, and say what was waited for; calls in threads that nothing waits for."""
 
 from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from outbox.base.errors import Failure
@@ -65,3 +67,17 @@ def wait_for(
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(f"waited {limit_s:.0f} s for {what}; the last answer was {answer!r}", code="timeout")
         time.sleep(poll_s)
+
+
+def in_thread(name: str, function: Callable[..., T], *given: object) -> Future[T]:
+    """A call in a thread of its own. It does not keep the process from its end: a function may never return."""
+    future = Future[T]()
+
+    def call() -> None:
+        try:
+            future.set_result(function(*given))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, name=name, daemon=True).start()
+    return future

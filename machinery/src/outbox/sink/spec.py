@@ -173,6 +173,8 @@ class Target(ABC):
     """What can run it: Spark, or a Python process alone."""
     records_max: int | None = None
     """How many records one transaction takes in a plain sink, if few; fewer if they take longer than a second."""
+    begin: Literal["earliest", "latest"] = "earliest"
+    """Where the first start begins: with the oldest records of the topics, or with those that come from then on."""
     jars: Sequence[str] = ()
     """Configurations of ivy.xml that Spark needs beside its Kafka source."""
     spark_config: Mapping[str, str] = {}

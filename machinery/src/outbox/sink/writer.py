@@ -6,7 +6,7 @@ Nothing here knows Spark, so that tests and benchmarks drive it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import asked, fence, positions
 from outbox.sink.remembering.asked import Asked
-from outbox.sink.remembering.positions import Beginning
+from outbox.sink.remembering.positions import Beginning, TopicOffsets
 from outbox.sink.remembering.strategy import Strategy
 
 PARKED = "parked"  # the reason of an event that waits for an earlier one of its key
@@ -42,6 +42,13 @@ class Counts(NamedTuple):
     filtered: int = 0
 
 
+class Due(NamedTuple):
+    """Dead letters that are to be replayed now, with what is parked behind them, so many in one transaction."""
+
+    letters: Sequence[str] = ()
+    at_once: int = 1
+
+
 class SinkWriter(ABC):
     """Applies batches on a connection that holds the sink's fence for as long as it lives."""
 
@@ -55,6 +62,8 @@ class SinkWriter(ABC):
         self.name = job.sink
         self._job = job
         self._connection = connection
+        self.connections = [connection]
+        """All that it works with: a list that may grow."""
         self._declared = {topic: decoder.declared_names for topic, decoder in job.decoders.items()}
         with self._errors("does not let the sink start"):
             self._term = fence.acquire(connection, self.name)
@@ -96,11 +105,12 @@ class SinkWriter(ABC):
         self._term = self._term._replace(generation=beginning.generation)
         return beginning
 
-    def begin_at(self, topic: str, topic_id: str, start: dict[int, int]) -> None:
-        """Declare where a sink without positions begins: lower offsets do not concern this sink."""
+    def begin_at(self, starts: TopicOffsets, topic_ids: Mapping[str, str]) -> None:
+        """Declare where a sink begins on topics without positions, on all or none: lower offsets do not concern it."""
         with self._errors("does not take positions"), self._connection, self._connection.cursor() as cursor:
             self._enter(cursor)
-            positions.write(cursor, self.name, topic, topic_id, start)
+            for topic, start in starts.items():
+                positions.write(cursor, self.name, topic, topic_ids[topic], start)
 
     def apply(self, batch: Batch) -> Counts:
         """Apply a batch and commit. An empty one costs no transaction.
@@ -118,13 +128,13 @@ class SinkWriter(ABC):
     def _apply(self, batch: Batch) -> Counts:
         """Apply a batch that is not empty."""
 
-    def due(self, at_most: int) -> Sequence[str]:
+    def due(self, at_most: int) -> Due:
         """The dead letters that are to be replayed now. A plain sink asks between its batches."""
         del at_most
-        return ()
+        return Due()
 
-    def _errors(self, what: str) -> AbstractContextManager[None]:
-        return database_errors(self._connection, f"sink {self.name}", what, "start the sink again")
+    def _errors(self, what: str, connection: extensions.connection | None = None) -> AbstractContextManager[None]:
+        return database_errors(connection or self._connection, f"sink {self.name}", what, "start the sink again")
 
     def _continue(self, cursor: extensions.cursor, batch: Batch) -> dict[int, int]:
         """Begin the transaction of a batch. Returns the stored positions, which it must continue."""

@@ -106,6 +106,13 @@ def lock(cursor: extensions.cursor, sink: str) -> None:
     cursor.execute(f"SELECT pg_advisory_xact_lock({APPLY_KEY})", {"sink": sink})
 
 
+def lock_shared(cursor: extensions.cursor, sink: str) -> None:
+    """Hold the sink's lock together with others that hold it so, until the end of the transaction: workers of a driver,
+    each of which writes for keys of its own.
+    """
+    cursor.execute(f"SELECT pg_advisory_xact_lock_shared({APPLY_KEY})", {"sink": sink})
+
+
 def lock_new(cursor: extensions.cursor, sink: str) -> None:
     """Hold the lock of a sink that this transaction may create. Waits for a transaction that has listed `all_sinks`."""
     cursor.execute(f"SELECT pg_advisory_xact_lock_shared({CREATION_KEY})")

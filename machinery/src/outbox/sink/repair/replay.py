@@ -81,7 +81,7 @@ SELECT sink, topic, topic_id, identity, size_bytes
                                     WHERE before.sink = %(sink)s AND before.identity = ANY(%(done)s)))
                    AND identity <> ALL(%(done)s)) AS letter
         WINDOW in_order AS (ORDER BY letter.topic_id, letter.partition, letter."offset")) AS letter
- WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s)
+ WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s AND number <= %(at_once)s)
  ORDER BY number
 """  # noqa: S608
 
@@ -176,6 +176,7 @@ def replay(
     *,
     applier_of: Callable[[SinkSpec], Applier],
     older_than_horizon: bool = False,
+    at_once: int = CHUNK,
 ) -> dict[str, Replayed]:
     """Decode the records of letters by today's contract and apply the events, by the strategy and projections of their
     sink, which is among ``known``. Returns by sink what became of them.
@@ -186,6 +187,8 @@ def replay(
     With ``older_than_horizon`` it is the letters older than the deduplication horizon, and no others, and they are
     applied as new: no strategy can know, so the caller has made sure that they never were. Without it they are rejected
     again.
+
+    ``at_once`` is how many letters a transaction takes at most.
 
     A letter that is no longer open is left out: each event is applied once. A letter that was chosen as replayed is
     replayed again if the sink's result has lost its event: a table may be restored. A letter whose event the sink does
@@ -202,7 +205,7 @@ def replay(
                 cursor.execute(fence.SESSION)
                 applier.prepare(cursor)
             dealt_with: dict[str, set[str]] = defaultdict(set)
-            for chunk in _chunks(_due(applier, letters)):
+            for chunk in _chunks(_due(applier, letters), at_once):
                 decoder = spec.decoders.get(chunk[0].topic)
                 if decoder is not None and applier.strategy.remembers_ids:  # before: a partition costs locks
                     strategy.ensure_partitions(connection, _days(connection, decoder, chunk))
@@ -211,7 +214,7 @@ def replay(
                     done[sink] = done[sink].plus(replayed)
                     dealt_with[chunk[0].topic].update(letter.identity for letter in chunk)
             for topic, identities in {} if older_than_horizon else dealt_with.items():
-                done[sink] = done[sink].plus(_follow(connection, applier, spec, topic, identities))
+                done[sink] = done[sink].plus(_follow(connection, applier, spec, topic, identities, at_once=at_once))
             with connection, connection.cursor() as cursor:
                 cursor.execute("DISCARD TEMP")  # the next sink makes tables of its own
     return done
@@ -271,13 +274,19 @@ def _replay(
 
 
 def _follow(
-    connection: extensions.connection, applier: Applier, spec: SinkSpec, topic: str, dealt_with: set[str]
+    connection: extensions.connection,
+    applier: Applier,
+    spec: SinkSpec,
+    topic: str,
+    dealt_with: set[str],
+    *,
+    at_once: int,
 ) -> Replayed:
     """Replay the letters that are parked behind these letters of a topic, each once, in further transactions.
 
     In the last transaction, with the sink's lock, there is nothing left that the sink could park the next event behind.
     """
-    names = {"sink": spec.name, "topic": topic, "parked": PARKED, "bytes_max": CHUNK_BYTES}
+    names = {"sink": spec.name, "topic": topic, "parked": PARKED, "bytes_max": CHUNK_BYTES, "at_once": at_once}
     done = Replayed()
     while True:
         with connection, connection.cursor() as cursor:
@@ -337,10 +346,10 @@ def _due(applier: Applier, letters: Iterable[Chosen]) -> Iterator[Chosen]:
     return (letter for letter in chosen if letter.is_open or letter.identity in lost)
 
 
-def _chunks(letters: Iterable[Chosen]) -> Iterator[list[Chosen]]:
+def _chunks(letters: Iterable[Chosen], at_once: int = CHUNK) -> Iterator[list[Chosen]]:
     """Chunks of letters of one topic."""
     for _, of_topic in itertools.groupby(letters, key=lambda letter: (letter.topic, letter.topic_id)):
-        yield from dead_letters.in_chunks(of_topic, lambda letter: letter.size_bytes, CHUNK_BYTES, CHUNK)
+        yield from dead_letters.in_chunks(of_topic, lambda letter: letter.size_bytes, CHUNK_BYTES, at_once)
 
 
 def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:

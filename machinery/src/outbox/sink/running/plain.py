@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager
 from itertools import count
@@ -20,7 +20,7 @@ from itertools import count
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
-from outbox.base.wait import timeout_scale
+from outbox.base.wait import in_thread, timeout_scale
 from outbox.kafka import topics
 from outbox.kafka.tail import Tail
 from outbox.sink.decoding.batch import Batch, Chunk
@@ -29,6 +29,7 @@ from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.repair.replay import Selection, replay
 from outbox.sink.running.stream import Attempt, Engine, Offsets, Stream, to_replay
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Due
 
 POLL_S = 0.1  # for a stop, and for a failure of the other thread
 PART_MAX_RECORDS = 50_000  # a part is read while the one before it is applied
@@ -122,18 +123,24 @@ class Plain(Stream):
             for number in count():
                 batches, read_s = self._read()
                 if applied is not None:
+                    self._await(applied)
                     applied.result()
                 is_done = self._ends_there and not self._behind(self._target)
                 if is_done or self.is_stopping or self.failure is not None:
                     return
-                applied = _begun(f"apply {self._spec.name}", self._apply, number, batches, read_s)
+                applied = in_thread(f"apply {self._spec.name}", self._apply, number, batches, read_s)
         except BaseException as error:  # of any kind: a handler may have raised it, and a thread ends without a word
             if not self.is_stopping:
                 self._fail(error)
         finally:
             if applied is not None:
-                wait([applied])
+                self._await(applied)
             self._tail.close()
+
+    def _await(self, applied: Future[None]) -> None:
+        """Raises what has failed meanwhile: then the call may never end."""
+        while self.failure is None and not wait([applied], POLL_S).done:
+            pass
 
     def _read(self) -> tuple[Sequence[Batch], float]:
         """What there is, by topic, and the seconds that it took to decode it. None of the batches is empty."""
@@ -172,7 +179,7 @@ class Plain(Stream):
             if self.is_stopping:
                 return
             began = time.monotonic()
-            with self._guard.working(self._connection):
+            with self._guard.working(self._writer.connections):
                 for batch in batches:
                     self.apply_part(number, batch, read_s)
                 if self._replays_to is not None and not self._behind(self._replays_to):
@@ -183,32 +190,17 @@ class Plain(Stream):
             self._expect(time.monotonic() - began)
             self._has_applied = self._has_applied or bool(batches) or not self._behind(self._target)
 
-    def _replay(self, letters: Sequence[str]) -> None:
+    def _replay(self, due: Due) -> None:
         """Replay these dead letters, with what waits behind them, on a connection that has tables of its own."""
-        if not letters:
+        if not due.letters:
             return
         connected = closing(connect(self._settings, SinkRole.WRITER))
-        with connected as connection, self._guard.working(connection):
-            chosen = Selection(sink=self._spec.name, identities=letters).choose(connection)
-            specs = {self._spec.name: self._spec}
-            replay(connection, specs, chosen, applier_of=lambda spec: spec.target.applier(self._settings, spec))
+        with connected as connection, self._guard.working([connection]):
+            chosen = Selection(sink=self._spec.name, identities=due.letters).choose(connection)
+            applier_of = lambda spec: spec.target.applier(self._settings, spec)  # noqa: E731
+            replay(connection, {self._spec.name: self._spec}, chosen, applier_of=applier_of, at_once=due.at_once)
 
     def _expect(self, apply_s: float) -> None:
         """Let the next batches have as many records as the sink's transactions have time for."""
         if self._spec.target.records_max is not None:
             self._most = max(1, self._most // 2) if apply_s > APPLY_MAX_S else min(2 * self._most, self._records_max)
-
-
-def _begun(name: str, function: Callable[..., None], *given: object) -> Future[None]:
-    """A call in a thread of its own. It does not keep the process from its end: a handler may never return."""
-    future = Future[None]()
-
-    def call() -> None:
-        try:
-            function(*given)
-            future.set_result(None)
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, name=name, daemon=True).start()
-    return future

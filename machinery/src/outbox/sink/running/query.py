@@ -196,7 +196,7 @@ class Query(Stream):
 
     def _handle(self, _: DataFrame, batch_id: int) -> None:
         """Apply one batch. Whatever it raises ends the query with the batch uncommitted."""
-        with self._guard.working(self._connection):
+        with self._guard.working(self._writer.connections):
             try:
                 self._apply(batch_id)
             except Exception as error:

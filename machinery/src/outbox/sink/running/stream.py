@@ -82,7 +82,7 @@ class Stream(ABC):
     def start(self, until_caught_up: bool) -> None:
         """Start to apply batches. The sink fails if events before the first one are lost."""
         try:
-            with self._guard.working(self._connection):
+            with self._guard.working(self._writer.connections):
                 beginning = self._begin()
             self._reached = beginning
             self._metrics.started(self._spec.name, beginning)
@@ -153,7 +153,7 @@ class Stream(ABC):
             what = f"sink {self._spec.name} has not applied its batch within {APPLY_TIMEOUT_S:.0f} s of the stop"
             self._fail(Failure(what, "start the sink again: nothing is lost", code="stop-timeout"))
         try:
-            with self._guard.working(self._connection):
+            with self._guard.working(self._writer.connections):
                 self._end()
         except Exception as error:
             self._fail(error)
@@ -187,7 +187,8 @@ class Stream(ABC):
         # The text of an error that is not ours may repeat personal data.
         hides = self._spec.is_personal and not isinstance(error, Failure)
         self._log.error("sink failed", error=type(error).__name__ if hides else str(error), code=code_of(error))
-        hang_up(self._connection)  # ends what is applied, and lets another driver take the sink over
+        for connection in self._writer.connections:
+            hang_up(connection)  # ends what is applied, and lets another driver take the sink over
 
     def _positions(self, known: TopicOffsets) -> tuple[Offsets, Offsets]:
         """The first offsets that the topics have, and those that the sink has reached. A topic without a position that
@@ -202,9 +203,11 @@ class Stream(ABC):
             if topic not in new:
                 positions.require_no_gap(self._spec.name, topic, stored[topic], first[topic])
         self._writer.begin()
-        for topic in new:
-            self._writer.begin_at(topic, self._topic_ids[topic], first[topic])
-        return first, {topic: first[topic] | stored[topic] for topic in self._spec.topics}
+        starts = {topic: first[topic] for topic in new}
+        if self._spec.target.begin == "latest" and not any(stored.values()):
+            starts = {topic: topics.last_stable_offsets(self._settings, topic) for topic in new}
+        self._writer.begin_at(starts, self._topic_ids)
+        return first, {topic: first[topic] | starts.get(topic, {}) | stored[topic] for topic in self._spec.topics}
 
     def apply_part(self, batch_id: int, batch: Batch, read_s: float) -> None:
         """Apply a batch, or a part of one, and report it."""

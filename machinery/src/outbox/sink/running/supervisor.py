@@ -142,6 +142,7 @@ class Supervisor:
         self._log = log.get(__name__).bind(sink=spec.name)
         self._retries = Retries()
         self._connection: extensions.connection | None = None  # of the present attempt, as the next one
+        self._connections: Sequence[extensions.connection] = ()  # this one, and what its writer has besides
         self._stream: Stream | None = None
         self._is_active = False
         self._stopping = threading.Event()
@@ -158,15 +159,17 @@ class Supervisor:
     def connect(self) -> None:
         """Become the sink's driver. Raises Failure if that is another one, or the database is unavailable."""
         self._connection = connect(self._settings, SinkRole.WRITER)
-        with self._guard.working(self._connection):
+        self._connections = [self._connection]
+        with self._guard.working(self._connections):
             self._writer = self._spec.target.writer(
                 self._settings, self._connection, self._spec, fetcher(self._settings)
             )
+        self._connections = self._writer.connections
 
     def disconnect(self) -> None:
         """End the connection if there is one, so that another driver may take the sink over."""
-        if self._connection is not None:
-            self._connection.close()
+        for connection in self._connections:
+            connection.close()
 
     def start(self, engine: Engine, topic_ids: Mapping[str, str], *, until_caught_up: bool = False) -> None:
         """Start the stream of a driver that has connected. A failure is kept, and looked at later."""

@@ -3,7 +3,8 @@
 TCP does not notice a server whose kernel still acknowledges. A limit for statements would not do either: a large batch,
 or a lock, may take longer than anybody wants to wait for a dead server. So when a sink that is at work has made no
 progress for a while, the server is asked something that it answers without a login: whether it speaks TLS. If it does
-not answer that either, the sink's connection is hung up, whatever it waits for.
+not answer that either, the sink's connections are hung up, whatever it waits for. They are hung up too if the server
+has ended one: a function of the adopter's that never returns would never see that.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from psycopg2 import extensions
 
 from outbox.base import log
-from outbox.base.database import hang_up
+from outbox.base.database import hang_up, is_cut_off
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale
@@ -39,18 +40,19 @@ class Guard:
     def __init__(self, sink: str) -> None:
         self.sink = sink
         self.failure: Failure | None = None
-        self._connection: extensions.connection | None = None
+        self._connections: Sequence[extensions.connection] = ()
         self._since: float | None = None
 
     @contextmanager
-    def working(self, connection: extensions.connection) -> Iterator[None]:
-        """Within the block the sink works with its database. One block at a time."""
-        self._connection, self.failure = connection, None
+    def working(self, connections: Sequence[extensions.connection]) -> Iterator[None]:
+        """Within the block the sink works with its database. One block at a time, but for one that was given up."""
+        self._connections, self.failure = connections, None
         self.progress()
         try:
             yield
         finally:
-            self._since = None
+            if self._connections is connections:
+                self._since = None
 
     def progress(self) -> None:
         """The database has done something of the work."""
@@ -64,8 +66,12 @@ class Guard:
     def give_up(self, failure: Failure) -> None:
         """End what waits for the database."""
         self.failure, self._since = failure, None
-        if self._connection is not None:
-            hang_up(self._connection)
+        for connection in self._connections:
+            hang_up(connection)
+
+    def is_cut_off(self) -> bool:
+        """Whether the server has ended a connection of the work."""
+        return any(map(is_cut_off, self._connections))
 
 
 class Watchdog:
@@ -95,6 +101,10 @@ class Watchdog:
         while not self._ended.wait(POLL_S):
             silence_s = SILENCE_S * timeout_scale()
             silent = [guard for guard in [*self._guards] if guard.silent_s() > silence_s]
+            for guard in silent:
+                if guard.is_cut_off():
+                    guard.give_up(self._cut_off(guard))
+            silent = [guard for guard in silent if guard.failure is None]
             due = [one for one in silent if time.monotonic() - reported_at.get(one.sink, -silence_s) >= silence_s]
             if not due:
                 continue
@@ -106,6 +116,10 @@ class Watchdog:
                 continue
             for guard in silent:
                 guard.give_up(self._failure(guard))
+
+    def _cut_off(self, guard: Guard) -> Failure:
+        what = f"sink {guard.sink}: the server has ended a connection, after {guard.silent_s():.0f} s in one batch"
+        return Failure(what, "give the calls in a handler a timeout", code="database-connection-lost")
 
     def _failure(self, guard: Guard) -> Failure:
         where = f"{self._settings.sink_db_host}:{self._settings.sink_db_port}"

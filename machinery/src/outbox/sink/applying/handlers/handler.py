@@ -12,7 +12,7 @@ once; ``event.id`` is the key by which its receiver can recognise a repetition.
 A function that raises loses its own changes alone. Its event becomes a dead letter, later events of the key wait behind
 that, and those of other keys go on. It is retried after a while, at most so many times: `outbox dead-letters` shows it
 all the time, and replays it on demand. Events of a key come in the order of their versions; without a version there is
-no order to keep.
+no order to keep. Events of different keys come at the same time if the handler has several workers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from outbox.base.errors import Failure
 
-if TYPE_CHECKING:
-    from psycopg2 import extensions
-
 ATTEMPTS_MAX = 8
+Begin = Literal["earliest", "latest"]
 
 
 class Event(NamedTuple):
@@ -43,7 +41,7 @@ class Event(NamedTuple):
     payload: Mapping[str, Any]
 
 
-Function = Callable[[Event, "extensions.connection"], Awaitable[None] | None]
+Function = Callable[[Event, Any], Awaitable[None] | None]  # on a psycopg2 connection, or an AsyncConnection
 
 
 @dataclass(frozen=True)
@@ -53,27 +51,41 @@ class Handler:
     name: str
     events: Sequence[str]
     function: Function
-    attempts: int
+    attempts: int = ATTEMPTS_MAX
+    workers: int = 1
+    begin: Begin = "earliest"
 
-    def __call__(self, event: Event, connection: extensions.connection) -> Awaitable[None] | None:
+    @property
+    def is_async(self) -> bool:
+        """Whether a call returns what is to be awaited."""
+        return any(map(inspect.iscoroutinefunction, (self.function, inspect.unwrap(self.function))))
+
+    def __call__(self, event: Event, connection: Any) -> Awaitable[None] | None:
         return self.function(event, connection)
 
 
-def handler(*events: str, name: str = "", attempts: int = ATTEMPTS_MAX) -> Callable[[Function], Handler]:
+def handler(
+    *events: str, name: str = "", attempts: int = ATTEMPTS_MAX, workers: int = 1, begin: Begin = "earliest"
+) -> Callable[[Function], Handler]:
     """Let a function handle events, named as in a job: ``order``, ``order.placed`` or ``order.placed.v1``.
 
-    The function gets an `Event` and the connection, in a transaction that it must not end. It may be ``async``.
-    ``name`` is by default that of the function; the name is what remembers which events were handled, so a function can
-    be renamed only with ``name``. ``attempts`` is how often it is called for an event that it fails for.
+    The function gets an `Event` and the connection, in a transaction that it must not end. It may be ``async``; then
+    the connection is an `AsyncConnection`. ``name`` is by default that of the function; the name is what remembers
+    which events were handled, so a function can be renamed only with ``name``. ``attempts`` is how often it is called
+    for an event that it fails for. ``workers`` is for how many keys at the same time. ``begin`` is where the first
+    start begins: with the oldest events that the topics have, or with those that come from then on.
     """
 
     if not all(isinstance(event, str) for event in events):
         raise Failure("@handler names no event", 'write it as @handler("order.placed")', code="sink-unusable")
+    if attempts < 1 or workers < 1 or begin not in get_args(Begin):
+        remedy = 'attempts and workers are at least 1, begin is "earliest" or "latest"'
+        raise Failure("@handler has a parameter of a wrong value", remedy, code="sink-unusable")
 
     def decorate(function: Function) -> Handler:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             what = f"handler {function.__name__} is a generator: a call of it would do nothing"
             raise Failure(what, "let it not yield", code="sink-unusable")
-        return Handler(name or function.__name__, events, function, attempts)
+        return Handler(name or function.__name__, events, function, attempts, workers, begin)
 
     return decorate

@@ -26,6 +26,7 @@ class HandlerTarget(Target):
 
     def __init__(self, of: Handler) -> None:
         self._handler = of
+        self.begin = of.begin
 
     def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
         del source
@@ -40,8 +41,7 @@ class HandlerTarget(Target):
     ) -> HandlerWriter:
         from outbox.sink.applying.handlers.writer import HandlerWriter
 
-        del settings
-        return HandlerWriter(connection, spec, fetch, self._handler)
+        return HandlerWriter(settings, connection, spec, fetch, self._handler)
 
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> HandlerApplier:
         from outbox.sink.applying.handlers.writer import HandlerApplier

@@ -1,31 +1,49 @@
-"""How handlers are called: each event in a savepoint of the transaction that applies, in the order of the topic."""
+"""How handlers are called: each event in a savepoint of the transaction that applies, in the order of the topic.
+
+With several workers the keys of a batch are dealt out, and each worker applies its keys in a transaction of its own,
+with the ids of their events. The positions move when all have committed. If the process ends in between, the batch
+comes again, and the ids say what is done. A worker holds the sink's lock together with the others, so whoever takes the
+sink over waits for what a worker has begun, and a worker that begins later finds another epoch.
+
+A call that never returns ends with its connection or process. So the records that functions may be called for are
+counted before, and the positions move together with their end. A start that finds such records for the second time in a
+row calls the function for none of them: it sets them aside, and calls for them one by one, counting before each call.
+"""
 
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
+from typing import Any
 
+from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.heavy import extensions, extras, psycopg2, sql
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import in_thread
 from outbox.events.schema import shortened
 from outbox.events.values import decode
+from outbox.sink.applying.handlers.aio import AsyncConnection
 from outbox.sink.applying.handlers.handler import Event, Handler
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.applying.postgres.target import RENEWAL_S, PostgresWriter
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.layout import view_name
 from outbox.sink.decoding.records import Fetch
+from outbox.sink.remembering import dead_letters, fence
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import PARKED, Applied, Counts, Due
 
-if TYPE_CHECKING:
-    import asyncio
-
-HANDLER_FAILED = "handler failed"
+HANDLER_FAILED, NOT_CALLED = "handler failed", "handler not called yet"
+INTERRUPTED, UNRETURNED = "calls before have not returned", "the last call has not returned"
+INTERRUPTIONS_MAX = 2  # in a row; then no call is made that may be the cause
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0
 LOOK_EVERY_S = 0.5  # at what waits for another attempt
+LOOK_AT_PARKED_EVERY_S = 10.0
 SAVEPOINT, RELEASE, UNDO = (
     f"{words} outbox_handler" for words in ("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")
 )
@@ -41,16 +59,70 @@ BEGIN_CALLS, AGAIN = "SAVEPOINT outbox_calls", "ROLLBACK TO SAVEPOINT outbox_cal
 EVENTS = 'SELECT one.partition, one."offset", one.event_id::text, to_jsonb(one.*)::text FROM {view} AS one'
 REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
 CLOSED_HERE = 1  # psycopg2's `closed` of a connection that this process has closed; 2 if it was lost
-WAITING = "SELECT identity FROM public.dead_letters WHERE sink = %s AND status = 'open' AND reason = %s"
+SET_ASIDE = """
+INSERT INTO pg_temp.rejections (event_id, reason, detail) SELECT new.event_id, %s, %s FROM pg_temp.new_events AS new
+"""
+# The keys of a batch are dealt out to workers, those with most events first; what is another worker's is dropped.
+KEEP_SHARE = """
+DELETE FROM pg_temp.outbox_batch AS batch
+ USING (SELECT other.{key} AS key, row_number() OVER (ORDER BY count(*) DESC, other.{key}) %% %(workers)s AS worker
+          FROM pg_temp.outbox_batch AS other GROUP BY other.{key}) AS dealt
+ WHERE dealt.key = batch.{key} AND dealt.worker <> %(worker)s
+"""
+BEGIN_CALLING = """
+UPDATE public.sinks
+   SET interruptions = interruptions + CASE WHEN %(is_first)s AND unfinished > 0 THEN 1 ELSE 0 END,
+       unfinished = greatest(unfinished, %(count)s)
+ WHERE name = %(sink)s
+RETURNING interruptions
+"""
+END_CALLING = """
+UPDATE public.sinks
+   SET interruptions = CASE WHEN unfinished > %(count)s THEN interruptions ELSE 0 END,
+       unfinished = greatest(unfinished - %(count)s, 0)
+ WHERE name = %(sink)s
+"""
+# A letter whose last call has not returned is replayed alone.
+WAITING = """
+SELECT identity, reason <> %(failed)s OR detail = %(unreturned)s AS is_alone
+  FROM public.dead_letters
+ WHERE sink = %(sink)s AND status = 'open'
+   AND (reason = %(not_called)s
+        OR reason = %(failed)s AND retries < %(retries_max)s
+           AND last_seen_at + least(%(first_s)s * 2 ^ retries, %(most_s)s) * interval '1 second' <= clock_timestamp())
+ ORDER BY is_alone, last_seen_at, partition, "offset"
+"""
+# Parked events that wait for nothing: the letter before them was discarded, or a process has ended behind its replay.
+PARKED_FIRST = """
+SELECT first.identity, true
+  FROM (SELECT DISTINCT ON (letter.topic, sha256(letter.key)) letter.* FROM public.dead_letters AS letter
+         WHERE letter.sink = %(sink)s AND letter.status = 'open' AND letter.is_event
+         ORDER BY letter.topic, sha256(letter.key), letter.version) AS first
+ WHERE first.reason = %(parked)s AND first.retries < %(retries_max)s
+   AND NOT EXISTS (SELECT FROM public.dead_letters AS record
+                    WHERE CASE WHEN record.status = 'open' THEN sha256(record.key) END = sha256(first.key)
+                      AND record.sink = first.sink AND record.topic = first.topic AND NOT record.is_event
+                      AND (record.partition, record."offset") < (first.partition, first."offset"))
+"""
+BEGIN_RETRY = """
+UPDATE public.dead_letters
+   SET retries = retries + CASE WHEN reason = %(failed)s THEN 1 ELSE 0 END, reason = %(failed)s,
+       detail = %(unreturned)s, last_seen_at = clock_timestamp()
+ WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
+"""
 
 
 class HandlerApplier(PostgresApplier):
     """Calls the function for each new event, in the order of the topic."""
 
+    calls = True
+    """Whether it does: otherwise all new events are set aside."""
+
     def __init__(self, spec: SinkSpec, of: Handler) -> None:
         super().__init__(spec, ())
         self._is_ordered = any(decoder.version is not None for decoder in spec.decoders.values())
         self._handler = of
+        self._is_async = of.is_async
         self._views = {event: sql.Identifier("pg_temp", view_name(event)) for event in spec.layout.types}
 
     def prepare(self, cursor: extensions.cursor) -> None:
@@ -61,7 +133,15 @@ class HandlerApplier(PostgresApplier):
         super().renew(cursor)
         cursor.execute("TRUNCATE pg_temp.outbox_uncommitted")
 
+    def keep_share(self, cursor: extensions.cursor, topic: str, worker: int, workers: int) -> int:
+        """Drop what belongs to the keys of other workers from the table ``batch``. Returns how many events."""
+        self._execute(cursor, KEEP_SHARE, {"topic": topic, "worker": worker, "workers": workers})
+        return cursor.rowcount
+
     def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
+        if not self.calls:
+            cursor.execute(SET_ASIDE, [NOT_CALLED, INTERRUPTED])
+            return True
         decoder = self._decoders[parameters["topic"]]
         events = self._new(cursor, decoder.types, decoder.key, decoder.version)
         cursor.execute(BEGIN_CALLS)
@@ -84,18 +164,15 @@ class HandlerApplier(PostgresApplier):
         problems = dict[str, str]()
         failed_at = dict[str, int]()  # by key the first version that has failed
         cursor.execute(f"{LOCK}; {SAVEPOINT}")
-        import asyncio  # takes long
-
-        with asyncio.Runner() as runner:
-            for event in events:
-                version = event.version or 0
-                if event.key in failed_at and version > failed_at[event.key]:
-                    continue  # PARK_BEHIND_VERSION says the same of it
-                problem = self._call(cursor, event, runner, check)
-                if problem is not None:
-                    problems[event.id] = problem
-                    if event.version is not None:
-                        failed_at.setdefault(event.key, version)
+        for event in events:
+            version = event.version or 0
+            if event.key in failed_at and version > failed_at[event.key]:
+                continue  # PARK_BEHIND_VERSION says the same of it
+            problem = self._call(cursor, event, check)
+            if problem is not None:
+                problems[event.id] = problem
+                if event.version is not None:
+                    failed_at.setdefault(event.key, version)
         cursor.execute(RELEASE)
         return problems
 
@@ -120,16 +197,17 @@ class HandlerApplier(PostgresApplier):
             of_keys[one.key].append(one)
         return [of_keys[one.key].popleft() for one in events]
 
-    def _call(self, cursor: extensions.cursor, event: Event, runner: asyncio.Runner, check: str) -> str | None:
+    def _call(self, cursor: extensions.cursor, event: Event, check: str) -> str | None:
         """Call the function. Returns how it failed; then nothing of what it did is left.
 
         Raises Failure `handler-wrong` if it has ended the transaction or closed the connection.
         """
         connection, problem = cursor.connection, None
         try:
-            result = self._handler.function(event, connection)
+            given = AsyncConnection(connection)
+            result = self._handler.function(event, given if self._is_async else connection)
             if inspect.isawaitable(result):
-                runner.run(_finished(result))
+                given.finish(result)
             if connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR:
                 raise RuntimeError("it has caught an error of the database, which has ended its transaction")
             if check:
@@ -158,39 +236,122 @@ class HandlerApplier(PostgresApplier):
         return Failure(f"handler {self.name} has {what}", remedy, code="handler-wrong")
 
 
-async def _finished(result: Awaitable[None]) -> None:
-    await result
+class Worker:
+    """A connection beside the sink's own, and the tables of its session."""
+
+    def __init__(self, settings: Settings, spec: SinkSpec, of: Handler) -> None:
+        self.applier = HandlerApplier(spec, of)
+        self.connection = connect(settings, SinkRole.WRITER)
+        with self.connection, self.connection.cursor() as cursor:
+            cursor.execute(fence.SESSION)
+            self.applier.prepare(cursor)
 
 
 class HandlerWriter(PostgresWriter):
     """Calls the function for what is new, and again for what it has failed for."""
 
-    def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, of: Handler) -> None:
-        self._handler = of
-        self._attempts: dict[str, tuple[int, float]] = {}  # by letter how many, and when the next is due
-        self._look_at_s = 0.0
-        super().__init__(connection, spec, fetch, HandlerApplier(spec, of))
+    def __init__(
+        self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, of: Handler
+    ) -> None:
+        self._settings, self._handler = settings, of
+        self._workers: list[Worker] = []
+        self._is_first = True  # of its batches
+        self._workers_since_s = time.monotonic()
+        self._look_at_s = self._look_at_parked_s = 0.0
+        self._own = HandlerApplier(spec, of)
+        super().__init__(connection, spec, fetch, self._own)
 
-    def due(self, at_most: int) -> Sequence[str]:
-        """The letters of the events that the function is to be called for again, those first that wait longest.
-        Attempts before a start do not count.
+    def _apply(self, batch: Batch) -> Counts:
+        calls = not batch.chunk.count or self._begin_calling(batch.chunk.count)
+        if self._handler.workers == 1:
+            self._own.calls = calls
+            return super()._apply(batch)
+        rows = self._prepared(batch)
+        with self._connection, self._connection.cursor() as cursor:
+            self._continue(cursor, batch)
+            dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
+        shares = [
+            in_thread(f"handle {self.name} {number}", self._apply_share, worker, number, batch, rows, calls)
+            for number, worker in enumerate(self._workers_of(batch.chunk.count))
+        ]
+        wait(shares)
+        applied = [share.result() for share in shares]
+        with self._connection, self._connection.cursor() as cursor:
+            self._enter(cursor)
+            return self._move_past(cursor, batch, Applied(*map(sum, zip(Applied(0, 0), *applied, strict=True))))
+
+    def _begin_calling(self, count: int) -> bool:
+        """Count the records that functions may be called for. Returns whether they may."""
+        with self._connection, self._connection.cursor() as cursor:
+            cursor.execute("SET LOCAL synchronous_commit = off")  # a process that ends does not lose it
+            self._require_fence(cursor)
+            cursor.execute(BEGIN_CALLING, {"sink": self.name, "is_first": self._is_first, "count": count})
+            ((interruptions,),) = cursor.fetchall()
+        self._is_first = False
+        return bool(interruptions < INTERRUPTIONS_MAX)
+
+    def _move_past(self, cursor: extensions.cursor, batch: Batch, applied: Applied) -> Counts:
+        if batch.chunk.count:
+            cursor.execute(END_CALLING, {"sink": self.name, "count": batch.chunk.count})
+        return super()._move_past(cursor, batch, applied)
+
+    def _workers_of(self, count: int) -> Sequence[Worker]:
+        """As many workers as are of use for so many events."""
+        wanted = min(count, self._handler.workers)
+        if time.monotonic() - self._workers_since_s >= RENEWAL_S:
+            for worker in self._workers:
+                worker.connection.close()
+            self._workers, self._workers_since_s = [], time.monotonic()
+            del self.connections[1:]
+        while len(self._workers) < wanted:
+            self._workers.append(Worker(self._settings, self._spec, self._handler))
+            self.connections.append(self._workers[-1].connection)
+        return self._workers[:wanted]
+
+    def _apply_share(self, worker: Worker, number: int, batch: Batch, rows: Sequence[Encoded], calls: bool) -> Applied:
+        """Apply the events of a worker's keys, in a transaction of its own."""
+        worker.applier.calls = calls
+        what = f"refused offsets {dict(batch.start)} to {dict(batch.end)} of topic {batch.topic}"
+        with self._errors(what, worker.connection), worker.connection, worker.connection.cursor() as cursor:
+            fence.lock_shared(cursor, self.name)
+            fence.require_term(cursor, self.name, self._term)
+            worker.applier.take(cursor, rows)
+            count = batch.chunk.count
+            count -= worker.applier.keep_share(cursor, batch.topic, number, min(count, self._handler.workers))
+            if not count:
+                return Applied(0, 0)
+            dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=count, fetch=self._fetch)
+            return worker.applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
+
+    def due(self, at_most: int) -> Due:
+        """The letters of the events that the function is to be called for again, those first that wait longest. The
+        calls are counted before.
         """
         now_s = time.monotonic()
         if now_s < self._look_at_s:
-            return []
+            return Due()
+        names = {
+            "sink": self.name,
+            "failed": HANDLER_FAILED,
+            "not_called": NOT_CALLED,
+            "parked": PARKED,
+            "unreturned": UNRETURNED,
+            "retries_max": self._handler.attempts - 1,
+            "first_s": FIRST_DELAY_S,
+            "most_s": MAX_DELAY_S,
+        }
         with self._errors("does not say what waits"), self._connection, self._connection.cursor() as cursor:
-            cursor.execute(WAITING, [self.name, HANDLER_FAILED])
-            waiting = [identity for (identity,) in cursor]
-        self._attempts = {one: self._attempts.get(one) or self._next(1) for one in waiting}
-        all_due = sorted((at_s, one) for one, (_, at_s) in self._attempts.items() if at_s <= time.monotonic())
-        due = [one for _, one in all_due[:at_most]]
-        self._attempts |= {one: self._next(self._attempts[one][0] + 1) for one in due}
-        if len(due) == len(all_due):
+            cursor.execute(WAITING, names)
+            waiting = cursor.fetchall()
+            if not waiting and now_s >= self._look_at_parked_s:
+                cursor.execute(PARKED_FIRST, names)
+                waiting = cursor.fetchall()
+                self._look_at_parked_s = now_s + (0 if waiting else LOOK_AT_PARKED_EVERY_S)
+            together = [identity for identity, is_alone in waiting if not is_alone][:at_most]
+            due = together or [identity for identity, _ in waiting[:1]]
+            if due:
+                self._enter(cursor)
+                cursor.execute(BEGIN_RETRY, {**names, "identities": due})
+        if len(due) == len(waiting):
             self._look_at_s = now_s + LOOK_EVERY_S
-        return due
-
-    def _next(self, attempts: int) -> tuple[int, float]:
-        """So many attempts, and when another one is due behind them."""
-        if attempts >= self._handler.attempts:
-            return attempts, math.inf
-        return attempts, time.monotonic() + min(FIRST_DELAY_S * 2 ** (attempts - 1), MAX_DELAY_S)
+        return Due(due, at_most if together else 1)

@@ -52,13 +52,17 @@ class PostgresWriter(SinkWriter):
         self._renewed_at = time.monotonic()
 
     def _apply(self, batch: Batch) -> Counts:
+        rows = self._prepared(batch)
+        with self._connection, self._connection.cursor() as cursor:
+            return self._apply_rows(cursor, batch, rows)
+
+    def _prepared(self, batch: Batch) -> Sequence[Encoded]:
+        """The rows of a batch, whose ids have partitions then."""
         # Before the transaction that applies: a partition costs locks, and other sinks may wait for it.
         missing = {*batch.chunk.days} - self._ensured
         strategy.ensure_partitions(self._connection, missing)
         self._ensured |= missing  # one that is dropped later is below the horizon, where nothing is applied
-        rows = self._applier.rows(batch) if batch.chunk.count else ()
-        with self._connection, self._connection.cursor() as cursor:
-            return self._apply_rows(cursor, batch, rows)
+        return self._applier.rows(batch) if batch.chunk.count else ()
 
     def _apply_rows(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
         self._continue(cursor, batch)
