@@ -20,16 +20,20 @@ from outbox.base.database import connect, hang_up
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread, wait_for
+from outbox.events import catalog
 from outbox.handlers import AsyncConnection, handler
 from outbox.handlers import Event as Handled
+from outbox.sink import discovery
 from outbox.sink.applying.handlers.handler import Function
 from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
 from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
+from outbox_lab.testing.sinks import at_places, made_record
 from tests import items
 from tests.support.made_events import MAIN, Event, batch, fetch, nth_key, uuid7
 from tests.support.sink_driver import Database
@@ -442,6 +446,27 @@ def test_what_would_never_run_is_refused_at_once(function: Any) -> None:
         handler(function)  # without the events
 
 
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"attempts": 0}, {"begin": "newest"}])
+def test_a_parameter_of_a_wrong_value_is_refused(wrong: Any) -> None:
+    with raises("sink-unusable"):
+        handler(items.AGGREGATE, **wrong)
+
+
+def test_a_function_sees_the_newest_version_of_an_old_record(databases: Settings) -> None:
+    seen: list[Handled] = []
+    of = handler("order.placed", name="orders")(lambda event, _: seen.append(event))
+    spec = discovery.resolve(databases, discovery.job_of(of))
+    old = next(one for one in catalog.of_project(databases).schemas if (one.event, one.version) == ("order.placed", 1))
+    payload = {**old.examples[0], "quantity": 3}
+    record = made_record(old, payload["order_id"], uuid7(RANDOM), payload)
+    [topic] = spec.topics
+    chunk = spec.chunking(topic).chunk(at_places([record], [(0, 0)]))
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        spec.target.writer(databases, connection, spec, fetch).apply(Batch(topic, "1", {0: 0}, {0: 1}, chunk))
+    [event] = seen
+    assert (event.type, event.payload["quantity"], event.payload["unit"]) == ("order.placed", 3, "PCE")
+
+
 def awaited(receipts: Receipts) -> Function:
     """The receipts as an async function, whose calls take turns."""
 
@@ -531,14 +556,14 @@ def _waits_for_lock(subject: Subject) -> bool:
     return bool(subject.database.query(waiting))
 
 
-def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(settings: Settings, role: SinkRole) -> extensions.connection:
-        with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject) -> None:
+    def connected() -> extensions.connection:
+        with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
             cursor.execute("UPDATE sinks SET epoch = epoch + 1")
-        return connect(settings, role)
+        return connect(subject.settings, SinkRole.WRITER)
 
-    monkeypatch.setattr(f"{WRITER}.connect", late)
     with subject.handling(workers=3) as writer, raises("sink-fenced"):
+        writer.connect = connected
         writer.apply(batch(EVENTS, 0))
     assert subject.receipts.calls == []
 

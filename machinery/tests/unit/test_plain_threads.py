@@ -1,19 +1,19 @@
-"""The thread in which a plain sink applies."""
+"""The threads in which a plain sink applies and handlers are called."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-from outbox.sink.running import plain
+from outbox.base import wait
 
 PROGRAM = f"""
 import time
-from {plain.__name__} import _begun
+from {wait.__name__} import in_thread
 
-_begun("apply", time.sleep, 3600)
+in_thread("apply", time.sleep, 3600)
 try:
-    _begun("apply", exit, 3).result()
+    in_thread("apply", exit, 3).result()
 except SystemExit as error:
     print("seen", error)
 """

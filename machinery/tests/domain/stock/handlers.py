@@ -1,10 +1,10 @@
-"""The handlers of the stock: a receipt for each delivery of an item, and one for each order."""
+"""The handlers of the stock: a receipt for each delivery of an item and for each order, and a notice of deliveries."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox.handlers import Event, handler
+from outbox.handlers import AsyncConnection, Event, handler
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection
@@ -23,8 +23,14 @@ def item_receipts(event: Event, connection: connection) -> None:
         cursor.execute(INSERT, {**event._asdict(), "handler": "item_receipts", "payload": None})
 
 
-@handler("order")
-async def order_receipts(event: Event, connection: connection) -> None:
+@handler("order", workers=3)
+async def order_receipts(event: Event, connection: AsyncConnection) -> None:
     """Write a receipt for an order."""
+    await connection.execute(INSERT, {**event._asdict(), "handler": "order_receipts", "payload": None})
+
+
+@handler("item", workers=8)
+def item_notices(event: Event, connection: connection) -> None:
+    """Write a notice for an item, for several items at the same time."""
     with connection.cursor() as cursor:
-        cursor.execute(INSERT, {**event._asdict(), "handler": "order_receipts", "payload": None})
+        cursor.execute(INSERT, {**event._asdict(), "handler": "item_notices", "payload": None})

@@ -176,7 +176,7 @@ def replay(
     *,
     applier_of: Callable[[SinkSpec], Applier],
     older_than_horizon: bool = False,
-    at_once: int = CHUNK,
+    at_once: int | None = None,
 ) -> dict[str, Replayed]:
     """Decode the records of letters by today's contract and apply the events, by the strategy and projections of their
     sink, which is among ``known``. Returns by sink what became of them.
@@ -188,7 +188,7 @@ def replay(
     applied as new: no strategy can know, so the caller has made sure that they never were. Without it they are rejected
     again.
 
-    ``at_once`` is how many letters a transaction takes at most.
+    ``at_once`` is how many letters a transaction takes at most; CHUNK by default.
 
     A letter that is no longer open is left out: each event is applied once. A letter that was chosen as replayed is
     replayed again if the sink's result has lost its event: a table may be restored. A letter whose event the sink does
@@ -196,6 +196,7 @@ def replay(
     chunks before it stay.
     """
     done: dict[str, Replayed] = {}
+    at_once = at_once or CHUNK
     for sink, letters in itertools.groupby(chosen, key=lambda letter: letter.sink):
         spec = known[sink]
         applier = applier_of(spec)
@@ -346,10 +347,10 @@ def _due(applier: Applier, letters: Iterable[Chosen]) -> Iterator[Chosen]:
     return (letter for letter in chosen if letter.is_open or letter.identity in lost)
 
 
-def _chunks(letters: Iterable[Chosen], at_once: int = CHUNK) -> Iterator[list[Chosen]]:
+def _chunks(letters: Iterable[Chosen], at_once: int | None = None) -> Iterator[list[Chosen]]:
     """Chunks of letters of one topic."""
     for _, of_topic in itertools.groupby(letters, key=lambda letter: (letter.topic, letter.topic_id)):
-        yield from dead_letters.in_chunks(of_topic, lambda letter: letter.size_bytes, CHUNK_BYTES, at_once)
+        yield from dead_letters.in_chunks(of_topic, lambda letter: letter.size_bytes, CHUNK_BYTES, at_once or CHUNK)
 
 
 def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:

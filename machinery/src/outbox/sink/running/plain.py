@@ -70,6 +70,7 @@ class Plain(Stream):
         self._ends_there = False
         self._next: Offsets = {}  # where the next batch begins
         self._has_applied = False
+        self._is_replaying = False  # and there may be more to replay
         self._is_begun = False
         few, most = self._spec.target.records_max, min(PART_MAX_RECORDS, self._settings.sink_max_offsets_per_trigger)
         self._most, self._records_max = (FIRST_RECORDS, few) if few else (most, most)
@@ -125,7 +126,7 @@ class Plain(Stream):
                 if applied is not None:
                     self._await(applied)
                     applied.result()
-                is_done = self._ends_there and not self._behind(self._target)
+                is_done = self._ends_there and not self._behind(self._target) and not self._is_replaying
                 if is_done or self.is_stopping or self.failure is not None:
                     return
                 applied = in_thread(f"apply {self._spec.name}", self._apply, number, batches, read_s)
@@ -187,6 +188,7 @@ class Plain(Stream):
                     self._replays_to = None
                 due = self._writer.due(self._most)
             self._replay(due)
+            self._is_replaying = bool(due.letters)
             self._expect(time.monotonic() - began)
             self._has_applied = self._has_applied or bool(batches) or not self._behind(self._target)
 

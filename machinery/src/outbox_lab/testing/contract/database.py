@@ -75,10 +75,15 @@ class Database:
     @contextmanager
     def connection(self, role: Role = SinkRole.WRITER, now: str = NOW) -> Iterator[extensions.connection]:
         """A connection at a time that stands still."""
-        with closing(connect(self.settings, role)) as connection:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(SET_CLOCK, ["outbox.contract_now", now])
+        with closing(self.connect(role, now)) as connection:
             yield connection
+
+    def connect(self, role: Role = SinkRole.WRITER, now: str = NOW) -> extensions.connection:
+        """A connection, which the caller closes, at a time that stands still."""
+        connection = connect(self.settings, role)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(SET_CLOCK, ["outbox.contract_now", now])
+        return connection
 
 
 @contextmanager

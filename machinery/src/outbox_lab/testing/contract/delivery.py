@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from outbox.base.settings import SinkRole
 from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
+from outbox.sink.applying.handlers.writer import HandlerWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import Skipped
 from outbox.sink.decoding.records import DeadRecord, Place, Record
@@ -65,6 +67,8 @@ class Delivery:
 
     def close(self) -> None:
         """End the driver."""
+        for connection in () if self._writer is None else self._writer.connections:
+            connection.close()
         self._writer = None
         self._open.close()
 
@@ -93,6 +97,8 @@ class Delivery:
         if self._writer is None:
             connection = self._open.enter_context(self._database.connection(SinkRole.WRITER, self._now))
             self._writer = self.spec.target.writer(self._database.settings, connection, self.spec, self._fetch)
+            if isinstance(self._writer, HandlerWriter):
+                self._writer.connect = partial(self._database.connect, now=self._now)
             if self._transform is not None:
                 self._writer.prepare(self._transform.schema)
         return self._writer

@@ -2,8 +2,8 @@
 
 With several workers the keys of a batch are dealt out, and each worker applies its keys in a transaction of its own,
 with the ids of their events. The positions move when all have committed. If the process ends in between, the batch
-comes again, and the ids say what is done. A worker holds the sink's lock together with the others, so whoever takes the
-sink over waits for what a worker has begun, and a worker that begins later finds another epoch.
+comes again, and the ids say what is done. A worker holds the sink's lock together with the others, so another
+driver that takes the sink over waits for what a worker has begun, and a worker that begins later finds another epoch.
 
 A call that never returns ends with its connection or process. So the records that functions may be called for are
 counted before, and the positions move together with their end. A start that finds such records for the second time in a
@@ -15,8 +15,9 @@ from __future__ import annotations
 import inspect
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from functools import partial
 from typing import Any
 
 from outbox.base.database import connect
@@ -58,6 +59,7 @@ CHECK_CALL = f"SAVEPOINT outbox_check; {CHECK_NOW}; ROLLBACK TO SAVEPOINT outbox
 BEGIN_CALLS, AGAIN = "SAVEPOINT outbox_calls", "ROLLBACK TO SAVEPOINT outbox_calls"
 EVENTS = 'SELECT one.partition, one."offset", one.event_id::text, to_jsonb(one.*)::text FROM {view} AS one'
 REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
+IN_ERROR = 3  # extensions.TRANSACTION_STATUS_INERROR
 CLOSED_HERE = 1  # psycopg2's `closed` of a connection that this process has closed; 2 if it was lost
 SET_ASIDE = """
 INSERT INTO pg_temp.rejections (event_id, reason, detail) SELECT new.event_id, %s, %s FROM pg_temp.new_events AS new
@@ -204,11 +206,11 @@ class HandlerApplier(PostgresApplier):
         """
         connection, problem = cursor.connection, None
         try:
-            given = AsyncConnection(connection)
-            result = self._handler.function(event, given if self._is_async else connection)
-            if inspect.isawaitable(result):
-                given.finish(result)
-            if connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR:
+            given = AsyncConnection(connection) if self._is_async else None
+            result = self._handler.function(event, given or connection)
+            if result is not None and inspect.isawaitable(result):
+                (given or AsyncConnection(connection)).finish(result)
+            if connection.get_transaction_status() == IN_ERROR:
                 raise RuntimeError("it has caught an error of the database, which has ended its transaction")
             if check:
                 cursor.execute(check)
@@ -239,9 +241,8 @@ class HandlerApplier(PostgresApplier):
 class Worker:
     """A connection beside the sink's own, and the tables of its session."""
 
-    def __init__(self, settings: Settings, spec: SinkSpec, of: Handler) -> None:
-        self.applier = HandlerApplier(spec, of)
-        self.connection = connect(settings, SinkRole.WRITER)
+    def __init__(self, connection: extensions.connection, spec: SinkSpec, of: Handler) -> None:
+        self.applier, self.connection = HandlerApplier(spec, of), connection
         with self.connection, self.connection.cursor() as cursor:
             cursor.execute(fence.SESSION)
             self.applier.prepare(cursor)
@@ -253,7 +254,9 @@ class HandlerWriter(PostgresWriter):
     def __init__(
         self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, of: Handler
     ) -> None:
-        self._settings, self._handler = settings, of
+        self._handler = of
+        self.connect: Callable[[], extensions.connection] = partial(connect, settings, SinkRole.WRITER)
+        """Connects a worker."""
         self._workers: list[Worker] = []
         self._is_first = True  # of its batches
         self._workers_since_s = time.monotonic()
@@ -304,8 +307,8 @@ class HandlerWriter(PostgresWriter):
             self._workers, self._workers_since_s = [], time.monotonic()
             del self.connections[1:]
         while len(self._workers) < wanted:
-            self._workers.append(Worker(self._settings, self._spec, self._handler))
-            self.connections.append(self._workers[-1].connection)
+            self.connections.append(self.connect())
+            self._workers.append(Worker(self.connections[-1], self._spec, self._handler))
         return self._workers[:wanted]
 
     def _apply_share(self, worker: Worker, number: int, batch: Batch, rows: Sequence[Encoded], calls: bool) -> Applied:
