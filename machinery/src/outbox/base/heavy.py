@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     import psycopg2
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -25,7 +27,7 @@ else:
             return getattr(importlib.import_module(self._name), name)
 
     pa, pc, requests = map(_Library, ("pyarrow", "pyarrow.compute", "requests"))
-    psycopg2 = _Library("psycopg2")
+    asyncio, psycopg2 = map(_Library, ("asyncio", "psycopg2"))
     extensions, extras, sql = map(_Library, ("psycopg2.extensions", "psycopg2.extras", "psycopg2.sql"))
 
-__all__ = ["extensions", "extras", "pa", "pc", "psycopg2", "requests", "sql"]
+__all__ = ["asyncio", "extensions", "extras", "pa", "pc", "psycopg2", "requests", "sql"]

@@ -70,7 +70,7 @@ class Plain(Stream):
         self._ends_there = False
         self._next: Offsets = {}  # where the next batch begins
         self._has_applied = False
-        self._is_replaying = False  # and there may be more to replay
+        self._is_replaying = True  # and there may be more to replay
         self._is_begun = False
         few, most = self._spec.target.records_max, min(PART_MAX_RECORDS, self._settings.sink_max_offsets_per_trigger)
         self._most, self._records_max = (FIRST_RECORDS, few) if few else (most, most)
@@ -125,7 +125,8 @@ class Plain(Stream):
                 batches, read_s = self._read()
                 if applied is not None:
                     self._await(applied)
-                    applied.result()
+                    if self.failure is None:
+                        applied.result()
                 is_done = self._ends_there and not self._behind(self._target) and not self._is_replaying
                 if is_done or self.is_stopping or self.failure is not None:
                     return
@@ -139,7 +140,7 @@ class Plain(Stream):
             self._tail.close()
 
     def _await(self, applied: Future[None]) -> None:
-        """Raises what has failed meanwhile: then the call may never end."""
+        """Wait for an apply, but not once the sink has failed: a function that it calls may never return."""
         while self.failure is None and not wait([applied], POLL_S).done:
             pass
 

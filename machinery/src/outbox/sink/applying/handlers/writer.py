@@ -100,7 +100,7 @@ SELECT first.identity, true
   FROM (SELECT DISTINCT ON (letter.topic, sha256(letter.key)) letter.* FROM public.dead_letters AS letter
          WHERE letter.sink = %(sink)s AND letter.status = 'open' AND letter.is_event
          ORDER BY letter.topic, sha256(letter.key), letter.version) AS first
- WHERE first.reason = %(parked)s AND first.retries < %(retries_max)s
+ WHERE first.reason = %(parked)s
    AND NOT EXISTS (SELECT FROM public.dead_letters AS record
                     WHERE CASE WHEN record.status = 'open' THEN sha256(record.key) END = sha256(first.key)
                       AND record.sink = first.sink AND record.topic = first.topic AND NOT record.is_event
