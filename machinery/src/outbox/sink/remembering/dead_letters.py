@@ -142,6 +142,13 @@ DISCARD = """
 UPDATE public.dead_letters SET status = 'discarded', resolution = %(resolution)s, last_seen_at = now()
  WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
 """
+# What is set aside for another reason is tried for the first time.
+BEGIN_RETRY = """
+UPDATE public.dead_letters
+   SET retries = retries + CASE WHEN reason = %(reason)s THEN 1 ELSE 0 END, reason = %(reason)s, detail = %(detail)s,
+       last_seen_at = clock_timestamp()
+ WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
+"""
 # Of an event that is rejected for several reasons: that it is parked, because what else is wrong with it may change
 # until its turn comes. `has_letter`: it was set aside before, and is replayed.
 REJECTED = """
@@ -268,6 +275,14 @@ def discard(cursor: extensions.cursor, sink: str, identities: Sequence[str], bec
     """Give up open letters in the caller's transaction, and return how many. A letter is discarded here only."""
     cursor.execute(DISCARD, {"sink": sink, "identities": list(identities), "resolution": because})
     return cursor.rowcount
+
+
+def begin_retry(cursor: extensions.cursor, sink: str, identities: Sequence[str], expected: Rejection) -> None:
+    """Count a retry of open letters before it begins, in a transaction of its own. ``expected`` is why they are open if
+    the retry never ends.
+    """
+    names = {"sink": sink, "identities": list(identities), **expected._asdict()}
+    cursor.execute(BEGIN_RETRY, names)
 
 
 def mark_replayed(cursor: extensions.cursor, sink: str, count: int) -> None:

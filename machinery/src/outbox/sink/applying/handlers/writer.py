@@ -25,7 +25,7 @@ from outbox.base.errors import Failure
 from outbox.base.heavy import extensions, extras, psycopg2, sql
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread
-from outbox.events.schema import shortened
+from outbox.events.schema import Rejection, shortened
 from outbox.events.values import decode
 from outbox.sink.applying.handlers.aio import AsyncConnection
 from outbox.sink.applying.handlers.handler import Event, Handler
@@ -105,12 +105,6 @@ SELECT first.identity, true
                     WHERE CASE WHEN record.status = 'open' THEN sha256(record.key) END = sha256(first.key)
                       AND record.sink = first.sink AND record.topic = first.topic AND NOT record.is_event
                       AND (record.partition, record."offset") < (first.partition, first."offset"))
-"""
-BEGIN_RETRY = """
-UPDATE public.dead_letters
-   SET retries = retries + CASE WHEN reason = %(failed)s THEN 1 ELSE 0 END, reason = %(failed)s,
-       detail = %(unreturned)s, last_seen_at = clock_timestamp()
- WHERE sink = %(sink)s AND identity = ANY(%(identities)s) AND status = 'open'
 """
 
 
@@ -354,7 +348,7 @@ class HandlerWriter(PostgresWriter):
             due = together or [identity for identity, _ in waiting[:1]]
             if due:
                 self._enter(cursor)
-                cursor.execute(BEGIN_RETRY, {**names, "identities": due})
+                dead_letters.begin_retry(cursor, self.name, due, Rejection(HANDLER_FAILED, UNRETURNED))
         if len(due) == len(waiting):
             self._look_at_s = now_s + LOOK_EVERY_S
         return Due(due, at_most if together else 1)
