@@ -147,10 +147,11 @@ def hang_up(connection: extensions.connection) -> None:
 
 def is_cut_off(connection: extensions.connection) -> bool:
     """Whether the server has ended a connection, or its host does not answer keepalives. Sends nothing."""
-    if connection.closed:
-        return True
     poll = select.poll()
-    poll.register(connection.fileno(), select.POLLRDHUP)  # errors are reported unasked
+    try:
+        poll.register(connection.fileno(), select.POLLRDHUP)  # errors are reported unasked
+    except psycopg2.InterfaceError:  # it is closed
+        return True
     return bool(poll.poll(0))
 
 

@@ -91,7 +91,8 @@ SELECT identity, reason <> %(failed)s OR detail = %(unreturned)s AS is_alone
  WHERE sink = %(sink)s AND status = 'open'
    AND (reason = %(not_called)s
         OR reason = %(failed)s AND retries < %(retries_max)s
-           AND last_seen_at + least(%(first_s)s * 2 ^ retries, %(most_s)s) * interval '1 second' <= clock_timestamp())
+           AND clock_timestamp() - last_seen_at
+               >= least(%(first_s)s * 2 ^ least(retries, 9), %(most_s)s) * interval '1 second')
  ORDER BY is_alone, last_seen_at, partition, "offset"
 """
 # Parked events that wait for nothing: the letter before them was discarded, or a process has ended behind its replay.
