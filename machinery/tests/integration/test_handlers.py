@@ -207,6 +207,22 @@ def test_it_is_given_up_after_its_attempts_and_stays_open(
     assert subject.database.statuses() == {EVENTS[0].event_id: "open"}
 
 
+def test_after_a_discard_the_later_events_of_the_key_go_on(
+    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
+    monkeypatch.setattr(f"{WRITER}.LOOK_AT_PARKED_EVERY_S", 0)
+    subject.receipts.failing = {EVENTS[0].event_id}
+    writer.apply(batch(EVENTS, 0))
+    retry(subject, writer)
+    assert nth_key(0) not in subject.versions(), "they wait for the first"
+    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
+        chosen = Selection("receipts", identities=[EVENTS[0].event_id]).choose(connection)
+        replay.discard(connection, chosen, because="")
+    retry(subject, writer)
+    assert subject.versions()[nth_key(0)] == [2, 3, 4]
+
+
 def test_nothing_is_due_before_its_delay(subject: Subject, writer: HandlerWriter) -> None:
     subject.receipts.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS[:3], 0))
