@@ -1,4 +1,4 @@
-"""A handler that does for each event what `bench.row_by_row` does for each record."""
+"""Handlers that do for each event what `bench.row_by_row` does for each record: add it to a balance, or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psycopg2.extensions import connection
 
 from bench.row_by_row import ADD
 
-NAME = "handler"
+NAME, TRIVIAL = "handler", "trivial-handler"
 
 
 @handler("balance", name=NAME)
@@ -28,14 +28,20 @@ def add(event: Event, connection: connection) -> None:
         cursor.execute(ADD, [NAME, event.key, found["currency"], found["amount"], event.version])
 
 
-class Handle(SinkProcess):
-    """This handler as a process."""
+@handler("balance", name=TRIVIAL)
+def ignore(event: Event, connection: connection) -> None:
+    """Do nothing."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(NAME, settings, [])
+
+class Handle(SinkProcess):
+    """A handler as a process."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        super().__init__(name, settings, [])
+        self._handler = name
 
     def argv(self) -> Sequence[str | Path]:
-        return [sys.executable, "-m", __name__]
+        return [sys.executable, "-m", __name__, self._handler]
 
     def env(self) -> dict[str, str]:
         return {**super().env(), **self._settings.as_env(), "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -44,4 +50,5 @@ class Handle(SinkProcess):
 if __name__ == "__main__":
     settings = load()
     log.configure(settings)
-    supervisor.run(settings, [discovery.resolve(settings, discovery.job_of(add))], engine=plain_engine)
+    chosen = {one.name: one for one in (add, ignore)}[sys.argv[1]]
+    supervisor.run(settings, [discovery.resolve(settings, discovery.job_of(chosen))], engine=plain_engine)
