@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from outbox.relay.connectors import load as load_connector
     from outbox.sink.applying.lakehouse.target import LakehouseTarget
     from outbox.sink.applying.postgres.target import PostgresTarget
+    from outbox.sink.applying.topics.target import TopicTarget
     from outbox.sink.decoding.decoder import UUID, DecodedEvent, RecordDecoder, Skipped
     from outbox.sink.decoding.records import Record
     from outbox.sink.spec import SinkJob
@@ -30,6 +31,7 @@ else:  # when they are used: most jobs need one of them
             "Rejection": "outbox.events.schema:Rejection",
             "SinkJob": "outbox.sink.spec:SinkJob",
             "Skipped": "outbox.sink.decoding.decoder:Skipped",
+            "TopicTarget": "outbox.sink.applying.topics.target:TopicTarget",
             "load_connector": "outbox.relay.connectors:load",
             "load_schema": "outbox.events.schema:load",
             "parse_json": "outbox.events.values:parse_json",
@@ -47,6 +49,7 @@ __all__ = [
     "Rejection",
     "SinkJob",
     "Skipped",
+    "TopicTarget",
     "load_connector",
     "load_schema",
     "parse_json",

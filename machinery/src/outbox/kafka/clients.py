@@ -30,6 +30,12 @@ AHEAD_MAX_KIB = 8 << 10
 FETCH_BACKOFF_MS = 10  # when so much is fetched ahead; the default is a second
 # Retrying cannot help: the configuration is wrong.
 HOPELESS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+UNAUTHORIZED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
 LOGIN_FAILED = "Failed to acquire SASL OAUTHBEARER token: "  # librdkafka's words; those of curl or the server follow
 # The errors of RFC 6749 for a request that is wrong. Any other may pass.
 TOKEN_REFUSED = re.compile(r"invalid_(request|client|grant|scope)|unauthorized_client|unsupported_grant_type")
@@ -263,7 +269,7 @@ def unavailable(settings: Settings, error: KafkaError) -> Failure:
                 "correct OUTBOX_KAFKA_CAFILE, OUTBOX_KAFKA_SECURITY_PROTOCOL, or the host in OUTBOX_KAFKA_BOOTSTRAP: "
                 "use a name in the brokers' certificates"
             )
-        case KafkaError.TOPIC_AUTHORIZATION_FAILED | KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+        case code_ if code_ in UNAUTHORIZED:
             code = "kafka-not-authorized"
             remedy = f"grant it to {settings.kafka_username or 'the client'} in Kafka's access control lists"
         case KafkaError.TOPIC_EXCEPTION:  # a name that differs from another in `.` and `_` only

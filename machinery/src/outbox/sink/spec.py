@@ -180,6 +180,11 @@ class Target(ABC):
     spark_config: Mapping[str, str] = {}
     """Settings that the Spark session needs."""
 
+    @property
+    def topics(self) -> Sequence[str]:
+        """The topics that it writes to."""
+        return ()
+
     def within(self, folder: Path) -> Target:
         """The target of a job in a folder, which relative paths begin at."""
         del folder

@@ -16,6 +16,7 @@ PASSING = {
     "database-unavailable",
     "fence-lingers",  # of our own last connection, which Postgres has not missed yet
     "kafka-unavailable",
+    "producer-fenced",  # by a driver that has the fence; or a transaction took too long
     "sink-superseded",  # by a repair; the sink continues where that has set it
     "spark-failed",
     "table-failed",
