@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
+import psutil
 import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from outbox.base.settings import Settings
+from outbox.base.database import connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
 from outbox.kafka import topics
+from outbox.kafka.clients import client_config, consumer
+from outbox.kafka.spec import TopicSpec
+from outbox.kafka.transactions import Transactions
+from outbox.sink import discovery
+from outbox.sink.repair import replay, rewind
+from outbox.sink.repair.replay import Selection
+from outbox.sinks import TopicTarget
+from outbox_lab.testing.failures import raises
 from tests import items
 from tests.support import topic_sinks
-from tests.support.made_events import Event
+from tests.support.made_events import Event, uuid7
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher
-from tests.support.topic_reader import Log, Record, out_of_order, topic_of
+from tests.support.sink_process import RANDOM, Publisher
+from tests.support.topic_reader import Log, Record, delete_topics, out_of_order, topic_of
 from tests.support.topic_sinks import STEPS, catch_up, copies_of, units_of
 
 
@@ -86,3 +103,180 @@ def test_killed_behind_any_step_of_a_transaction_it_writes_each_event_once(
     assert topics.last_stable_offsets(targets, copies_of(targets)) == topics.high_watermarks(
         targets, copies_of(targets)
     ), "no transaction is open"
+
+
+@pytest.mark.parametrize("step", ["send_offsets_to_transaction", "commit_transaction"])
+def test_a_zombie_is_fenced(targets: Settings, publisher: Publisher, step: str) -> None:
+    some = publisher.events(100)
+    publisher.send(some)
+    zombie = topic_sinks.start_faulty(targets, step, signal.SIGSTOP, 2, "copies")
+    try:
+        wait_for("the process to stand still", lambda: psutil.Process(zombie.pid).status() == "stopped", timeout_s=60)
+        wait_for("nobody to have the fence", lambda: hang_up_drivers(targets), timeout_s=30)
+        catch_up(targets, "copies")
+        assert times(written(targets, copies_of(targets))) == once(some)
+        zombie.send_signal(signal.SIGCONT)
+        _, said = zombie.communicate(timeout=60)
+    finally:
+        zombie.kill()
+    assert topic_sinks.FIRED in said
+    assert zombie.returncode == 1
+    code = "producer-fenced" if step == "send_offsets_to_transaction" else "database-connection-lost"
+    assert f'"code": "{code}"' in said, said
+    assert times(written(targets, copies_of(targets))) == once(some)
+
+
+def hang_up_drivers(settings: Settings) -> bool:
+    """End all connections to the sink database. Returns whether none is left."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return cursor.fetchone() == (0,)
+
+
+def test_a_reader_of_uncommitted_records_sees_what_was_aborted(targets: Settings, publisher: Publisher) -> None:
+    some = publisher.events(100)
+    publisher.send(some)
+    topic_sinks.killed(targets, "produce", 2, "copies")
+    catch_up(targets, "copies")
+    seen = Counter[str]()
+    with consumer(targets, "read_uncommitted") as client:
+        ends = topics.high_watermarks(targets, copies_of(targets))
+        client.assign([TopicPartition(copies_of(targets), number, 0) for number in ends])
+        left = {number for number, end in ends.items() if end}
+        deadline = time.monotonic() + 30
+        while left and time.monotonic() < deadline:
+            for message in client.consume(1000, 0.1):
+                seen[str(dict(message.headers() or [])["id"], "ascii")] += 1  # type: ignore[arg-type]
+            places = client.position([TopicPartition(copies_of(targets), number) for number in left])
+            left -= {place.partition for place in places if place.offset >= ends[place.partition]}
+    assert seen.keys() == once(some).keys()
+    assert 2 in seen.values()
+    assert times(written(targets, copies_of(targets))) == once(some)
+
+
+def test_events_that_the_relay_sends_again_need_a_memory_of_ids(targets: Settings, publisher: Publisher) -> None:
+    some = [event for event in publisher.events(60) if event.quantity > 0]
+    publisher.send(some)
+    publisher.send(some[:10])
+    catch_up(targets, "units", "repeats")
+    of_sink = {name: Counter[str]() for name in ("units", "repeats")}
+    for record in written(targets, units_of(targets)):
+        of_sink[(record.headers["origin"] or "").partition(" ")[0]][record.id] += 1
+    assert of_sink["units"] == once(some)
+    assert of_sink["repeats"] == once(some) + once(some[:10])
+
+
+def test_a_rewind_writes_nothing_again(targets: Settings, publisher: Publisher) -> None:
+    some = publisher.events(60)
+    publisher.send(some)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery, "jobs", topic_sinks.jobs)
+        catch_up(targets, "copies")
+        assert rewind.rewind(targets, "copies", rewind.to_earliest(targets, "copies")) > 0
+        topic_sinks.killed(targets, "commit_transaction", 1, "copies")
+        catch_up(targets, "copies")
+    assert times(written(targets, copies_of(targets))) == once(some)
+
+
+def test_a_sink_database_that_is_older_than_the_topic_writes_nothing_twice(
+    targets: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(90)
+    for part in (some[:30], some[30:60], some[60:]):
+        publisher.send(part)
+        catch_up(targets, "copies")
+    forget(targets)
+    catch_up(targets, "copies")
+    assert times(written(targets, copies_of(targets))) == once(some)
+
+
+def forget(settings: Settings) -> None:
+    """Let the sink database know nothing of any sink."""
+    with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute("TRUNCATE sinks, positions, processed_events, checkpoint_generations, dead_letters CASCADE")
+
+
+def test_offsets_that_kafka_has_forgotten_or_another_has_committed_lose_and_repeat_nothing(
+    targets: Settings, publisher: Publisher
+) -> None:
+    some = publisher.events(90)
+    publisher.send(some[:45])
+    group = f"{targets.topic_prefix}.copies"
+    commit_elsewhere(targets, group, 1_000)
+    catch_up(targets, "copies")
+    publisher.send(some[45:])
+    topic_sinks.killed(targets, "commit_transaction", 1, "copies")
+    admin = AdminClient(client_config(targets))
+    for request in admin.delete_consumer_groups([group]).values():
+        request.result(30)
+    catch_up(targets, "copies")
+    assert times(written(targets, copies_of(targets))) == once(some)
+
+
+def commit_elsewhere(settings: Settings, group: str, offset: int) -> None:
+    """Commit offsets of the group, as another program may have done before the sink's first start."""
+    made = Consumer({**client_config(settings), "group.id": group, "enable.auto.commit": False})
+    made.commit(offsets=[TopicPartition(topic_of(settings), 0, offset)], asynchronous=False)
+    made.close()
+
+
+def test_a_target_that_is_missing_or_takes_no_such_record(targets: Settings, publisher: Publisher) -> None:
+    some = publisher.events(3)
+    publisher.send(some)
+    missing = replace(topic_sinks.jobs(targets)[0], target=TopicTarget("nowhere"))
+    with raises("topic-missing"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topic_sinks, "jobs", lambda _: [missing])
+        catch_up(targets, "copies")
+    assert Database(targets, "copies").positions() == {}
+    delete_topics(targets, copies_of(targets))
+    topics.create(targets, [TopicSpec(copies_of(targets), 1, {"cleanup.policy": "compact"})])
+    publisher.send([replace(some[0], event_id=uuid7(RANDOM), version=99)])
+    catch_up(targets, "copies")
+    assert len(written(targets, copies_of(targets))) == 4
+
+
+def test_what_its_function_fails_for_is_set_aside_and_replayed_once(targets: Settings, publisher: Publisher) -> None:
+    some = publisher.events(20, keys=2)
+    bad = some[4]
+    publisher.send(some)
+    topic_sinks.FAILS_FOR.add(bad.event_id)
+    catch_up(targets, "failing")
+    behind = [one for one in some if one.key == bad.key and one.version > bad.version]
+    first = [one for one in some if one not in [bad, *behind]]
+    name = units_of(targets)
+    assert times(written(targets, name)) == once(first)
+    letters = Database(targets, "failing").dead_letters()
+    assert letters.pop(bad.event_id) == "by failed"
+    assert set(letters) == {one.event_id for one in behind}
+    topic_sinks.FAILS_FOR.clear()
+    [spec] = topic_sinks.specs(targets, "failing")
+    commits = 0
+
+    def replayed() -> None:
+        with closing(connect(targets, SinkRole.WRITER)) as connection:
+            chosen = Selection(sink="failing").choose(connection)
+            replay.replay(
+                connection, {"failing": spec}, chosen, applier_of=lambda one: one.target.applier(targets, one)
+            )
+
+    commit = Transactions.commit
+
+    def die_behind(self: Transactions, *arguments: Any) -> None:
+        nonlocal commits
+        commit(self, *arguments)
+        commits += 1
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Transactions, "commit", die_behind)
+        with pytest.raises(KeyboardInterrupt):
+            replayed()
+    assert commits == 1
+    assert len(Database(targets, "failing").dead_letters()) == len(behind) + 1
+    replayed()
+    assert Database(targets, "failing").dead_letters() == {}
+    assert times(written(targets, name)) == once(some)
+    assert out_of_order(written(targets, name)) == []

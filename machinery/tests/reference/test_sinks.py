@@ -17,6 +17,7 @@ from outbox.sinks import (
     Rejection,
     SinkJob,
     Skipped,
+    TopicTarget,
     load_connector,
     load_schema,
     parse_json,
@@ -65,6 +66,11 @@ def jobs(settings: Settings) -> list[SinkJob]:
             strategy=Path("strategies/lakehouse.sql"),
             target=LakehouseTarget(schema=Path("table.sql"), totals=Path("projections/orders.sql")),
         ),
+        SinkJob(
+            name="orders-by-customer",
+            events=["order"],
+            target=TopicTarget("orders-by-customer", by="sinks.by_customer.target:by_customer"),
+        ),
         SinkJob(name="scale", decoders={weights: ScaleDecoder(FOLDER / "weight.schema.json")}),
     ]
 
@@ -81,4 +87,5 @@ def test_a_decoder() -> None:
 
 
 def test_jobs() -> None:
-    assert [job.name for job in jobs(load_settings(environment=False))] == ["orders", "orders-log", "scale"]
+    names = [job.name for job in jobs(load_settings(environment=False))]
+    assert names == ["orders", "orders-log", "orders-by-customer", "scale"]

@@ -44,13 +44,24 @@ def by_unit(event: Event) -> Event | None:
     return event._replace(key=event.payload["unit"]) if event.payload["quantity"] > 0 else None
 
 
+FAILS_FOR = set[str]()
+
+
+def failing(event: Event) -> Event:
+    """The event as it is; fails for some."""
+    if event.id in FAILS_FOR:
+        raise ValueError("not today")
+    return event
+
+
 def jobs(settings: Settings) -> list[SinkJob]:
     """A sink that copies events, and others that give them other keys and leave some out."""
-    by = f"{__name__}:by_unit"
+    by, units = "tests.support.topic_sinks:by_unit", units_of(settings)
     return [
         SinkJob("copies", events=[items.AGGREGATE], target=TopicTarget(copies_of(settings))),
-        SinkJob("units", events=[items.AGGREGATE], target=TopicTarget(units_of(settings), by)),
-        SinkJob("repeats", events=[items.AGGREGATE], strategy="offsets", target=TopicTarget(units_of(settings), by)),
+        SinkJob("units", events=[items.AGGREGATE], target=TopicTarget(units, by)),
+        SinkJob("repeats", events=[items.AGGREGATE], strategy="offsets", target=TopicTarget(units, by)),
+        SinkJob("failing", events=[items.AGGREGATE], target=TopicTarget(units, "tests.support.topic_sinks:failing")),
     ]
 
 
@@ -138,7 +149,7 @@ def run_faulty(step: str, which: str, number: str) -> None:
         make(self, *arguments)
         self._producer = Hit(self._producer, step, signal.Signals[which], int(number))  # type: ignore[assignment]
 
-    Transactions.__init__ = make_faulty  # type: ignore[method-assign]
+    Transactions.__init__ = make_faulty  # type: ignore[assignment,method-assign]
     plain.PART_MAX_RECORDS = PART_RECORDS
     discovery.jobs = jobs
     main()

@@ -7,7 +7,7 @@ sees what was looked at. Whether events are lost or duplicated is another questi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -359,7 +359,8 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
     for name in (name for name in sinks if name not in read):
         yield _ok("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
     # Of the declared topics too, so that Kafka is looked at whatever sinks there are.
-    names = {topic for found in read.values() for topic in found.topics} | catalog.of_project(settings).topics.keys()
+    names = {topic for found in read.values() for topic in (*found.topics, *found.target.topics)}
+    names |= catalog.of_project(settings).topics.keys()
     existing = topics.existing(settings, names)
     watermarks = {name: topics.watermarks(settings, name) for name in existing}
     for name, found in read.items():
@@ -369,10 +370,7 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
 def _sink(
     settings: Settings, found: SinkSpec, name: str, existing: Mapping[str, tuple[Topic, Marks]]
 ) -> Iterator[Diagnosis]:
-    for topic in found.topics:
-        if topic not in existing:
-            message = f"sink {name} reads topic {topic}, which does not exist"
-            yield _problem("topic-missing", message, "`outbox connect apply` creates the topics of the declared events")
+    yield from _missing_topics(found, name, existing)
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         cursor.execute(POSITIONS, [name])
         read = [row for row in cursor if row[0] in found.topics]
@@ -411,6 +409,15 @@ def _sink(
     if parked:
         message = f"sink {name} has {plural(parked, 'open dead letter')}"
         yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
+
+
+def _missing_topics(found: SinkSpec, name: str, existing: Collection[str]) -> Iterator[Diagnosis]:
+    remedies = dict.fromkeys(found.topics, "`outbox connect apply` creates the topics of the declared events")
+    remedies |= dict.fromkeys(found.target.topics, "create it, as docs/topics.md says")
+    for topic, remedy in remedies.items():
+        if topic not in existing:
+            what = "writes to" if topic in found.target.topics else "reads"
+            yield _problem("topic-missing", f"sink {name} {what} topic {topic}, which does not exist", remedy)
 
 
 def _retention(settings: Settings) -> Iterator[Diagnosis]:

@@ -137,7 +137,8 @@ def erase(settings: Settings, one: Subject, *, dry_run: bool = False) -> Found:
 
 def remains(settings: Settings, one: Subject) -> list[str]:
     """The places that nobody can erase, until when each has the key, and the places that were not searched."""
-    lines = [_of_topic(settings, topic) for topic in topics.existing(settings, _topics(settings, one))]
+    written = {topic for spec in one.sinks for topic in spec.target.topics}
+    lines = [_of_topic(settings, topic) for topic in topics.existing(settings, {*_topics(settings, one), *written})]
     ttl = _time(datetime.now(UTC) + timedelta(hours=settings.idempotency_ttl_hours))
     lines += [
         f"stored answers without the key: until {ttl}, and until later requests have deleted them",

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.applying.handlers.handler import Event
 from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed, unusable
 
 if TYPE_CHECKING:
     from psycopg2 import extensions
 
-    from outbox.sink.applying.topics.writer import TopicApplier, TopicWriter
+    from outbox.sink.applying.topics.writer import Function, TopicApplier, TopicWriter
     from outbox.sink.decoding.records import Fetch
-
-Function = Callable[[Event], Event | None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class TopicTarget(Target):
             raise unusable(spec.job, "a topic takes declared events only", 'name them: events=["order.placed"]')
         if files := sorted(spec.job.projections.glob("*.sql")):
             raise unusable(spec.job, f"it has a topic and a projection, {files[0]}", "delete the file, or the target")
-        self.load(spec)
+        self._load(spec)
 
     def require_rebuildable(self, spec: SinkSpec) -> None:
         raise Failure(
@@ -57,20 +53,20 @@ class TopicTarget(Target):
         from outbox.sink.applying.topics.writer import TopicWriter
 
         self.require_usable(spec)
-        return TopicWriter(settings, connection, spec, fetch, self)
+        return TopicWriter(settings, connection, spec, fetch, self._load(spec))
 
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> TopicApplier:
         from outbox.sink.applying.topics.writer import applier
 
         self.require_usable(spec)
-        return applier(settings, spec, transform)
+        return applier(settings, spec, self._load(spec), transform)
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         from outbox.sink.applying.topics.written import state
 
         return state(settings, spec.name, self.topic)
 
-    def load(self, spec: SinkSpec) -> Function | None:
+    def _load(self, spec: SinkSpec) -> Function | None:
         """The function that events pass, if there is one. Raises Failure if it cannot be used."""
         if self.by is None:
             return None

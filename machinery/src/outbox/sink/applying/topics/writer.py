@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from confluent_kafka import TopicPartition
 
+from outbox.base.errors import Failure
 from outbox.base.heavy import extensions, extras, sql
 from outbox.base.settings import Settings
 from outbox.events import catalog
@@ -41,7 +42,6 @@ from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of
 from outbox.sink.applying.topics import written
-from outbox.sink.applying.topics.target import Function, TopicTarget
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import UUID
@@ -99,6 +99,9 @@ BEGUN = "replay begun, topic ended at "
 APPLIED = "SELECT applied FROM public.sinks WHERE name = %s"
 
 
+Function = Callable[[Event], Event | None]
+
+
 class Found(NamedTuple):
     """A new event, and its place."""
 
@@ -125,19 +128,21 @@ class TopicApplier(PostgresApplier):
 
     def __init__(self, spec: SinkSpec, _: object = None) -> None:
         super().__init__(spec, ())
-        assert isinstance(spec.target, TopicTarget), "a target that is a topic"  # noqa: S101
         self._is_ordered = any(decoder.version is not None for decoder in spec.decoders.values())
-        self._spec, self._target = spec, spec.target
+        [self._target] = spec.target.topics
         self._views = {event: sql.Identifier("pg_temp", view_name(event)) for event in spec.layout.types}
-        self._by: Function | None = spec.target.load(spec)
         self._schemas = dict[str, EventSchema]()
         self.outgoing: list[Outgoing] = []
 
-    def open(self, settings: Settings, suffix: str = "") -> None:
+    def open(self, settings: Settings, by: Function | None, suffix: str = "") -> None:
         """Begin to produce. Raises Failure if Kafka, or the target topic, is unavailable."""
-        self._settings, self._catalog = settings, catalog.of_project(settings)
-        self.partitions = topics.describe(settings, self._target.topic).partitions
-        config = topics.config(settings, self._target.topic)
+        self._settings, self._catalog, self._by = settings, catalog.of_project(settings), by
+        found = topics.existing(settings, [self._target]).get(self._target)
+        if found is None:
+            what = f"sink {self.name} writes to topic {self._target}, which does not exist"
+            raise Failure(what, "create it, as docs/topics.md says", code="topic-missing")
+        self.partitions = found.partitions
+        config = topics.config(settings, self._target)
         self._max_bytes = int(config["max.message.bytes"])
         self.is_compacted = "compact" in config["cleanup.policy"]
         name = f"{settings.topic_prefix}.{self.name}{suffix}"
@@ -153,7 +158,7 @@ class TopicApplier(PostgresApplier):
 
     def find(self, cursor: extensions.cursor, ends: Sequence[int]) -> None:
         """Note the events that the sink has written to the target behind these ends. Waits for open transactions."""
-        for some in written.read(self._settings, self.name, self._target.topic, dict(enumerate(ends))):
+        for some in written.read(self._settings, self.name, self._target, dict(enumerate(ends))):
             self.note(cursor, [one.event_id for one in some])
 
     def note(self, cursor: extensions.cursor, event_ids: Sequence[str]) -> None:
@@ -165,7 +170,7 @@ class TopicApplier(PostgresApplier):
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """Write the events of letters. Letters that an earlier replay has begun with may be on the target already."""
         self.take(cursor, self.rows(batch))
-        begun = BEGUN + _joined(self.transactions.ends(self._target.topic, self.partitions))
+        begun = BEGUN + joined(self.transactions.ends(self._target, self.partitions))
         cursor.execute(BEGIN_REPLAY, {"sink": self.name, "begun": begun})
         before = [_split(text.removeprefix(BEGUN)) for (text,) in cursor]
         with fence.between_transactions(cursor, self.name):
@@ -173,7 +178,7 @@ class TopicApplier(PostgresApplier):
                 self.find(cursor, [min(ends) for ends in zip(*before, strict=False)])
         self.has_written = bool(before)
         applied = super().replay(cursor, batch, fetch, older_than_horizon=older_than_horizon)
-        self.transactions.commit(self._target.topic, self.outgoing)
+        self.transactions.commit(self._target, self.outgoing)
         return applied
 
     def _apply(
@@ -244,7 +249,7 @@ class TopicApplier(PostgresApplier):
         ]
         size = len(key) + len(value) + sum(len(name) + len(content) for name, content in headers) + RECORD_EXTRA_BYTES
         if size > self._max_bytes:
-            return None, (TOO_LARGE, f"it has {size} bytes, and topic {self._target.topic} takes {self._max_bytes}")
+            return None, (TOO_LARGE, f"it has {size} bytes, and topic {self._target} takes {self._max_bytes}")
         return Outgoing(key, value, headers), None
 
     def _schema(self, event: str) -> EventSchema:
@@ -257,12 +262,12 @@ class TransformingTopicApplier(TransformingApplier, TopicApplier):
     """Makes a record of each row that a transform returns."""
 
 
-def applier(settings: Settings, spec: SinkSpec, transform: Transformed | None) -> TopicApplier:
+def applier(settings: Settings, spec: SinkSpec, by: Function | None, transform: Transformed | None) -> TopicApplier:
     """The applier of a replay. It fences the producers of earlier replays."""
     made = TopicApplier(spec)
     if transform is not None:
         made = TransformingTopicApplier(spec, columns_of(transform.schema, spec.layout), transform.apply)
-    made.open(settings, ".replay")
+    made.open(settings, by, ".replay")
     return made
 
 
@@ -272,10 +277,16 @@ class TopicWriter(PostgresWriter):
     _applier: TopicApplier
 
     def __init__(
-        self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, target: TopicTarget
+        self,
+        settings: Settings,
+        connection: extensions.connection,
+        spec: SinkSpec,
+        fetch: Fetch,
+        by: Function | None,
     ) -> None:
         """Acquire the fence, and fence the producers of earlier drivers."""
-        self._settings, self._target = settings, target
+        self._settings, self._by = settings, by
+        [self._target] = spec.target.topics
         self._pasts: dict[str, Past] = {}
         self._ends: Sequence[int] = ()
         self._ends_at_s = 0.0
@@ -286,7 +297,7 @@ class TopicWriter(PostgresWriter):
 
     def _prepare(self, applier: PostgresApplier) -> None:
         super()._prepare(applier)
-        self._applier.open(self._settings)
+        self._applier.open(self._settings, self._by)
 
     def _apply(self, batch: Batch) -> Counts:
         stored = self.positions(batch.topic, batch.topic_id)
@@ -305,7 +316,7 @@ class TopicWriter(PostgresWriter):
                 batch.topic,
                 number,
                 max(offset, stored.get(number, 0), past.marks.get(number, 0)),
-                f"{batch.topic_id} {stored.get(number, 0)} {_joined(ends)}",
+                f"{batch.topic_id} {stored.get(number, 0)} {joined(ends)}",
             )
             for number, offset in batch.end.items()
         ]
@@ -314,14 +325,14 @@ class TopicWriter(PostgresWriter):
     def _apply_rows(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
         self._applier.outgoing = []
         counts = super()._apply_rows(cursor, batch, encoded)
-        self._applier.transactions.commit(self._target.topic, self._applier.outgoing, self._offsets)
+        self._applier.transactions.commit(self._target, self._applier.outgoing, self._offsets)
         return counts
 
     def _past(self, batch: Batch, stored: Mapping[int, int]) -> Past:
         """How far the drivers before have come, as Kafka says."""
         source = topics.describe(self._settings, batch.topic)
         committed = self._applier.transactions.committed(batch.topic, source.partitions)
-        found = {number: read for number, mark in committed.items() if (read := _read(mark, batch.topic_id))}
+        found = {number: read for number, mark in committed.items() if (read := read_mark(mark, batch.topic_id))}
         marks = {number: committed[number].offset for number in found}
         if not found:  # the group is new; or Kafka has forgotten its offsets, as after a week without any
             is_new = not self._has_applied()
@@ -340,7 +351,7 @@ class TopicWriter(PostgresWriter):
         """Note what the target has. If it may have lost records, every event that the last transaction has passed."""
         with self._errors("does not take ids"), self._connection, self._connection.cursor() as cursor:
             self._applier.find(cursor, past.ends)
-            first = topics.first_offsets(self._settings, self._target.topic)
+            first = topics.first_offsets(self._settings, self._target)
             has_lost = any(first.get(number, 0) > end for number, end in enumerate(past.ends))
             if past.ends and (has_lost or self._applier.is_compacted):
                 within = {number: (stored.get(number, 0), end) for number, end in past.marks.items()}
@@ -350,12 +361,12 @@ class TopicWriter(PostgresWriter):
     def _fresh_ends(self) -> Sequence[int]:
         """Where the target ends, or has ended a moment ago."""
         if time.monotonic() - self._ends_at_s > END_MAX_AGE_S or not self._ends:
-            self._ends = self._applier.transactions.ends(self._target.topic, self._applier.partitions)
+            self._ends = self._applier.transactions.ends(self._target, self._applier.partitions)
             self._ends_at_s = time.monotonic()
         return self._ends
 
 
-def _joined(ends: Sequence[int]) -> str:
+def joined(ends: Sequence[int]) -> str:
     """Offsets as a text that fits beside an offset. What is cut off makes an offset lower, or 0."""
     return ",".join(map(str, ends))[:MARK_MAX_CHARACTERS]
 
@@ -364,7 +375,7 @@ def _split(text: str) -> list[int]:
     return [int(one or 0) for one in text.split(",")]
 
 
-def _read(mark: Mark, topic_id: str) -> tuple[int, Sequence[int]] | None:
+def read_mark(mark: Mark, topic_id: str) -> tuple[int, Sequence[int]] | None:
     """The position and the ends in a mark; None if it is not of this topic, or not ours."""
     found = MARK.fullmatch(mark.text)
     return (int(found["position"]), _split(found["ends"])) if found and found["topic_id"] == topic_id else None
