@@ -13,7 +13,7 @@ from outbox.base.settings import load
 from outbox.jvm import jars
 from outbox_lab.stack.postgres import Postgres
 
-from proof.articles import boundary, connection, pruning, snapshot, support, table, upgrade
+from proof.articles import boundary, connection, pruning, snapshot, support, table, topic, upgrade
 from proof.articles.experiment import AS_EXPECTED, Experiment, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"
@@ -24,6 +24,7 @@ EXPERIMENTS = [
     *upgrade.EXPERIMENTS,
     *snapshot.EXPERIMENTS,
     *pruning.EXPERIMENTS,
+    *topic.EXPERIMENTS,
 ]
 FEWEST_EVENTS = 1_000
 

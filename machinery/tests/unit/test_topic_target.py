@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox.kafka.transactions import Mark
 from outbox.sink.applying.topics import written
 from outbox.sink.applying.topics.target import TopicTarget
-from outbox.sink.applying.topics.writer import joined, read_mark
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
 from tests.support.made_events import MAIN
@@ -50,24 +48,6 @@ def test_a_topic_takes_declared_events_and_no_projections(tmp_path: Path) -> Non
 def test_nothing_is_rebuilt_on_a_topic(tmp_path: Path) -> None:
     with raises("rebuild-unsupported"):
         TARGET.require_rebuildable(spec_of(TARGET, tmp_path))
-
-
-def test_a_mark_of_many_partitions_says_offsets_that_are_lower_at_most() -> None:
-    ends = [10**9 + number for number in range(1000)]
-    found = read_mark(Mark(5, f"topic-id 3 {joined(ends)}"), "topic-id")
-    assert found is not None
-    position, read = found
-    assert position == 3
-    assert len(f"topic-id 3 {joined(ends)}".encode()) <= 4096
-    assert all(low <= end for low, end in zip(read, ends, strict=False))
-    assert list(read[:100]) == ends[:100]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "another 3 1,2", "topic-id x 1", "topic-id 3", "of somebody else", "topic-id -1 1"]
-)
-def test_offsets_that_others_have_committed_have_no_mark(text: str) -> None:
-    assert read_mark(Mark(5, text), "topic-id") is None
 
 
 @pytest.mark.parametrize(

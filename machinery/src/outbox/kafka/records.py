@@ -171,8 +171,12 @@ def oldest(settings: Settings, name: str) -> datetime | None:
     """When the oldest record has arrived that a topic still has; None if it has none, or does not exist."""
     if not topics.exists(settings, name):
         return None
-    marks = topics.watermarks(settings, name)
-    firsts = [next(read(settings, name, {number: within}), None) for number, within in marks.items()]
+    return arrival(settings, name, topics.watermarks(settings, name))
+
+
+def arrival(settings: Settings, name: str, within: Within) -> datetime | None:
+    """When the first of the records arrived that a topic has within these offsets; None if it has none."""
+    firsts = [next(read(settings, name, {number: marks}), None) for number, marks in within.items()]
     return min((_timestamp(first) for first in firsts if first), default=None)
 
 

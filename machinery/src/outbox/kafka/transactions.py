@@ -11,21 +11,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka.clients import client_config, consumer_config, request_timeout_s, unavailable
-from outbox.kafka.spec import Header
 
-TIMEOUT_S = 50  # of a transaction; a transaction of Postgres that waits for it may be idle for 60 seconds
+TIMEOUT_S = 50  # of a transaction; one of Postgres that waits for it may be idle for 60 seconds
 ABORT_TIMEOUT_S = 5.0
 UNBOUNDED = (1 << 31) - 1
-# Of a producer that another one has replaced, or whose transaction the brokers have ended.
 FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 # The answers to a record that no broker takes, however often it is sent.
-REFUSED = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-    KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_MSG,
-    KafkaError.POLICY_VIOLATION,
-}
+REFUSED = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
 
 
 class Outgoing(NamedTuple):
@@ -33,46 +25,43 @@ class Outgoing(NamedTuple):
 
     key: bytes
     value: bytes
-    headers: Sequence[Header]
+    headers: Sequence[tuple[str, bytes]]
 
-
-class Mark(NamedTuple):
-    """An offset that a group has committed, and the text beside it."""
-
-    offset: int
-    text: str
+    @property
+    def size_bytes(self) -> int:
+        """The size of key, value and headers."""
+        return len(self.key) + len(self.value) + sum(len(name) + len(content) for name, content in self.headers)
 
 
 class Transactions:
     """The transactions of one transactional id, which is also the group whose offsets they move.
 
     Making it ends what an earlier producer of this id has left open, and fences that producer. A key has the partition
-    that Java's producers choose.
+    that Java's producers choose. No record may have more than ``max_bytes``.
     """
 
-    def __init__(self, settings: Settings, name: str, record_max_bytes: int) -> None:
+    def __init__(self, settings: Settings, name: str, max_bytes: int) -> None:
         """Raises Failure if Kafka is unavailable, or does not let us use the id."""
         self._settings, self._name = settings, name
         config = {
-            **client_config(settings),
             "transactional.id": name,
             "transaction.timeout.ms": TIMEOUT_S * 1000,
-            "message.max.bytes": record_max_bytes,
+            "message.max.bytes": max(1000, max_bytes),  # the least that librdkafka takes
             "partitioner": "murmur2_random",
             "queue.buffering.max.messages": 0,  # without a bound: the caller's batch has one
             "queue.buffering.max.kbytes": UNBOUNDED,
             "log_level": 0,
         }
         with self._errors():
-            self._producer = Producer(config)
+            self._producer = Producer(client_config(settings) | config)
             self._producer.init_transactions(request_timeout_s())
-            self._group = Consumer({**consumer_config(settings, "read_committed"), "group.id": name})
+            self._group = Consumer(consumer_config(settings, "read_committed") | {"group.id": name})
 
     def commit(self, topic: str, records: Iterable[Outgoing], offsets: Sequence[TopicPartition] = ()) -> None:
         """Write records to a topic, and move the group's offsets, in one transaction.
 
         Raises Failure `producer-fenced` if another producer has this id, `produce-refused` if the brokers take no such
-        record, or as any client. Then nothing is committed; or, if an answer was lost, maybe everything.
+        record, or as any client. Then nothing is committed; or everything, if an answer was lost.
         """
         with self._errors():
             self._producer.begin_transaction()
@@ -88,18 +77,12 @@ class Transactions:
                     self._producer.abort_transaction(ABORT_TIMEOUT_S)
                 raise
 
-    def committed(self, topic: str, partitions: int) -> dict[int, Mark]:
-        """The offsets of the group, by partition; of transactions that have ended."""
+    def committed(self, topic: str, text: str, partitions: Iterable[int]) -> dict[int, int]:
+        """The offsets of the group that were committed with this text, by partition."""
         with self._errors():
-            wanted = [TopicPartition(topic, number) for number in range(partitions)]
+            wanted = [TopicPartition(topic, number) for number in partitions]
             found = self._group.committed(wanted, request_timeout_s())
-        return {place.partition: Mark(place.offset, place.metadata or "") for place in found if place.offset >= 0}
-
-    def ends(self, topic: str, partitions: int) -> list[int]:
-        """By partition, an offset that all records that are written from now on are behind."""
-        with self._errors():
-            places = [TopicPartition(topic, number) for number in range(partitions)]
-            return [self._group.get_watermark_offsets(place, request_timeout_s())[1] for place in places]
+        return {place.partition: place.offset for place in found if place.offset >= 0 and place.metadata == text}
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -110,12 +93,10 @@ class Transactions:
 
     def _failure(self, error: KafkaError) -> Failure:
         if error.code() in FENCED:
-            return Failure(
-                f"Kafka has fenced the producer {self._name}: {error.str()}",
-                f"leave it to the later one; there is none if a transaction has taken longer than {TIMEOUT_S} s",
-                code="producer-fenced",
-            )
+            what = f"Kafka has fenced the producer {self._name}: {error.str()}"
+            remedy = f"leave it to the later one; there is none if a transaction has taken longer than {TIMEOUT_S} s"
+            return Failure(what, remedy, code="producer-fenced")
         if error.code() in REFUSED:
-            remedy = "compare the topic's configuration: max.message.bytes, cleanup.policy"
-            return Failure(f"Kafka refuses what {self._name} writes: {error.str()}", remedy, code="produce-refused")
+            what = f"Kafka refuses what {self._name} writes: {error.str()}"
+            return Failure(what, "compare the topic's configuration", code="produce-refused")
         return unavailable(self._settings, error)

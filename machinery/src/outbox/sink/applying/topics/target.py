@@ -1,9 +1,9 @@
-"""The target in a Kafka topic: each new event is a record there, in a transaction with the offsets of its batch."""
+"""The target in a Kafka topic: each new event is a record there, in one transaction with the offsets of its batch."""
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from outbox.base.errors import Failure
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TopicTarget(Target):
     """A topic. ``by`` names a function, as ``module:function``, that gets each event and returns the event to write:
-    with another key, type or payload, or None for none. Its id is always that of the event that it was given.
+    with another key, type or payload, or None for none. The record has the id of the event that the function got.
     """
 
     topic: str
@@ -31,19 +31,18 @@ class TopicTarget(Target):
         return [self.topic]
 
     def require_usable(self, spec: SinkSpec) -> None:
+        self._function(spec)
         if self.topic in spec.topics:
             raise unusable(spec.job, f"it writes to a topic that it reads, {self.topic}", "name another topic")
         if not spec.job.events:
             raise unusable(spec.job, "a topic takes declared events only", 'name them: events=["order.placed"]')
         if files := sorted(spec.job.projections.glob("*.sql")):
             raise unusable(spec.job, f"it has a topic and a projection, {files[0]}", "delete the file, or the target")
-        self._load(spec)
 
     def require_rebuildable(self, spec: SinkSpec) -> None:
         raise Failure(
-            f"sink {spec.name} writes to topic {self.topic}, where nothing is computed again or taken back",
-            f"another sink with another topic reads everything again; `outbox rewind {spec.name} --to-earliest` writes "
-            "only what it has never written",
+            f"sink {spec.name} writes to topic {self.topic}, which takes nothing back",
+            "a sink of another name, with another topic, begins anew",
             code="rebuild-unsupported",
         )
 
@@ -53,28 +52,24 @@ class TopicTarget(Target):
         from outbox.sink.applying.topics.writer import TopicWriter
 
         self.require_usable(spec)
-        return TopicWriter(settings, connection, spec, fetch, self._load(spec))
+        return TopicWriter(settings, connection, spec, fetch, self._function(spec))
 
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> TopicApplier:
         from outbox.sink.applying.topics.writer import applier
 
-        self.require_usable(spec)
-        return applier(settings, spec, self._load(spec), transform)
+        return applier(settings, spec, self._function(spec), transform)
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         from outbox.sink.applying.topics.written import state
 
         return state(settings, spec.name, self.topic)
 
-    def _load(self, spec: SinkSpec) -> Function | None:
-        """The function that events pass, if there is one. Raises Failure if it cannot be used."""
-        if self.by is None:
-            return None
-        module, _, name = self.by.partition(":")
+    def _function(self, spec: SinkSpec) -> Function | None:
         try:
-            found: Function = getattr(importlib.import_module(module), name)
+            found: Function | None = None if self.by is None else resolve_name(self.by)
+            if callable(found) or self.by is None:
+                return found
+            problem: object = "it is no function"
         except (ImportError, AttributeError, ValueError) as error:
-            raise unusable(spec.job, f"by={self.by!r}: {error}", "write it as by='package.module:function'") from error
-        if not callable(found):
-            raise unusable(spec.job, f"by={self.by!r} is no function", "write it as by='package.module:function'")
-        return found
+            problem = error
+        raise unusable(spec.job, f"by={self.by!r}: {problem}", "write it as by='package.module:function'")
