@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from outbox.audit import check, doctor
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -23,18 +25,29 @@ from outbox.kafka.clients import client_config, consumer
 from outbox.kafka.records import headers_of
 from outbox.kafka.spec import TopicSpec
 from outbox.kafka.transactions import Outgoing, Transactions
+from outbox.maintenance import erase
 from outbox.sink import discovery
 from outbox.sink.repair import replay, rewind
 from outbox.sink.repair.replay import Selection
+from outbox.sink.running import plain
 from outbox.sinks import TopicTarget
 from outbox_lab.testing.failures import raises
 from tests import items
+from tests.pipeline.test_check import History
 from tests.support import topic_sinks
-from tests.support.made_events import Event, uuid7
+from tests.support.audit_chain import codes
+from tests.support.made_events import Event, nth_key, uuid7
 from tests.support.sink_driver import Database
-from tests.support.sink_process import RANDOM, Publisher
+from tests.support.sink_process import RANDOM, Publisher, catch_up_faulty
 from tests.support.topic_reader import Log, Record, delete_topics, out_of_order, topic_of
 from tests.support.topic_sinks import FIRED, STEPS, catch_up, copies_of, units_of
+from tests.transforms import LEFT_OUT
+
+COUNT_EVENTS = """
+-- adds: 1
+-- [source]
+SELECT key, version AS total FROM source_totals
+"""
 
 
 @pytest.fixture
@@ -229,6 +242,7 @@ def test_offsets_that_kafka_has_forgotten_or_another_has_committed_lose_and_repe
     group = f"{targets.topic_prefix}.copies"
     commit_elsewhere(targets, group, 1_000)
     catch_up(targets, "copies")
+    assert committed(targets, group) == Database(targets, "copies").positions()[0]
     publisher.send(some[45:])
     with crash_between_commits():
         catch_up(targets, "copies")
@@ -244,6 +258,27 @@ def commit_elsewhere(settings: Settings, group: str, offset: int) -> None:
     made = Consumer({**client_config(settings), "group.id": group, "enable.auto.commit": False})
     made.commit(offsets=[TopicPartition(topic_of(settings), 0, offset)], asynchronous=False)
     made.close()
+
+
+def committed(settings: Settings, group: str) -> int:
+    """The offset of the group in partition 0, as any client reads it."""
+    client = Consumer({**client_config(settings), "group.id": group})
+    [place] = client.committed([TopicPartition(topic_of(settings), 0)], 30)
+    client.close()
+    return int(place.offset)
+
+
+def test_killed_twice_with_batches_cut_in_other_places_it_writes_each_event_once(
+    targets: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = publisher.events(60)
+    publisher.send(some)
+    for records in (60, 10):
+        monkeypatch.setattr(plain, "PART_MAX_RECORDS", records)
+        with crash_between_commits():
+            catch_up(targets, "copies")
+    catch_up(targets, "copies")
+    assert times(written(targets, copies_of(targets))) == once(some)
 
 
 def test_a_target_that_is_missing_or_takes_no_such_record(targets: Settings, publisher: Publisher) -> None:
@@ -291,6 +326,50 @@ def test_what_its_function_fails_for_is_set_aside_and_replayed_once(targets: Set
     assert set(Database(targets, "failing").statuses().values()) == {"replayed"}
     assert times(written(targets, name)) == once(some)
     assert out_of_order(written(targets, name)) == []
+
+
+def test_the_commands_know_the_target(targets: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "comparisons").mkdir()
+    (tmp_path / "comparisons" / "events.sql").write_text(COUNT_EVENTS)
+    job = replace(topic_sinks.jobs(targets)[0], projections=tmp_path / "projections")
+    for module in (topic_sinks, discovery):
+        monkeypatch.setattr(module, "jobs", lambda _: [job])
+    name = copies_of(targets)
+    with closing(History(targets)) as history:
+        events = [*history.item(5, -2, 4), *history.item(7)]
+        history.publish(*events[:3])
+        catch_up(targets, "copies")
+        history.publish(*events)  # some of them are in flight, some come again
+        assert codes(check.check(targets)) == []
+        catch_up(targets, "copies")
+        assert codes(check.check(targets)) == []
+    copy = written(targets, name)[0]
+    headers = [(key, str(text).encode()) for key, text in copy.headers.items()]
+    Transactions(targets, f"{targets.topic_prefix}.twice", 1_000_000).commit(
+        name, [Outgoing(copy.key.encode(), copy.value.encode(), headers)]
+    )
+    report = check.check(targets)
+    assert codes(report) == ["sink-drift"]
+    kept = erase.remains(targets, erase.subject(targets, "item", copy.key))
+    assert any(line.startswith(f"topic {name}: until 2") for line in kept)
+    delete_topics(targets, name)
+    assert "topic-missing" in [one.code for one in doctor.examine(targets, "sinks")]
+    topics.create(targets, [TopicSpec(name, 1, {})])
+
+
+def test_on_spark_it_writes_events_and_the_rows_of_a_transform(targets: Settings, publisher: Publisher) -> None:
+    some = publisher.events(150)  # more than a driver reads itself
+    bad, left_out = replace(some[3], quantity=13, key=nth_key(77), version=1), replace(some[4], quantity=LEFT_OUT)
+    some[3:5] = [bad, left_out]
+    publisher.send(some)
+    done = catch_up_faulty("topic_targets", targets, "copies", "picked")
+    assert done.returncode == 0, done.stderr
+    assert times(written(targets, copies_of(targets))) == once(some)
+    picked = written(targets, units_of(targets))
+    assert times(picked) == once([one for one in some if one not in (bad, left_out)])
+    assert Database(targets, "picked").dead_letters() == {bad.event_id: "transform failed"}
+    assert {record.headers["eventType"] for record in picked} == {items.LESS, items.MORE} & {one.type for one in some}
+    assert all(record.key == json.loads(record.value)["item_id"] for record in picked)
 
 
 def test_a_producer_whose_place_another_one_has_taken_is_fenced(targets: Settings) -> None:

@@ -40,6 +40,7 @@ from outbox.sink.running import query, retries, stream, watchdog
 from outbox.sink.running.checkpoint import Checkpoint
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
+from tests.support import topic_sinks
 
 TIMEOUT_S = 60
 REFUSED = "refused by the fault"
@@ -121,6 +122,11 @@ def death_between_parts() -> None:
 def transformed() -> None:
     """The sink `lakehouse` has a transform."""
     change("lakehouse", transform="tests.transforms:picky")
+
+
+def topic_targets() -> None:
+    """The sinks are those that write to topics."""
+    patch(discovery, jobs=topic_sinks.jobs)
 
 
 def endless_transform() -> None:
