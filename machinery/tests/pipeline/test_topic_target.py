@@ -27,12 +27,15 @@ from outbox.kafka.spec import TopicSpec
 from outbox.kafka.transactions import Outgoing, Transactions
 from outbox.maintenance import erase
 from outbox.sink import discovery
+from outbox.sink.applying.topics import writer
+from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.decoding.records import Record as SinkRecord
 from outbox.sink.repair import replay, rewind
 from outbox.sink.repair.replay import Selection
 from outbox.sink.running import plain
 from outbox.sinks import TopicTarget
 from outbox_lab.testing.failures import raises
-from tests import items
+from tests import items, orders
 from tests.pipeline.test_check import History
 from tests.support import topic_sinks
 from tests.support.audit_chain import codes
@@ -115,6 +118,28 @@ def test_each_event_is_written_once_with_its_key_its_headers_and_its_order(
     assert {record.key for record in written(targets, units_of(targets))} == {items.UNIT}
     catch_up(targets, "copies", "units")
     assert written(targets, copies_of(targets)) == copies
+
+
+def test_another_sink_reads_what_was_written(targets: Settings, publisher: Publisher) -> None:
+    sent = [orders.placed(nth_key(1), 1), orders.placed(nth_key(2), 1, unit="LTR"), orders.cancelled(nth_key(1), 2)]
+    topic = topic_of(targets, "order")
+    publisher.send_records(topic, sent)
+    catch_up(targets, "orders")
+    decoder = topic_sinks.specs(targets, "orders")[0].decoders[topic]
+    copies = {one.id: one for one in written(targets, units_of(targets))}
+    assert len(copies) == len(sent)
+    for record in sent:
+        event = decoder.record(record)
+        assert isinstance(event, DecodedEvent)
+        copy = copies[event.event_id]
+        headers = [(name, (text or "").encode()) for name, text in copy.headers.items()]
+        assert decoder.record(replace_value(record, headers, copy)) == event
+    versions = {(one.headers["eventType"], one.headers["schemaVersion"]) for one in copies.values()}
+    assert versions == {("placed", "2"), ("cancelled", "1")}
+
+
+def replace_value(record: SinkRecord, headers: list[tuple[str, bytes]], copy: Record) -> SinkRecord:
+    return record._replace(key=copy.key.encode(), headers=headers, value=copy.value.encode())
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -370,6 +395,22 @@ def test_on_spark_it_writes_events_and_the_rows_of_a_transform(targets: Settings
     assert Database(targets, "picked").dead_letters() == {bad.event_id: "transform failed"}
     assert {record.headers["eventType"] for record in picked} == {items.LESS, items.MORE} & {one.type for one in some}
     assert all(record.key == json.loads(record.value)["item_id"] for record in picked)
+
+
+def test_a_record_that_the_topic_does_not_take_is_set_aside(
+    topic: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = publisher.events(40, keys=2)
+    large = orders.cancelled(nth_key(1), 1, "x" * 200)
+    publisher.send_records(topic_of(topic, "order"), [large, orders.placed(nth_key(2), 1)])
+    publisher.send(some)
+    with topic_sinks.target_topics(topic, **{"max.message.bytes": "1000"}):
+        catch_up(topic, "copies")
+        monkeypatch.setattr(writer, "RECORD_EXTRA_BYTES", 600)
+        catch_up(topic, "orders")
+        assert times(written(topic, copies_of(topic))) == once(some)
+        assert Database(topic, "orders").dead_letters() == {dict(large.headers)["id"].decode(): "not writable"}  # type: ignore[union-attr]
+        assert [record.key for record in written(topic, units_of(topic))] == [nth_key(2)]
 
 
 def test_a_producer_whose_place_another_one_has_taken_is_fenced(targets: Settings) -> None:

@@ -62,6 +62,7 @@ def jobs(settings: Settings) -> list[SinkJob]:
         SinkJob("units", events=[items.AGGREGATE], target=TopicTarget(units, by)),
         SinkJob("repeats", events=[items.AGGREGATE], strategy="offsets", target=TopicTarget(units, by)),
         SinkJob("picked", events=[items.AGGREGATE], transform="tests.transforms:picky", target=TopicTarget(units)),
+        SinkJob("orders", events=["order"], target=TopicTarget(units)),
         SinkJob("failing", events=[items.AGGREGATE], target=TopicTarget(units, "tests.support.topic_sinks:failing")),
     ]
 

@@ -12,7 +12,7 @@ A replay of dead letters looks for its events on the target likewise, and has a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -22,7 +22,7 @@ from outbox.base.errors import Failure
 from outbox.base.heavy import extensions, extras, sql
 from outbox.base.settings import Settings
 from outbox.events import catalog
-from outbox.events.schema import EventSchema, shortened
+from outbox.events.schema import shortened
 from outbox.events.values import decode, encode
 from outbox.kafka import records, topics
 from outbox.kafka.transactions import Outgoing, Transactions
@@ -58,6 +58,8 @@ SELECT min(letter.recorded_at) FROM public.dead_letters AS letter
  WHERE letter.sink = %s
 """
 
+UTC = "+00:00"  # as Postgres writes it; schemas mostly want the other spelling
+
 Function = Callable[[Event], Event | None]
 
 
@@ -68,7 +70,7 @@ class TopicApplier(PostgresApplier):
         super().__init__(spec, ())
         self._is_ordered = any(decoder.version is not None for decoder in spec.decoders.values())
         self._views = {event: sql.Identifier("pg_temp", view_name(event)) for event in spec.layout.types}
-        self._schemas = dict[str, EventSchema]()
+        self._declared = dict[str, tuple[Collection[str], list[tuple[str, bytes]]]]()  # by type: optional, headers
         [self.target] = spec.target.topics
         self.outgoing = list[Outgoing]()
 
@@ -111,12 +113,12 @@ class TopicApplier(PostgresApplier):
         """Make the records. Events of which none can be made are set aside, and later ones of their keys wait."""
         problems = dict[str, str]()
         failed_at = dict[str, int]()  # by key the first version that has failed
-        for partition, offset, event, text in self._new(cursor, parameters):
+        for partition, offset, event in self._new(cursor, parameters):
             if event.version is not None and event.version > failed_at.get(event.key, event.version):
                 continue
             origin = written.origin(self.name, parameters["topic"], partition, offset)
             try:
-                record = self._record(event._replace(payload=decode(text.encode())), origin)
+                record = self._record(event, origin)
             except Exception as error:  # of the function, or of what it returns
                 said = type(error).__name__
                 problems[event.id] = said if self._is_personal else shortened(f"{said}: {error}".partition("\n")[0])
@@ -126,15 +128,20 @@ class TopicApplier(PostgresApplier):
         extras.execute_values(cursor, REJECT, [(one, NOT_WRITABLE, problem) for one, problem in problems.items()])
         return bool(problems)
 
-    def _new(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> list[tuple[int, int, Event, str]]:
-        """The new events with their places and payloads, in the order of their topic."""
-        found = list[tuple[int, int, Event, str]]()
+    def _new(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> list[tuple[int, int, Event]]:
+        """The new events with their places, in the order of their topic."""
+        found = list[tuple[int, int, Event]]()
         version = sql.SQL("new.{version}" if "version" in self._names[parameters["topic"]] else "NULL::bigint")
-        for name in self._decoders[parameters["topic"]].types:
+        for name, columns in self._decoders[parameters["topic"]].types.items():
+            moments = [column.name for column in columns if column.type == "timestamptz"]
             statement = sql.SQL(EVENTS).format(view=self._views[name], version=version).as_string(cursor)
             self._execute(cursor, statement, parameters)
             for partition, offset, event_id, key, number, text in cursor:
-                found.append((partition, offset, Event(event_id, name, key, number, {}), text))
+                payload = decode(text.encode())
+                for moment in moments:
+                    if isinstance(said := payload.get(moment), str) and said.endswith(UTC):
+                        payload[moment] = f"{said.removesuffix(UTC)}Z"
+                found.append((partition, offset, Event(event_id, name, key, number, payload)))
         return sorted(found, key=lambda one: one[:2])
 
     def _record(self, event: Event, origin: bytes) -> Outgoing | None:
@@ -142,14 +149,14 @@ class TopicApplier(PostgresApplier):
         made = event if self._by is None else self._by(event)
         if made is None:
             return None
-        if made.type not in self._schemas:
-            self._schemas[made.type] = self._catalog.wanted([made.type])[0].schema
-        schema = self._schemas[made.type]
-        optional = schema.properties.keys() - schema.required
+        if made.type not in self._declared:
+            schema = self._catalog.wanted([made.type])[0].schema
+            headers = [("eventType", schema.type.encode()), ("schemaVersion", str(schema.version).encode())]
+            self._declared[made.type] = schema.properties.keys() - schema.required, headers
+        optional, headers = self._declared[made.type]
         value = encode({name: one for name, one in made.payload.items() if one is not None or name not in optional})
-        texts = {"id": event.id, "eventType": schema.type, "schemaVersion": str(schema.version)}
-        headers = [*((name, text.encode()) for name, text in texts.items()), (written.ORIGIN, origin)]
-        record = Outgoing(made.key.encode(), value, headers)
+        ours = [("id", event.id.encode()), *headers, (written.ORIGIN, origin)]
+        record = Outgoing(made.key.encode(), value, ours)
         if (size := record.size_bytes + RECORD_EXTRA_BYTES) > self._max_bytes:
             raise ValueError(f"a record of {size} bytes, and the topic takes {self._max_bytes}")
         return record
