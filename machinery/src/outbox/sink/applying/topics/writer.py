@@ -64,7 +64,7 @@ Function = Callable[[Event], Event | None]
 
 
 class TopicApplier(PostgresApplier):
-    """Makes a record of each new event. ``outgoing`` are those of the last batch, which are to be written."""
+    """Makes a record of each new event: ``outgoing``, which the caller empties before a batch, and writes behind it."""
 
     def __init__(self, spec: SinkSpec, _: object = None) -> None:
         super().__init__(spec, ())
@@ -87,6 +87,12 @@ class TopicApplier(PostgresApplier):
         super().prepare(cursor)
         cursor.execute(TABLE)
 
+    def renew(self, cursor: extensions.cursor) -> None:
+        super().renew(cursor)
+        cursor.execute("SELECT FROM pg_temp.outbox_written LIMIT 1")
+        if not cursor.rowcount:
+            cursor.execute("TRUNCATE pg_temp.outbox_written")
+
     def find_written(self, cursor: extensions.cursor, since: datetime | None) -> None:
         """Find the events that the sink has written since then, outside of a transaction: that may take long."""
         for some in written.read(self._settings, self.name, self.target, since):
@@ -99,15 +105,10 @@ class TopicApplier(PostgresApplier):
         [(since,)] = cursor.fetchall()
         with fence.between_transactions(cursor, self.name):
             self.find_written(cursor, since)
+        self.outgoing = []
         applied = super().replay(cursor, batch, fetch, older_than_horizon=older_than_horizon)
         self.transactions.commit(self.target, self.outgoing)
         return applied
-
-    def _apply(
-        self, cursor: extensions.cursor, parameters: Mapping[str, Any], admitted: str | None, fetch: Fetch
-    ) -> Applied:
-        self.outgoing = []
-        return super()._apply(cursor, parameters, admitted, fetch)
 
     def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
         """Make the records. Events of which none can be made are set aside, and later ones of their keys wait."""
