@@ -33,7 +33,13 @@ from tests.support.sink_process import RANDOM, Publisher
 from tests.support.topic_reader import Log, topic_of
 from tests.support.topic_sinks import catch_up, copies_of
 
-TYPES = {"topic": ResourceType.TOPIC, "transactional id": ResourceType.TRANSACTIONAL_ID, "group": ResourceType.GROUP}
+PREFIXED = "groups that begin with"
+TYPES = {
+    "topic": ResourceType.TOPIC,
+    "transactional id": ResourceType.TRANSACTIONAL_ID,
+    "group": ResourceType.GROUP,
+    PREFIXED: ResourceType.GROUP,
+}
 OPERATIONS = {
     "Read": AclOperation.READ,
     "Write": AclOperation.WRITE,
@@ -50,16 +56,19 @@ def rights(settings: Settings) -> list[AclBinding]:
     page = (ROOT / "docs" / "topics.md").read_text()
     name = f"{settings.topic_prefix}.copies"
     names = {"topic": [copies_of(settings)], "transactional id": [name, f"{name}.replay"], "group": [name]}
+    names[PREFIXED] = ["outbox-"]
     found = []
-    for kind, operations in re.findall(r"^\| (topic|transactional id|group) \| .* \| (`.*`) \|$", page, re.M):
+    for kind, operations in re.findall(
+        rf"^\| (topic|transactional id|group|{PREFIXED}) \| .* \| (`.*`) \|$", page, re.M
+    ):
         found += [(kind, one, word) for one in names[kind] for word in re.findall(r"`(\w+)`", operations)]
     found += [("topic", topic_of(settings), word) for word in ("Read", "Describe")]
     return [right(*one) for one in found]
 
 
 def right(kind: str, name: str, operation: str) -> AclBinding:
-    literal, user, allow = ResourcePatternType.LITERAL, f"User:{CLIENT}", AclPermissionType.ALLOW
-    return AclBinding(TYPES[kind], name, literal, user, "*", OPERATIONS[operation], allow)
+    pattern = ResourcePatternType.PREFIXED if kind == PREFIXED else ResourcePatternType.LITERAL
+    return AclBinding(TYPES[kind], name, pattern, f"User:{CLIENT}", "*", OPERATIONS[operation], AclPermissionType.ALLOW)
 
 
 def test_a_sink_needs_the_rights_of_the_page(databases: Settings, homes: Homes) -> None:
@@ -75,7 +84,7 @@ def test_a_sink_needs_the_rights_of_the_page(databases: Settings, homes: Homes) 
             publisher = Publisher(administrator)
             admin = AdminClient(client_config(administrator))
             granted = rights(settings)
-            assert len(granted) == 12
+            assert len(granted) == 13
             wait_all(admin.create_acls(granted))
             publisher.send(some[:1])
             catch_up(settings, "copies")
