@@ -46,8 +46,9 @@ def test_a_topic_takes_declared_events_and_no_projections(tmp_path: Path) -> Non
 
 
 def test_nothing_is_rebuilt_on_a_topic(tmp_path: Path) -> None:
-    with raises("rebuild-unsupported"):
-        TARGET.require_rebuildable(spec_of(TARGET, tmp_path))
+    for source in ("topic", "source"):
+        with raises("rebuild-unsupported"):
+            TARGET.require_rebuildable(spec_of(TARGET, tmp_path), source)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ class TopicTarget(Target):
         if files := sorted(spec.job.projections.glob("*.sql")):
             raise unusable(spec.job, f"it has a topic and a projection, {files[0]}", "delete the file, or the target")
 
-    def require_rebuildable(self, spec: SinkSpec) -> None:
+    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
+        del source
         raise Failure(
             f"sink {spec.name} writes to topic {self.topic}, which takes nothing back",
             "a sink of another name, with another topic, begins anew",
