@@ -33,7 +33,7 @@ FREE_DISK_MIN_GB = 4
 SETS = {
     "machinery": [
         *("service", "service-fastapi", "page", "page-fastapi"),
-        *("sink", "stack", "lakehouse", "msk", "otel", "testing", "dev", "machinery"),
+        *("sink", "stack", "lakehouse", "iceberg", "msk", "otel", "testing", "dev", "machinery"),
     ],
     "dev": ["service", "page", "sink", "stack", "lakehouse", "otel", "testing", "dev"],
     "demo": ["service", "sink", "stack"],

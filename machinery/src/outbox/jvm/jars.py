@@ -33,6 +33,7 @@ LOCK_FILE = Path(__file__).with_name("jars.lock")
 SETS = {
     ("kafka", "plugin", "spark"): "the JVM parts (Kafka, Connect, Debezium, Spark's Kafka source): about 75 MB",
     ("lakehouse",): "Delta Lake for Spark: about 12 MB",
+    ("iceberg",): "Iceberg for Spark: about 49 MB",
     ("s3",): "S3 for Spark: about 10 MB",
     ("msk",): "Amazon MSK's logins for Spark: about 8 MB",
 }
@@ -61,7 +62,7 @@ class Jar(NamedTuple):
 
 
 def jars(configuration: str, report: Progress = lambda _: None) -> list[Path]:
-    """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse, s3 or msk."""
+    """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse, iceberg, s3 or msk."""
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
 
