@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from outbox.events.schema import load as load_schema
     from outbox.events.values import parse_json
     from outbox.relay.connectors import load as load_connector
-    from outbox.sink.applying.lakehouse.target import LakehouseTarget
+    from outbox.sink.applying.lakehouse.target import IcebergTarget, LakehouseTarget
     from outbox.sink.applying.postgres.target import PostgresTarget
     from outbox.sink.applying.topics.target import TopicTarget
     from outbox.sink.decoding.decoder import UUID, DecodedEvent, RecordDecoder, Skipped
@@ -24,6 +24,7 @@ else:  # when they are used: most jobs need one of them
             "UUID": "outbox.sink.decoding.decoder:UUID",
             "Column": "outbox.events.schema:Column",
             "DecodedEvent": "outbox.sink.decoding.decoder:DecodedEvent",
+            "IcebergTarget": "outbox.sink.applying.lakehouse.target:IcebergTarget",
             "LakehouseTarget": "outbox.sink.applying.lakehouse.target:LakehouseTarget",
             "PostgresTarget": "outbox.sink.applying.postgres.target:PostgresTarget",
             "Record": "outbox.sink.decoding.records:Record",
@@ -42,6 +43,7 @@ __all__ = [
     "UUID",
     "Column",
     "DecodedEvent",
+    "IcebergTarget",
     "LakehouseTarget",
     "PostgresTarget",
     "Record",

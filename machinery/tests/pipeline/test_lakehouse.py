@@ -37,9 +37,8 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.records import Part
 from outbox.sink import discovery
-from outbox.sink.applying.lakehouse import spark_table, table
+from outbox.sink.applying.lakehouse import spark_delta, spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
-from outbox.sink.applying.lakehouse.writer import LakehouseWriter
 from outbox.sink.decoding.batch import Batch, Chunk, Returned
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.decoding.ids import day_of
@@ -385,7 +384,7 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
 
         with Path(f"{folder(lake)}.lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)
-            monkeypatch.setattr(spark_table, "LOCK_TIMEOUT_S", 0.2)
+            monkeypatch.setattr(spark_delta, "LOCK_TIMEOUT_S", 0.2)
             with raises("table-locked"):
                 sink.apply(batch(events(1), start=3))
     assert database(lake).positions() == {0: 3}
@@ -504,10 +503,9 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
     moved.rename(folder(lake))
     wider = tmp_path / "table.sql"
     wider.write_text(SCHEMA.read_text().replace("unit        STRING", "note STRING, unit STRING"))
-    with closing(connect(lake, SinkRole.WRITER)) as connection:
-        sink = LakehouseWriter(connection, DECLARED, fetch, wider, table.location(lake, NAME))
-        with raises("table-failed", "schema does not match"):
-            sink.positions(TOPIC, TOPIC_ID)
+    other = replace(DECLARED, target=LakehouseTarget(wider, TOTALS))
+    with raises("table-failed", "schema does not match"), driving(lake, other):
+        pass
 
 
 def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:

@@ -40,6 +40,7 @@ from outbox.sink.running import query, retries, stream, watchdog
 from outbox.sink.running.checkpoint import Checkpoint
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
+from tests import icebergs
 from tests.support import topic_sinks
 
 TIMEOUT_S = 60
@@ -157,9 +158,24 @@ def death_behind_a_function() -> None:
     patch(FunctionTarget, write=write_last)
 
 
+def iceberg() -> None:
+    """The sink `lakehouse` has an Iceberg table."""
+    change("lakehouse", **icebergs.ATTRIBUTES)
+
+
+def death_behind_a_commit_of_iceberg() -> None:
+    """The process is killed behind the first commit of its Iceberg table."""
+    iceberg()
+    _die_behind_a_merge()
+
+
 def death_behind_a_merge() -> None:
     """The process is killed behind the table's first commit: the positions do not know of it."""
     transformed()
+    _die_behind_a_merge()
+
+
+def _die_behind_a_merge() -> None:
     table: Any = import_module("outbox.sink.applying.lakehouse.spark_table").Table
     merge = table.merge
 

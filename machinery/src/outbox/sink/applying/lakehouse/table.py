@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,15 +42,19 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
         if delta is None:
             return TargetState()
         reached = _reached(delta, sink)
-        found = _query(delta, totals_query.read_text())
-        if lacks := sorted({"key", "total"}.difference(found.column_names)):
-            raise Failure(
-                f"{totals_query}: it has no column {', '.join(lacks)}",
-                "let it return key and total",
-                code="comparison-unusable",
-            )
-        rows = [(row["key"], row["total"], row.get("version")) for row in found.to_pylist()]
+        rows = totals(_query(delta, totals_query.read_text()), totals_query)
         return TargetState(reached, rows, partial(lacking, delta))
+
+
+def totals(found: pa.Table, query: Path) -> list[tuple[Any, Any, Any]]:
+    """Key, total and version of each row that a query of totals has found. Raises Failure if it lacks one of the first
+    two.
+    """
+    if lacks := sorted({"key", "total"}.difference(found.column_names)):
+        raise Failure(
+            f"{query}: it has no column {', '.join(lacks)}", "let it return key and total", code="comparison-unusable"
+        )
+    return [(row["key"], row["total"], row.get("version")) for row in found.to_pylist()]
 
 
 def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
@@ -141,9 +145,17 @@ def _opened(settings: Settings, sink: str) -> Iterator[DeltaTable | None]:
 
 def lacking(delta: DeltaTable, event_ids: Collection[str]) -> set[str]:
     """The given events that the table does not have."""
+    return absent(event_ids, lambda condition: _query(delta, f"SELECT event_id FROM events WHERE {condition}"))  # noqa: S608
+
+
+def absent(event_ids: Collection[str], found: Callable[[str], pa.Table]) -> set[str]:
+    """The given events that are not found by conditions in SQL."""
     wanted, there = sorted(event_ids), set[str]()
     for begin in range(0, len(wanted), IDS_PER_QUERY):
-        there |= _known(delta, wanted[begin : begin + IDS_PER_QUERY])
+        ids = [f"'{uuid.UUID(event_id)}'" for event_id in wanted[begin : begin + IDS_PER_QUERY]]
+        # The range leaves out files that hold none of these ids.
+        condition = f"event_id >= {ids[0]} AND event_id <= {ids[-1]} AND event_id IN ({', '.join(ids)})"
+        there |= {*found(condition)["event_id"].to_pylist()}
     return {*event_ids} - there
 
 
@@ -156,29 +168,26 @@ def _reached(delta: DeltaTable, sink: str) -> dict[str, dict[int, int]]:
         delta.update_incremental()
         if delta.version() == version:  # otherwise the history has commits behind the version, and numbers all wrong
             break
-    said = next(filter(None, (_said(commit, sink) for commit in commits)), {})
+    return reached([commit.get("userMetadata") or "" for commit in commits], sink)
+
+
+def reached(said: Iterable[str], sink: str) -> dict[str, dict[int, int]]:
+    """How far a sink's events go, by what its commits and those of others have said, the newest first. A driver that
+    has lost its fence may commit late, and says less than is there: the latest epoch counts.
+    """
+    ours = [one for one in map(_parsed, said) if one.get("sink") == sink and "positions" in one]
+    newest: Mapping[str, Any] = max(ours, key=lambda one: one.get("epoch", 0), default={"positions": {}})
     return {
-        topic: {int(partition): offset for partition, offset in of_topic.items()} for topic, of_topic in said.items()
+        topic: {int(number): at for number, at in of_topic.items()} for topic, of_topic in newest["positions"].items()
     }
 
 
-def _said(commit: Mapping[str, Any], sink: str) -> Mapping[str, Mapping[str, int]]:
-    """The positions in a commit of the sink; empty in another one."""
+def _parsed(said: str) -> Mapping[str, Any]:
     try:
-        said = json.loads(commit.get("userMetadata") or "")
+        parsed = json.loads(said)
     except ValueError:
         return {}
-    is_ours = isinstance(said, dict) and said.get("sink") == sink
-    return said.get("positions", {}) if is_ours else {}
-
-
-def _known(delta: DeltaTable, event_ids: Sequence[str]) -> set[str]:
-    """The given events, sorted by id, that the table has."""
-    literals = [f"'{uuid.UUID(event_id)}'" for event_id in event_ids]
-    # The range leaves out files that hold none of these ids.
-    condition = f"event_id BETWEEN {literals[0]} AND {literals[-1]} AND event_id IN ({', '.join(literals)})"
-    found = _query(delta, f"SELECT event_id FROM events WHERE {condition}")  # noqa: S608
-    return set(found["event_id"].to_pylist())
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _query(delta: DeltaTable, sql: str) -> pa.Table:

@@ -1,19 +1,28 @@
-"""The target in a lakehouse: a Delta table of events, merged by id. Needs jars of Delta; `check` needs `deltalake`."""
+"""The targets in a lakehouse: a table of events, merged by id, of Delta or of Iceberg.
+
+Each needs jars of its format, and `outbox check` the package that reads it: `deltalake`, `pyiceberg`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outbox.base.database import login
 from outbox.base.errors import Failure
 from outbox.base.heavy import extensions
-from outbox.base.settings import Settings
-from outbox.sink.applying.lakehouse import table
+from outbox.base.settings import Settings, SinkRole
+from outbox.sink.applying.lakehouse import iceberg, table
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from outbox.sink.applying.lakehouse.spark_iceberg import IcebergTable
+    from outbox.sink.applying.lakehouse.spark_table import Table
     from outbox.sink.writer import Applier, SinkWriter
 
 
@@ -38,21 +47,25 @@ class LakehouseTarget(Target):
         self._totals = totals
 
     def within(self, folder: Path) -> LakehouseTarget:
-        return LakehouseTarget(folder / self._schema, folder / self._totals)
+        return type(self)(folder / self._schema, folder / self._totals)
+
+    def opened(self, settings: Settings, spec: SinkSpec, spark: SparkSession) -> Table:
+        """The sink's table in a session."""
+        from outbox.sink.applying.lakehouse.spark_delta import DeltaTable
+
+        return DeltaTable(spark, spec, self._schema.read_text(), table.location(settings, spec.name))
 
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> SinkWriter:
         from outbox.sink.applying.lakehouse.writer import LakehouseWriter
 
-        return LakehouseWriter(connection, spec, fetch, self._schema, table.location(settings, spec.name))
+        return LakehouseWriter(connection, spec, fetch, partial(self.opened, settings, spec))
 
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> Applier:
         """Raises Failure if the table is gone, or differs from what its SQL declares."""
-        from outbox.sink.applying.lakehouse.spark_table import Table
         from outbox.sink.applying.lakehouse.writer import LakehouseApplier
         from outbox.sink.spark.session import session
 
-        uri = table.location(settings, spec.name)
-        found = Table(session(settings, [self]), spec, self._schema.read_text(), uri)
+        found = self.opened(settings, spec, session(settings, [self]))
         found.require()
         return LakehouseApplier(spec, found, None if transform is None else transform.apply)
 
@@ -65,10 +78,44 @@ class LakehouseTarget(Target):
         )
 
     def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
-        decoder = spec.decoders[topic]
-        columns = {spec.layout.place(event, decoder.key) for event in decoder.types}
-        names = [*decoder.types] if spec.layout.has_types else []
+        columns, names = _places(spec, topic)
         return table.erase(settings, spec.name, columns, key, names, dry_run=dry_run)
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         return table.read(settings, spec.name, self._totals)
+
+
+class IcebergTarget(LakehouseTarget):
+    """An Iceberg table, in a catalog that the sink database keeps: `outbox.migrations.make_iceberg_catalog` makes it.
+
+    ``schema`` and ``totals`` are as of a Delta table. The MERGE has a clause WHEN MATCHED, which may never be true.
+    """
+
+    jars: Sequence[str] = ("iceberg",)
+    spark_config: Mapping[str, str] = {}
+
+    def opened(self, settings: Settings, spec: SinkSpec, spark: SparkSession) -> IcebergTable:
+        from outbox.sink.applying.lakehouse.spark_iceberg import IcebergTable
+
+        uri = table.location(settings, spec.name)
+        return IcebergTable(spark, spec, self._schema.read_text(), uri, login(settings, SinkRole.WRITER))
+
+    def require_usable(self, spec: SinkSpec) -> None:
+        iceberg.require_checked(spec)
+
+    def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
+        from outbox.sink.spark.session import session
+
+        columns, names = _places(spec, topic)
+        found = self.opened(settings, spec, session(settings, [self]))
+        return found.erase(columns, key, names, dry_run=dry_run)
+
+    def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
+        return iceberg.read(settings, spec.name, self._totals)
+
+
+def _places(spec: SinkSpec, topic: str) -> tuple[set[str], list[str]]:
+    """The columns that the key of a topic's events is in, and their names if the table has several."""
+    decoder = spec.decoders[topic]
+    columns = {spec.layout.place(event, decoder.key) for event in decoder.types}
+    return columns, [*decoder.types] if spec.layout.has_types else []

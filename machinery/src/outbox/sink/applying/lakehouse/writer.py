@@ -1,4 +1,4 @@
-"""A sink whose result is a Delta table: the events themselves, by MERGE on their ids. Postgres keeps the rest.
+"""A sink whose result is a table of a lakehouse: the events themselves, by MERGE on their ids. Postgres keeps the rest.
 
 A commit of the table is no part of a Postgres transaction. So a batch is applied in three steps, each of which may be
 repeated, under the sink's lock all the time:
@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -71,7 +70,7 @@ RETURNING batch.event_id::text
 
 
 class LakehouseApplier(Applier):
-    """Does what the writer of a Delta table does in Postgres, and applies the events of dead letters to the table."""
+    """Does what the writer of such a table does in Postgres, and applies the events of dead letters to the table."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class LakehouseApplier(Applier):
     def set_aside(
         self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, known: Collection[str] = ()
     ) -> tuple[int, int]:
-        """Take out of the table ``batch`` what the Delta table must not get: the events for which the transform fails,
+        """Take out of the table ``batch`` what the table must not get: the events for which the transform fails,
         each with a dead letter, and those that it leaves out. Returns how many of both.
 
         An event that the table has, which is ``known``, is not set aside.
@@ -161,14 +160,14 @@ class Prepared(NamedTuple):
 
 
 class LakehouseWriter(SinkWriter):
-    """A sink that merges into a Delta table."""
+    """A sink that merges into a table of a lakehouse."""
 
-    def __init__(self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, schema: Path, uri: str) -> None:
-        """Acquire the fence. ``fetch`` reads the records of dead letters; ``schema`` is the file with the statement
-        that makes the table at ``uri``.
-        """
+    def __init__(
+        self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, opened: Callable[[SparkSession], Table]
+    ) -> None:
+        """Acquire the fence. ``fetch`` reads the records of dead letters; ``opened`` is the sink's table in Spark."""
         super().__init__(connection, spec.asked)
-        self._spec, self._fetch, self._schema, self._uri = spec, fetch, schema, uri
+        self._spec, self._fetch, self._opened = spec, fetch, opened
         # Spark may not have started: it does when all sinks have their fences.
         with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
             LakehouseApplier.prepare(cursor)
@@ -195,7 +194,8 @@ class LakehouseWriter(SinkWriter):
             failed = _failed(batch)
             prepared = self._set_aside(batch, failed - self._table.missing(failed))
             rows = batch.chunk.frame if batch.returned is None else batch.returned.rows
-            merged = self._table.merge(rows, {"positions": prepared.end}, {*prepared.resolved, *failed})
+            said = {"positions": prepared.end, "epoch": self._term.epoch}
+            merged = self._table.merge(rows, said, {*prepared.resolved, *failed})
             with self._connection, self._connection.cursor() as cursor:
                 self._enter(cursor)
                 dead_letters.close(cursor, self.name, prepared.to_close)
@@ -207,7 +207,7 @@ class LakehouseWriter(SinkWriter):
 
     @cached_property
     def _table(self) -> Table:
-        return Table(SparkSession.active(), self._spec, self._schema.read_text(), self._uri)
+        return self._opened(SparkSession.active())
 
     def _set_aside(self, batch: Batch, known: Collection[str]) -> Prepared:
         """The first transaction. The transform fails for ``known`` events too, but the table has these: they are

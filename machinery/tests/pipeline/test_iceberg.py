@@ -1,0 +1,375 @@
+"""The sink `lakehouse` with an Iceberg table: each event once, whoever commits late, and beside its maintenance."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from outbox.audit import check
+from outbox.base.database import connect, login, query
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.sink import discovery
+from outbox.sink.applying.lakehouse import iceberg, table
+from outbox.sink.applying.lakehouse.spark_iceberg import IcebergTable
+from outbox.sink.applying.lakehouse.target import IcebergTarget
+from outbox.sink.repair import replay
+from outbox.sink.repair.replay import Chosen, Replayed
+from outbox.sink.spec import SinkSpec, TargetState
+from outbox.sink.writer import Counts, SinkWriter
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.spark import leaves_sockets, running_with
+from tests import icebergs
+from tests.lake import NAME, write_source
+from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, batch, fetch, nth_key, sums, uuid7
+from tests.support.record_corpus import unread
+from tests.support.sink_driver import Database
+from tests.support.sink_process import Publisher, catch_up_faulty_alone
+
+pytestmark = leaves_sockets
+RANDOM = Random(47)  # noqa: S311
+DAY_MS = 24 * 60 * 60 * 1000
+TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="module")
+def iceberg_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session of the module that can write Iceberg tables."""
+    with running_with("iceberg", tmp_path_factory.mktemp("spark"), icebergs.ATTRIBUTES["target"]) as started:
+        yield started
+
+
+@pytest.fixture
+def lake(databases: Settings, iceberg_spark: SparkSession, tmp_path: Path) -> Settings:
+    """Settings with databases and a folder of tables of this test alone."""
+    return databases.replace(sink_lakehouse=f"file://{tmp_path}/it's a lake")
+
+
+def events(count: int, at_ms: int = NOW_MS, keys: int = 3) -> list[Event]:
+    """Events with ids of a moment, all quantities different."""
+    return [
+        Event(uuid7(RANDOM, at_ms), nth_key(number % keys), 1 + RANDOM.randrange(1_000_000), number // keys + 1)
+        for number in range(count)
+    ]
+
+
+def spec_of(settings: Settings, **changed: object) -> SinkSpec:
+    job = discovery.sinks(settings)[NAME].job
+    return discovery.resolve(settings, replace(job, **{**icebergs.ATTRIBUTES, **changed}))
+
+
+@contextmanager
+def driving(settings: Settings, **changed: object) -> Iterator[SinkWriter]:
+    """The sink, opened as its stream opens it, until the end of the block."""
+    spec = spec_of(settings, **changed)
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        sink = spec.target.writer(settings, connection, spec, fetch)
+        sink.positions(TOPIC, TOPIC_ID)
+        yield sink
+
+
+def opened(settings: Settings, spark: SparkSession, kind: type[IcebergTable] = IcebergTable, **changed: object) -> Any:
+    """The table, as a process without the fence has it."""
+    spec, schema = spec_of(settings, **changed), (icebergs.HERE / "table.sql").read_text()
+    found = kind(spark, spec, schema, table.location(settings, NAME), login(settings, SinkRole.WRITER))
+    found.make()
+    return found
+
+
+def read_table(settings: Settings) -> TargetState:
+    """The table as `outbox check` reads it."""
+    return iceberg.read(settings, NAME, icebergs.TOTALS)
+
+
+def rows(settings: Settings) -> list[str]:
+    """The ids in the table, read without Spark."""
+    with iceberg.opened(settings, NAME) as found:
+        return [] if found is None else sorted(found.scan().to_arrow()["event_id"].to_pylist())
+
+
+def ids(some: Sequence[Event]) -> list[str]:
+    return sorted(event.event_id for event in some)
+
+
+def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
+    assert read_table(lake) == TargetState()
+    new, old, letter = events(4), events(2, at_ms=NOW_MS - 800 * DAY_MS), events(1)[0]
+    with driving(lake) as sink:
+        assert sink.apply(batch([*new[:2], *old, new[0]])) == Counts(rows=5, applied=4, duplicates=1)
+        assert sink.apply(batch(new[:2], start=0)) == Counts(rows=2, duplicates=2), "read again"
+        assert sink.apply(batch([*new, *old], start=5)) == Counts(rows=6, applied=2, duplicates=4), "sent again"
+    with driving(lake) as sink:
+        assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
+        assert read_table(lake).positions == {TOPIC: {0: 17}}, "by a commit with nothing new"
+        sink.apply(batch([], start=17, dead=[unread(letter, 17)]))
+        assert read_table(lake).lacking([letter.event_id, new[0].event_id]) == {letter.event_id}
+        chosen, spec = [Chosen(NAME, TOPIC, TOPIC_ID, letter.event_id)], spec_of(lake)
+        with closing(connect(lake, SinkRole.WRITER)) as connection:
+            replayed = replay.replay(
+                connection, {NAME: spec}, chosen, applier_of=lambda one: one.target.applier(lake, one)
+            )
+        assert replayed == {NAME: Replayed(applied=1)}
+    assert rows(lake) == ids([*new, *old, letter])
+    assert {key: int(total) for key, total, _ in read_table(lake).totals} == sums([*new, *old, letter])
+    assert read_table(lake).positions == {TOPIC: {0: 18}}, "a replay says nothing of positions, and hides none"
+
+
+def test_a_merge_that_iceberg_would_commit_unchecked_is_refused(lake: Settings, tmp_path: Path) -> None:
+    unchecked = tmp_path / "unchecked.sql"
+    unchecked.write_text(insert_only())
+    with raises("sink-unusable", "WHEN MATCHED"):
+        spec_of(lake, strategy=unchecked).target.require_usable(spec_of(lake, strategy=unchecked))
+
+
+def insert_only() -> str:
+    """The strategy without its clause WHEN MATCHED, which a comment names."""
+    file: Path = icebergs.ATTRIBUTES["strategy"]
+    return file.read_text().replace(" WHEN MATCHED AND FALSE THEN DELETE", " -- WHEN MATCHED")
+
+
+class LateTable(IcebergTable):
+    """The table of a driver that stands still within its MERGE, between reading the table and its commit."""
+
+    gate: Path
+    """``begun`` is made in this folder when the table was read; the MERGE goes on when ``open`` is there."""
+
+    def merge(self, rows: pa.Table, metadata: Mapping[str, Any] | None = None, without: Collection[str] = ()) -> int:
+        gate = self.gate
+
+        def wait(_: str) -> bool:
+            (gate / "begun").touch()
+            wait_for("the gate", (gate / "open").exists, timeout_s=TIMEOUT_S)
+            return True
+
+        self._spark.udf.register("gate", wait, "boolean")
+        self._merge = self._merge.replace("FROM batch)", "FROM batch WHERE gate(event_id))")
+        return super().merge(rows, metadata, without)
+
+
+@contextmanager
+def late(settings: Settings, spark: SparkSession, some: Sequence[Event], **changed: object) -> Iterator[list[object]]:
+    """A driver without the fence merges events: it has read the table before the block, and commits behind it. Then the
+    outcome is there.
+    """
+    found = opened(settings, spark, LateTable, **changed)
+    found.gate = Path(settings.lakehouse.removeprefix("file://")).with_name("gate")
+    found.gate.mkdir()
+    outcomes = list[object]()
+    merge = partial(found.merge, batch(some).chunk.frame, {"positions": {TOPIC: {0: 1}}, "epoch": 1})
+    thread = threading.Thread(target=try_to, args=[merge, outcomes])
+    thread.start()
+    wait_for("the other driver", (found.gate / "begun").exists, timeout_s=TIMEOUT_S)
+    yield outcomes
+    (found.gate / "open").touch()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+def test_a_driver_that_commits_late_is_refused(lake: Settings, iceberg_spark: SparkSession) -> None:
+    before, some = events(2), events(4)
+    with driving(lake) as sink:
+        sink.apply(batch(before))
+        with late(lake, iceberg_spark, some[:3]) as outcomes:
+            assert sink.apply(batch(some, start=2)).applied == 4
+        assert outcomes == ["table-failed"]
+        assert rows(lake) == ids([*before, *some])
+        assert read_table(lake).positions == {TOPIC: {0: 6}}
+
+
+def test_without_the_clause_a_late_commit_repeats_events(
+    lake: Settings, iceberg_spark: SparkSession, tmp_path: Path
+) -> None:
+    unchecked, some = tmp_path / "unchecked.sql", events(3)
+    unchecked.write_text(insert_only())
+    with driving(lake) as sink:
+        with late(lake, iceberg_spark, some, strategy=unchecked) as outcomes:
+            sink.apply(batch(some))
+        assert outcomes == [3]
+    assert rows(lake) == ids([*some, *some])
+
+
+def test_a_driver_in_whose_way_another_commits_merges_again(lake: Settings, iceberg_spark: SparkSession) -> None:
+    """The driver without the fence is first: it waits in Postgres, with its files written, and the other one behind."""
+    before, some = events(2), events(4)
+    applied, outcomes = batch(some, start=2), list[object]()
+    with driving(lake) as sink, closing(connect(lake, SinkRole.OWNER)) as blocking, blocking.cursor() as cursor:
+        sink.apply(batch(before))
+        zombie = opened(lake, iceberg_spark)
+        cursor.execute("SELECT FROM iceberg_tables FOR UPDATE")
+        said = {"positions": {TOPIC: {0: 5}}, "epoch": 0}
+        merges = [partial(zombie.merge, batch(some[:3]).chunk.frame, said), partial(sink.apply, applied)]
+        threads = [threading.Thread(target=try_to, args=[merge, outcomes]) for merge in merges]
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            wait_for("the commit", partial(are_blocked, lake, count), timeout_s=TIMEOUT_S)
+        blocking.rollback()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+        assert outcomes == [3, "table-failed"], "the second had not read what the first has added"
+    with driving(lake) as sink:
+        assert sink.apply(applied) == Counts(rows=4, applied=1, duplicates=3)
+    assert rows(lake) == ids([*before, *some])
+    assert read_table(lake).positions == {TOPIC: {0: 6}}
+
+
+def try_to(merge: Callable[[], object], outcomes: list[object]) -> None:
+    """Add the result, or the code of the Failure, to the outcomes."""
+    try:
+        outcomes.append(merge())
+    except Failure as failure:
+        outcomes.append(failure.code)
+
+
+def are_blocked(settings: Settings, count: int) -> bool:
+    """Whether so many commits wait for the table's row in the catalog."""
+    waiting = (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        " AND query LIKE 'UPDATE%iceberg_tables%'"
+    )
+    return len(query(settings, SinkRole.WRITER, waiting)) == count
+
+
+def test_positions_of_a_driver_that_says_less_do_not_count(lake: Settings, iceberg_spark: SparkSession) -> None:
+    some = events(3)
+    with driving(lake) as sink:
+        sink.apply(batch(some))
+        said = {"positions": {TOPIC: {0: 1}}, "epoch": 0}
+        assert opened(lake, iceberg_spark).merge(batch(some[:1]).chunk.frame, said) == 0
+        assert read_table(lake).positions == {TOPIC: {0: 3}}
+
+
+def maintain(spark: SparkSession, settings: Settings, call: str) -> None:
+    """Call a procedure of Iceberg, as a person does beside the sink."""
+    opened(settings, spark, Maintained).call(call)
+
+
+class Maintained(IcebergTable):
+    def call(self, procedure: str) -> None:
+        """Call a procedure of Iceberg for the table."""
+        name, _, rest = procedure.partition("(")
+        self._spark.sql(f"CALL outbox.system.{name}(table => '{NAME}.events', {rest}").collect()
+
+
+COMPACT = "rewrite_data_files(options => map('min-input-files', '2'))"
+EXPIRE = "expire_snapshots(older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
+
+
+def test_compaction_and_expiry_beside_a_merge(lake: Settings, iceberg_spark: SparkSession) -> None:
+    before, some = events(6), events(4)
+    with driving(lake) as sink:
+        for number, event in enumerate(before):
+            sink.apply(batch([event], start=number))
+        files = data_files(lake)
+        with late(lake, iceberg_spark, some) as outcomes:
+            maintain(iceberg_spark, lake, COMPACT)
+        assert outcomes == [4], "compaction adds no rows: the MERGE is committed behind it"
+        assert len(data_files(lake)) == 2 < len(files)
+        assert rows(lake) == ids([*before, *some])
+        sink.apply(batch(some, start=6))
+
+        maintain(iceberg_spark, lake, COMPACT)
+        assert read_table(lake).positions == {TOPIC: {0: 10}}, "of the snapshot before that of compaction"
+        maintain(iceberg_spark, lake, EXPIRE)
+        assert read_table(lake).positions == {}, "those of the sink database count"
+        assert database(lake).positions() == {0: 10}
+        assert sink.apply(batch([*before, *events(1)], start=10)) == Counts(rows=7, applied=1, duplicates=6)
+        maintain(iceberg_spark, lake, EXPIRE)
+        assert read_table(lake).positions == {TOPIC: {0: 17}}
+
+
+def test_a_merge_that_has_read_an_expired_version_is_refused(lake: Settings, iceberg_spark: SparkSession) -> None:
+    before, some = events(2), events(3)
+    with driving(lake) as sink:
+        sink.apply(batch(before))
+        with late(lake, iceberg_spark, some) as outcomes:
+            sink.apply(batch(events(1, at_ms=NOW_MS - 5 * DAY_MS), start=2))
+            maintain(iceberg_spark, lake, EXPIRE)
+        assert outcomes == ["table-failed"], "nobody can say any more what was added meanwhile"
+        assert len(rows(lake)) == 3
+
+
+def data_files(settings: Settings) -> list[str]:
+    """The files of the newest version."""
+    with iceberg.opened(settings, NAME) as found:
+        return [] if found is None else [task.file.file_path for task in found.scan().plan_files()]
+
+
+def database(settings: Settings) -> Database:
+    return Database(settings, NAME)
+
+
+def test_an_erased_key_is_in_no_data_file(lake: Settings, iceberg_spark: SparkSession) -> None:
+    gone, kept = events(6, keys=2)[::2], events(6, keys=2)[1::2]
+    folder = Path(lake.lakehouse.removeprefix("file://"))
+
+    def erase(*, dry_run: bool) -> list[int]:
+        return [*spec.target.erase(lake, spec, TOPIC, gone[0].key, dry_run=dry_run).values()]
+
+    spec = spec_of(lake)
+    with driving(lake) as sink:
+        assert erase(dry_run=True) == [0, 0]
+        sink.apply(batch([*gone, *kept]))
+        maintain(iceberg_spark, lake, COMPACT.replace("'2'", "'1'"))
+        orphan = folder / NAME / "data" / "left.parquet"
+        pq.write_table(pq.read_table(data_files(lake)[0].removeprefix("file:")), orphan)
+        assert erase(dry_run=True) == [3, 6], "in one more version, and in a file of a commit that never was"
+        with late(lake, iceberg_spark, events(1)) as outcomes:
+            assert erase(dry_run=False) == [3, 6]
+        assert outcomes == ["table-failed"], "its files are among the deleted"
+        assert erase(dry_run=True) == [0, 0]
+        left = [row["item_id"] for file in folder.rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
+        assert {*left} == {kept[0].key}
+        assert read_table(lake).positions == {TOPIC: {0: 6}}, "time travel ends, and what the sink said stays"
+        assert sink.apply(batch([*kept, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
+
+
+def test_a_table_that_is_gone_or_another_is_reported(lake: Settings, tmp_path: Path) -> None:
+    with driving(lake) as sink:
+        sink.apply(batch(events(1)))
+    wider = tmp_path / "table.sql"
+    wider.write_text(
+        (icebergs.HERE / "table.sql").read_text().replace("unit        STRING", "note STRING, unit STRING")
+    )
+    with raises("table-failed", "note"), driving(lake, target=IcebergTarget(wider, icebergs.TOTALS)):
+        pass
+    query(lake, SinkRole.OWNER, "DELETE FROM iceberg_tables")
+    with raises("table-missing"), driving(lake):
+        pass
+    query(lake, SinkRole.OWNER, "DROP TABLE iceberg_tables")
+    with raises("table-failed", "iceberg_tables"), driving(lake):
+        pass
+
+
+def test_killed_behind_a_commit(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = Publisher(topic)
+    some = publisher.events(60)
+    write_source(topic, some)
+    publisher.send([*some, *some[:5]])
+    spec = spec_of(topic)
+    killed = catch_up_faulty_alone("death_behind_a_commit_of_iceberg", topic, NAME)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    merged = rows(topic)
+    assert merged
+    assert sum(database(topic).positions().values()) == 0, "the fault fired: the positions know of no batch"
+    monkeypatch.setattr(discovery, "jobs", lambda _: [spec.job])
+    report = check.check(topic)
+    assert (report.sink(NAME).drift, report.sink(NAME).in_flight) == ({}, 60 - len(merged))
+    done = catch_up_faulty_alone("iceberg", topic, NAME)
+    assert done.returncode == 0, done.stderr
+    assert rows(topic) == ids(some)
+    report = check.check(topic)
+    assert report.settled
+    assert report.findings == []
