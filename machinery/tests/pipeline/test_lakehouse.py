@@ -37,7 +37,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.records import Part
 from outbox.sink import discovery
-from outbox.sink.applying.lakehouse import spark_delta, spark_table, table
+from outbox.sink.applying.lakehouse import spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.decoding.batch import Batch, Chunk, Returned
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
@@ -384,7 +384,7 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
 
         with Path(f"{folder(lake)}.lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)
-            monkeypatch.setattr(spark_delta, "LOCK_TIMEOUT_S", 0.2)
+            monkeypatch.setattr(spark_table, "LOCK_TIMEOUT_S", 0.2)
             with raises("table-locked"):
                 sink.apply(batch(events(1), start=3))
     assert database(lake).positions() == {0: 3}

@@ -10,6 +10,7 @@ from outbox.sinks import (
     UUID,
     Column,
     DecodedEvent,
+    IcebergTarget,
     LakehouseTarget,
     PostgresTarget,
     Record,
@@ -73,6 +74,12 @@ def jobs(settings: Settings) -> list[SinkJob]:
         ),
         SinkJob(name="scale", decoders={weights: ScaleDecoder(FOLDER / "weight.schema.json")}),
     ]
+
+
+def test_an_iceberg_target_is_where_its_job_is() -> None:
+    target = IcebergTarget(schema=Path("table.sql"), totals=Path("projections/orders.sql"))
+    assert vars(target.within(FOLDER)) == vars(IcebergTarget(FOLDER / "table.sql", FOLDER / "projections/orders.sql"))
+    assert isinstance(target.within(FOLDER), IcebergTarget)
 
 
 def decoded(value: str) -> DecodedEvent | Rejection | Skipped:

@@ -7,19 +7,16 @@ from outbox.migrations.migrate import execute, role
 # As Iceberg's JdbcCatalog and pyiceberg's SqlCatalog know them.
 TABLES = """
 CREATE TABLE public.iceberg_tables (
-    catalog_name               varchar(255)  NOT NULL,
-    table_namespace            varchar(255)  NOT NULL, -- the sink
-    table_name                 varchar(255)  NOT NULL,
-    metadata_location          varchar(1000),          -- the newest version; a commit replaces it, if unchanged
-    previous_metadata_location varchar(1000),
-    iceberg_type               varchar(5),
+    catalog_name text NOT NULL,
+    table_namespace text NOT NULL, -- the sink
+    table_name text NOT NULL,
+    metadata_location text, -- the newest version: a commit replaces it, if it is the one that the commit has read
+    previous_metadata_location text,
+    iceberg_type text,
     PRIMARY KEY (catalog_name, table_namespace, table_name)
 );
 CREATE TABLE public.iceberg_namespace_properties (
-    catalog_name   varchar(255) NOT NULL,
-    namespace      varchar(255) NOT NULL,
-    property_key   varchar(255) NOT NULL,
-    property_value varchar(1000),
+    catalog_name text NOT NULL, namespace text NOT NULL, property_key text NOT NULL, property_value text,
     PRIMARY KEY (catalog_name, namespace, property_key)
 );
 """

@@ -8,7 +8,6 @@ expired, the positions in the sink database count: they are the same, unless the
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.heavy import pa, psycopg2
-from outbox.base.sections import COMMENT
+from outbox.base.heavy import pa
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.lakehouse import table
-from outbox.sink.spec import SinkSpec, TargetState, unusable
+from outbox.sink.spec import TargetState
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -29,22 +27,11 @@ if TYPE_CHECKING:
 CATALOG = "outbox"
 SAID = "outbox"  # the property of a snapshot with what the sink says
 UNREAD = "not compared: pyiceberg, which reads its table, is not installed (extra `iceberg` of outbox-machinery)"
+CATALOG_EXISTS = "SELECT to_regclass('public.iceberg_tables')"
 NEWEST = """
 SELECT metadata_location FROM public.iceberg_tables
  WHERE catalog_name = %s AND table_namespace = %s AND table_name = 'events'
 """
-# Iceberg appends what a MERGE without it inserts, and looks for nothing that was appended meanwhile.
-CHECKED = re.compile(r"\bWHEN\s+MATCHED\b", re.IGNORECASE)
-
-
-def require_checked(spec: SinkSpec) -> None:
-    """Raises Failure if the commit of the sink's MERGE would not look for rows that another one has added."""
-    if CHECKED.search(COMMENT.sub("", spec.strategy.select)) is None:
-        raise unusable(
-            spec.job,
-            f"the MERGE of its strategy {spec.strategy.name} only inserts, and Iceberg commits that unchecked",
-            "write `WHEN MATCHED AND FALSE THEN DELETE` before WHEN NOT MATCHED",
-        )
 
 
 def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
@@ -56,31 +43,36 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
             return TargetState()
         return TargetState(
             _reached(iceberg, sink),
-            table.totals(_query(iceberg, totals_query), totals_query),
+            table.totals(_query(iceberg, totals_query.read_text()), totals_query),
             partial(lacking, iceberg),
         )
+
+
+def rows(settings: Settings, sink: str) -> dict[str, int]:
+    """By event id, how many rows a sink's table has. Raises Failure if there is no table, or if it cannot be read."""
+    with opened(settings, sink) as iceberg:
+        return table.counted(sink, None if iceberg is None else _query(iceberg, table.ROWS))
 
 
 @contextmanager
 def opened(settings: Settings, sink: str) -> Iterator[Table | None]:
     """The newest version of a sink's table; None if there is no table. An error of the block is a Failure."""
+    if importlib.util.find_spec("pyiceberg") is None:
+        raise Failure(f"sink {sink}: {UNREAD}", code="table-unreadable")
+    import duckdb
     from pyiceberg.table import StaticTable
 
-    with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection, connection.cursor() as cursor:
-        try:
-            cursor.execute(NEWEST, [CATALOG, sink])
-        except psycopg2.errors.UndefinedTable:
-            yield None
-            return
-        found = cursor.fetchone()
-    if found is None:
-        yield None
-        return
+    newest = ""
     try:
-        yield StaticTable.from_metadata(found[0])
-    except (OSError, ValueError, pa.ArrowException) as error:
+        with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(CATALOG_EXISTS)
+            if cursor.fetchone() != (None,):
+                cursor.execute(NEWEST, [CATALOG, sink])
+                newest = (cursor.fetchone() or ("",))[0]
+        yield StaticTable.from_metadata(newest) if newest else None
+    except (OSError, ValueError, pa.ArrowException, duckdb.Error) as error:
         reason = str(error).partition("\n")[0]
-        raise Failure(f"sink {sink}: reading its table at {found[0]}: {reason}", code="table-unreadable") from error
+        raise Failure(f"sink {sink}: reading its table at {newest}: {reason}", code="table-unreadable") from error
 
 
 def lacking(iceberg: Table, event_ids: Collection[str]) -> set[str]:
@@ -97,9 +89,9 @@ def _reached(iceberg: Table, sink: str) -> dict[str, dict[int, int]]:
     return table.reached(said, sink)
 
 
-def _query(iceberg: Table, query: Path) -> pa.Table:
+def _query(iceberg: Table, query: str) -> pa.Table:
     import duckdb
 
     with duckdb.connect() as connection:
         connection.register("events", iceberg.scan().to_arrow_batch_reader())
-        return connection.sql(query.read_text()).to_arrow_table()
+        return connection.sql(query).to_arrow_table()

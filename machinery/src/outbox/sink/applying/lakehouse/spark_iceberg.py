@@ -11,15 +11,13 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, functions
 
-from outbox.base.errors import Failure
-from outbox.sink.applying.lakehouse import iceberg
-from outbox.sink.applying.lakehouse.spark_table import Table, literal
+from outbox.sink.applying.lakehouse import iceberg, table
+from outbox.sink.applying.lakehouse.spark_table import SESSION, Table, literal
 from outbox.sink.spec import SinkSpec
 
 CATALOG = f"spark.sql.catalog.{iceberg.CATALOG}"
-DECLARED = "spark.sql.catalog.declared"  # in memory: what the table's SQL would make
 SAID = f"spark.sql.iceberg.snapshot-property.{iceberg.SAID}"
 INSERTED = "spark.merge-into.num-target-rows-inserted"
 # What a MERGE, and an erasure, rely on.
@@ -36,54 +34,38 @@ class IcebergTable(Table):
     """An Iceberg table: ``events`` in the namespace that the sink's name is."""
 
     session: Mapping[str, str] = {
+        **SESSION,
         CATALOG: "org.apache.iceberg.spark.SparkCatalog",
         f"{CATALOG}.type": "jdbc",
         f"{CATALOG}.cache-enabled": "false",  # a table in it may be half a minute old
         f"{CATALOG}.hadoop.fs.file.impl": LOCAL,
         f"{CATALOG}.hadoop.fs.file.impl.disable.cache": "true",
-        DECLARED: "org.apache.iceberg.spark.SparkCatalog",
-        f"{DECLARED}.catalog-impl": "org.apache.iceberg.inmemory.InMemoryCatalog",
     }
 
-    def __init__(
-        self, spark: SparkSession, spec: SinkSpec, schema: str, uri: str, login: Mapping[str, str | int]
-    ) -> None:
+    def __init__(self, spark: SparkSession, spec: SinkSpec, schema: str, uri: str, login: Mapping[str, Any]) -> None:
         """``login`` is that of the sinks' role, as libpq's parameters. The session alone knows it: what Spark starts
         with is on the command line of its JVM.
         """
         super().__init__(spark, spec, schema, uri)
-        names = {"user": "user", "password": "password", "sslmode": "sslmode", "sslrootcert": "sslrootcert"}
-        names["requireAuth"] = "require_auth"
-        options = {name: login[theirs] for name, theirs in names.items() if theirs in login}
+        options = {name: login[name] for name in ("user", "password", "sslmode", "sslrootcert") if name in login}
+        options |= {"requireAuth": login["require_auth"]} if "require_auth" in login else {}
         options |= {"currentSchema": "public", "ApplicationName": "outbox", "connectTimeout": 5, "tcpKeepAlive": "true"}
-        self._spark.conf.set(f"{CATALOG}.uri", "jdbc:postgresql://{host}:{port}/{dbname}".format(**login))
-        self._spark.conf.set(f"{CATALOG}.warehouse", uri)
         for name, value in options.items():
             self._spark.conf.set(f"{CATALOG}.jdbc.{name}", str(value))
+        self._spark.conf.set(f"{CATALOG}.uri", "jdbc:postgresql://{host}:{port}/{dbname}".format(**login))
+        self._spark.conf.set(f"{CATALOG}.warehouse", uri)
         self._namespace = f"{iceberg.CATALOG}.`{spec.name}`"
 
     def make(self) -> None:
-        declared = "declared.declared"
+        """Make the table if there is none, and give it PROPERTIES."""
         with self.errors("cannot be made"):
-            self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {declared}")
-            for namespace in (declared, self._namespace):
-                self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
-                self._spark.sql(f"USE {namespace}")
-                self._spark.sql(self._schema % {"location": literal(self._uri)})
+            self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._namespace}")
+            self._spark.sql(f"USE {self._namespace}")
+            self._spark.sql(self._schema % {"location": literal(self._uri)})
             lacking = PROPERTIES.items() - dict(self._table().properties()).items()
             if lacking:
                 wanted = ", ".join(f"'{name}' = '{value}'" for name, value in sorted(lacking))
                 self._spark.sql(f"ALTER TABLE events SET TBLPROPERTIES ({wanted})")
-            columns, wanted_columns = (
-                {(column.name, column.dataType.simpleString(), column.nullable) for column in table.schema}
-                for table in (self.events(), self._spark.table(f"{declared}.events"))
-            )
-        if different := sorted({name for name, *_ in columns ^ wanted_columns}):
-            raise Failure(
-                f"sink {self._sink}: the table at {self._uri} differs from what its SQL declares: {different}",
-                "correct the SQL, or ALTER TABLE",
-                code="table-failed",
-            )
 
     def exists(self) -> bool:
         return bool(self._spark.catalog.tableExists(f"{self._namespace}.events"))
@@ -92,7 +74,11 @@ class IcebergTable(Table):
         if said is not None:
             self._spark.conf.set(SAID, json.dumps(said))
         self._spark.sql(merge).collect()
-        return int(self._table().currentSnapshot().summary().get(INSERTED) or 0)
+        found = self._table()
+        snapshot = found.currentSnapshot()
+        while INSERTED not in snapshot.summary():  # of compaction, which has come behind the MERGE
+            snapshot = found.snapshot(snapshot.parentId())
+        return int(snapshot.summary()[INSERTED])
 
     def events(self) -> DataFrame:
         return self._spark.table(f"{self._namespace}.events")
@@ -107,20 +93,11 @@ class IcebergTable(Table):
         with self.errors("cannot be erased from"):
             if not self.exists():
                 return {}
-            table = self.events()
-            if not {*table.columns} >= {*columns, *(["event_type"] if events else [])}:
-                raise Failure(
-                    f"sink {self._sink}: its table has no column {', '.join(sorted({*columns} - {*table.columns}))}",
-                    "delete the rows of the key yourself, and expire snapshots",
-                    code="erase-unsupported",
-                )
-            condition = " OR ".join(f"CAST(`{column}` AS STRING) = {literal(key)}" for column in sorted(columns))
-            if events:
-                condition = f"({condition}) AND event_type IN ({', '.join(map(literal, events))})"
-            rows, former = table.where(condition).count(), self._in_former_files(condition)
+            condition = table.condition(self._sink, self.events().columns, columns, key, events, texts=(literal, "`"))
+            rows, former = self.events().where(condition).count(), self._in_former_files(condition)
             if (rows or former) and not dry_run:
                 self._delete(condition)
-            return {f"table of sink {self._sink}": rows, f"former files of the table of sink {self._sink}": former}
+            return table.erased(self._sink, rows, former)
 
     def _table(self) -> Any:
         """The table as an object of Iceberg."""
@@ -131,16 +108,10 @@ class IcebergTable(Table):
         """How many rows that a condition selects are in files that the newest version does not need."""
         if self._table().currentSnapshot() is None:
             return 0
-        names = self._spark.table(f"{self._namespace}.events.files").selectExpr(
-            "regexp_extract(file_path, '[^/]+$', 0) AS name"
-        )
+        names = self._spark.table(f"{self._namespace}.events.files").select(_file_name("file_path"))
         reader = self._spark.read.schema(self.events().schema).option("recursiveFileLookup", "true")
-        found = (
-            reader.option("pathGlobFilter", "*.parquet")
-            .parquet(self._uri)
-            .selectExpr("*", "_metadata.file_name AS name")
-        )
-        return found.where(condition).join(names, "name", "left_anti").count()
+        stored = reader.option("pathGlobFilter", "*.parquet").parquet(self._uri).where(condition)
+        return stored.select(_file_name("_metadata.file_path")).join(names, "name", "left_anti").count()
 
     def _delete(self, condition: str) -> None:
         """Delete rows, and then all that the newest version does not need. It says what the version before it said.
@@ -150,8 +121,12 @@ class IcebergTable(Table):
         snapshots = self._spark.table(f"{self._namespace}.events.snapshots")
         said = snapshots.where(f"summary['{iceberg.SAID}'] > ''").orderBy("committed_at").tail(1)
         self._spark.sql(f"DELETE FROM {self._namespace}.events WHERE {condition}")  # noqa: S608
-        table = self._table()
-        table.newAppend().set(iceberg.SAID, said[0]["summary"][iceberg.SAID] if said else "").commit()
+        found = self._table()
+        found.newAppend().set(iceberg.SAID, said[0]["summary"][iceberg.SAID] if said else "").commit()
         actions = self._jvm.org.apache.iceberg.spark.actions.SparkActions.get(self._spark._jsparkSession)
-        actions.expireSnapshots(table).expireOlderThan(EVER).retainLast(1).execute()
-        actions.deleteOrphanFiles(table).olderThan(EVER).execute()
+        actions.expireSnapshots(found).expireOlderThan(EVER).retainLast(1).execute()
+        actions.deleteOrphanFiles(found).olderThan(EVER).execute()
+
+
+def _file_name(path: str) -> Column:
+    return functions.regexp_extract(path, "[^/]+$", 0).alias("name")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 UNREAD = "not compared: deltalake, which reads its table, is not installed (extra `lakehouse` of outbox-machinery)"
 COMMITS = 1000  # searched for the sink's last one: OPTIMIZE and the like commit too
 IDS_PER_QUERY = 1000
+ROWS = "SELECT event_id, count(*) AS times FROM events GROUP BY event_id"
 
 
 def location(settings: Settings, sink: str) -> str:
@@ -68,10 +69,14 @@ def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
 def rows(settings: Settings, sink: str) -> dict[str, int]:
     """By event id, how many rows a sink's table has. Raises Failure if there is no table, or if it cannot be read."""
     with _opened(settings, sink) as delta:
-        if delta is None:
-            raise Failure(f"sink {sink} has no table yet", code="table-unreadable")
-        found = _query(delta, "SELECT event_id, count(*) AS times FROM events GROUP BY event_id").to_pylist()
-    return {row["event_id"]: row["times"] for row in found}
+        return counted(sink, None if delta is None else _query(delta, ROWS))
+
+
+def counted(sink: str, found: pa.Table | None) -> dict[str, int]:
+    """By event id, the rows that the query ROWS has found. Raises Failure if there is no table."""
+    if found is None:
+        raise Failure(f"sink {sink} has no table yet", code="table-unreadable")
+    return {row["event_id"]: row["times"] for row in found.to_pylist()}
 
 
 def erase(
@@ -86,29 +91,44 @@ def erase(
     with _opened(settings, sink) as delta:
         if delta is None:
             return {}
-        there = {field.name for field in delta.schema().fields}
-        if not there >= {*columns, *(["event_type"] if events else [])}:
-            raise Failure(
-                f"sink {sink}: its table has no column {', '.join(sorted({*columns} - there)) or 'event_type'}",
-                "delete the rows of the key yourself, and VACUUM",
-                code="erase-unsupported",
-            )
-        condition = _any_equal(columns, [key])
-        if events:
-            condition = f"({condition}) AND {_any_equal(['event_type'], events)}"
-        query = f"SELECT count(*) AS rows FROM events WHERE {condition}"  # noqa: S608
+        rows_of_key = condition(sink, [field.name for field in delta.schema().fields], columns, key, events)
+        query = f"SELECT count(*) AS rows FROM events WHERE {rows_of_key}"  # noqa: S608
         rows = _query(delta, query)["rows"][0].as_py()
         if rows and not dry_run:
-            delta.delete(condition)
+            delta.delete(rows_of_key)
         former = _in_former_files(delta, columns, key)
         if former and not dry_run:
             delta.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
-        return {f"table of sink {sink}": rows, f"former files of the table of sink {sink}": former}
+        return erased(sink, rows, former)
 
 
-def _any_equal(columns: Collection[str], values: Collection[str]) -> str:
-    literals = ", ".join("'{}'".format(value.replace("'", "''")) for value in values)
-    return " OR ".join(f'CAST("{column}" AS STRING) IN ({literals})' for column in sorted(columns))
+def condition(
+    sink: str,
+    there: Collection[str],
+    columns: Collection[str],
+    key: str,
+    events: Collection[str],
+    *,
+    texts: tuple[Callable[[str], str], str] = (lambda value: "'{}'".format(value.replace("'", "''")), '"'),
+) -> str:
+    """SQL that selects the rows of a key. ``texts`` is how its dialect writes a text, and quotes a name.
+
+    Raises Failure if the table, which has the columns ``there``, lacks one.
+    """
+    if lacks := {*columns, *(["event_type"] if events else [])}.difference(there):
+        raise Failure(
+            f"sink {sink}: its table has no column {', '.join(sorted(lacks))}",
+            "delete the rows of the key yourself, and what the format keeps of former versions",
+            code="erase-unsupported",
+        )
+    text, quote = texts
+    of_key = " OR ".join(f"CAST({quote}{column}{quote} AS STRING) = {text(key)}" for column in sorted(columns))
+    return f"({of_key}) AND event_type IN ({', '.join(map(text, events))})" if events else of_key
+
+
+def erased(sink: str, rows: int, former: int) -> dict[str, int]:
+    """The rows of a key by place."""
+    return {f"table of sink {sink}": rows, f"former files of the table of sink {sink}": former}
 
 
 def _in_former_files(delta: DeltaTable, columns: Collection[str], key: str) -> int:

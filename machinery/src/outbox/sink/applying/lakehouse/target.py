@@ -5,6 +5,7 @@ Each needs jars of its format, and `outbox check` the package that reads it: `de
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 from outbox.base.database import login
 from outbox.base.errors import Failure
 from outbox.base.heavy import extensions
+from outbox.base.sections import COMMENT
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.lakehouse import iceberg, table
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed
+from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed, unusable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from outbox.sink.applying.lakehouse.spark_iceberg import IcebergTable
     from outbox.sink.applying.lakehouse.spark_table import Table
     from outbox.sink.writer import Applier, SinkWriter
+
+CHECKED = re.compile(r"\bWHEN\s+MATCHED\b", re.IGNORECASE)
 
 
 class LakehouseTarget(Target):
@@ -51,9 +55,9 @@ class LakehouseTarget(Target):
 
     def opened(self, settings: Settings, spec: SinkSpec, spark: SparkSession) -> Table:
         """The sink's table in a session."""
-        from outbox.sink.applying.lakehouse.spark_delta import DeltaTable
+        from outbox.sink.applying.lakehouse.spark_table import Table
 
-        return DeltaTable(spark, spec, self._schema.read_text(), table.location(settings, spec.name))
+        return Table(spark, spec, self._schema.read_text(), table.location(settings, spec.name))
 
     def writer(self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch) -> SinkWriter:
         from outbox.sink.applying.lakehouse.writer import LakehouseWriter
@@ -84,6 +88,10 @@ class LakehouseTarget(Target):
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         return table.read(settings, spec.name, self._totals)
 
+    def rows(self, settings: Settings, sink: str) -> dict[str, int]:
+        """By event id, how many rows the table has. Raises Failure if there is none, or if it cannot be read."""
+        return table.rows(settings, sink)
+
 
 class IcebergTarget(LakehouseTarget):
     """An Iceberg table, in a catalog that the sink database keeps: `outbox.migrations.make_iceberg_catalog` makes it.
@@ -101,7 +109,10 @@ class IcebergTarget(LakehouseTarget):
         return IcebergTable(spark, spec, self._schema.read_text(), uri, login(settings, SinkRole.WRITER))
 
     def require_usable(self, spec: SinkSpec) -> None:
-        iceberg.require_checked(spec)
+        """Iceberg appends what a MERGE without the clause inserts, and looks for nothing that was added meanwhile."""
+        if CHECKED.search(COMMENT.sub("", spec.strategy.select)) is None:
+            problem = f"the MERGE of {spec.strategy.name} only inserts, and Iceberg commits that unchecked"
+            raise unusable(spec.job, problem, "write `WHEN MATCHED AND FALSE THEN DELETE` before WHEN NOT MATCHED")
 
     def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
         from outbox.sink.spark.session import session
@@ -112,6 +123,9 @@ class IcebergTarget(LakehouseTarget):
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         return iceberg.read(settings, spec.name, self._totals)
+
+    def rows(self, settings: Settings, sink: str) -> dict[str, int]:
+        return iceberg.rows(settings, sink)
 
 
 def _places(spec: SinkSpec, topic: str) -> tuple[set[str], list[str]]:
