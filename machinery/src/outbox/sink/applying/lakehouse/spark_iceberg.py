@@ -57,7 +57,7 @@ class IcebergTable(Table):
         self._namespace = f"{iceberg.CATALOG}.`{spec.name}`"
 
     def make(self) -> None:
-        """Make the table if there is none, and give it PROPERTIES."""
+        """Make the table if it does not exist, and give it PROPERTIES."""
         with self.errors("cannot be made"):
             self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._namespace}")
             self._spark.sql(f"USE {self._namespace}")

@@ -89,7 +89,7 @@ class LakehouseTarget(Target):
         return table.read(settings, spec.name, self._totals)
 
     def rows(self, settings: Settings, sink: str) -> dict[str, int]:
-        """By event id, how many rows the table has. Raises Failure if there is none, or if it cannot be read."""
+        """By event id, how many rows the table has. Raises Failure if there is no table, or if it cannot be read."""
         return table.rows(settings, sink)
 
 
