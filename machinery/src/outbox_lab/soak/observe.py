@@ -21,6 +21,7 @@ from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
 from outbox.relay import connectors
 from outbox.relay.connectors import Connector
+from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.comparison_files import Comparison, folder_of
 from outbox.sink.decoding.records import Records
@@ -174,7 +175,7 @@ class _Sinks:
             set_aside=frozenset(self._set_aside[spec.name]),
             applied=dict(self._rows(APPLIED, spec.name)) if "applied_events" in spec.strategy.select else None,
             forgotten=self._forgotten(spec, types),
-            rows=spec.target.rows(self._settings, spec.name) if isinstance(spec.target, LakehouseTarget) else None,
+            rows=table.rows(self._settings, spec.name) if type(spec.target) is LakehouseTarget else None,
         )
 
     def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Comparison) -> ComparedTotals:

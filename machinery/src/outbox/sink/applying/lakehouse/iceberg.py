@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.heavy import pa
+from outbox.base.heavy import pa, psycopg2
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.spec import TargetState
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 CATALOG = "outbox"
 SAID = "outbox"  # the property of a snapshot with what the sink says
 UNREAD = "not compared: pyiceberg, which reads its table, is not installed (extra `iceberg` of outbox-machinery)"
-CATALOG_EXISTS = "SELECT to_regclass('public.iceberg_tables')"
 NEWEST = """
 SELECT metadata_location FROM public.iceberg_tables
  WHERE catalog_name = %s AND table_namespace = %s AND table_name = 'events'
@@ -41,17 +40,8 @@ def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
     with opened(settings, sink) as iceberg:
         if iceberg is None:
             return TargetState()
-        return TargetState(
-            _reached(iceberg, sink),
-            table.totals(_query(iceberg, totals_query.read_text()), totals_query),
-            partial(lacking, iceberg),
-        )
-
-
-def rows(settings: Settings, sink: str) -> dict[str, int]:
-    """By event id, how many rows a sink's table has. Raises Failure if there is no table, or if it cannot be read."""
-    with opened(settings, sink) as iceberg:
-        return table.counted(sink, None if iceberg is None else _query(iceberg, table.ROWS))
+        totals = table.totals(_query(iceberg, totals_query.read_text()), totals_query)
+        return TargetState(_reached(iceberg, sink), totals, partial(lacking, iceberg))
 
 
 @contextmanager
@@ -65,12 +55,10 @@ def opened(settings: Settings, sink: str) -> Iterator[Table | None]:
     newest = ""
     try:
         with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(CATALOG_EXISTS)
-            if cursor.fetchone() != (None,):
-                cursor.execute(NEWEST, [CATALOG, sink])
-                newest = (cursor.fetchone() or ("",))[0]
+            cursor.execute(NEWEST, [CATALOG, sink])
+            newest = (cursor.fetchone() or ("",))[0]
         yield StaticTable.from_metadata(newest) if newest else None
-    except (OSError, ValueError, pa.ArrowException, duckdb.Error) as error:
+    except (OSError, ValueError, pa.ArrowException, psycopg2.Error, duckdb.Error) as error:
         reason = str(error).partition("\n")[0]
         raise Failure(f"sink {sink}: reading its table at {newest}: {reason}", code="table-unreadable") from error
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 UNREAD = "not compared: deltalake, which reads its table, is not installed (extra `lakehouse` of outbox-machinery)"
 COMMITS = 1000  # searched for the sink's last one: OPTIMIZE and the like commit too
 IDS_PER_QUERY = 1000
-ROWS = "SELECT event_id, count(*) AS times FROM events GROUP BY event_id"
 
 
 def location(settings: Settings, sink: str) -> str:
@@ -69,14 +68,10 @@ def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
 def rows(settings: Settings, sink: str) -> dict[str, int]:
     """By event id, how many rows a sink's table has. Raises Failure if there is no table, or if it cannot be read."""
     with _opened(settings, sink) as delta:
-        return counted(sink, None if delta is None else _query(delta, ROWS))
-
-
-def counted(sink: str, found: pa.Table | None) -> dict[str, int]:
-    """By event id, the rows that the query ROWS has found. Raises Failure if there is no table."""
-    if found is None:
-        raise Failure(f"sink {sink} has no table yet", code="table-unreadable")
-    return {row["event_id"]: row["times"] for row in found.to_pylist()}
+        if delta is None:
+            raise Failure(f"sink {sink} has no table yet", code="table-unreadable")
+        found = _query(delta, "SELECT event_id, count(*) AS times FROM events GROUP BY event_id").to_pylist()
+    return {row["event_id"]: row["times"] for row in found}
 
 
 def erase(

@@ -88,10 +88,6 @@ class LakehouseTarget(Target):
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         return table.read(settings, spec.name, self._totals)
 
-    def rows(self, settings: Settings, sink: str) -> dict[str, int]:
-        """By event id, how many rows the table has. Raises Failure if there is no table, or if it cannot be read."""
-        return table.rows(settings, sink)
-
 
 class IcebergTarget(LakehouseTarget):
     """An Iceberg table, in a catalog that the sink database keeps: `outbox.migrations.make_iceberg_catalog` makes it.
@@ -123,9 +119,6 @@ class IcebergTarget(LakehouseTarget):
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         return iceberg.read(settings, spec.name, self._totals)
-
-    def rows(self, settings: Settings, sink: str) -> dict[str, int]:
-        return iceberg.rows(settings, sink)
 
 
 def _places(spec: SinkSpec, topic: str) -> tuple[set[str], list[str]]:
