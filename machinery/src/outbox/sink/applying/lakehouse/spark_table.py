@@ -210,8 +210,9 @@ class Table:
 def _bounds(event_ids: pa.ChunkedArray) -> dict[str, str]:
     """The days of ids, the first id and the last, as SQL: what bounds a search for events."""
     ends = pc.min_max(event_ids).as_py()
+    starts = pc.unique(pc.utf8_slice_codeunits(event_ids, 0, 8)).to_pylist()  # as much as the days depend on
     return {
-        "days": ", ".join(f"DATE '{day.isoformat()}'" for day in sorted(days(event_ids))) or "NULL",
+        "days": ", ".join(f"DATE '{day.isoformat()}'" for day in sorted(days(starts))) or "NULL",
         "first_id": literal(ends["min"] or ""),
         "last_id": literal(ends["max"] or ""),
     }
