@@ -10,7 +10,8 @@ from tests.support.suite import DOMAIN
 
 HERE = Path(__file__).parent
 TOTALS = DOMAIN / "stock" / "sinks" / "lakehouse" / "projections" / "stock.sql"
+STRATEGY = HERE / "iceberg.sql"
 ATTRIBUTES: dict[str, Any] = {
     "target": IcebergTarget(HERE / "table.sql", TOTALS),
-    "strategy": HERE / "iceberg.sql",
+    "strategy": STRATEGY,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from outbox.audit import sinks
 from outbox.audit.sinks import SinkState
 from outbox.base.settings import Settings, load
+from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.spec import TargetState
 from outbox_lab.testing.failures import raises
+from tests import icebergs
 
 NAME = "lake"
 COLUMNS = pa.schema({"item": pa.string(), "number": pa.decimal128(38, 0), "serial": pa.int64()})
@@ -87,6 +90,25 @@ def test_commits_of_others_say_nothing_of_positions(lake: Settings, said: str) -
     write(lake, ("a", 6, 2), said=said)
     assert table.positions(lake, NAME) == {"t": {0: 4}}
     assert sinks.with_target(SinkState(NAME, {"t": {0: 1}}), read(lake)).positions == {"t": {0: 4}}
+
+
+def test_a_late_commit_of_an_earlier_driver_says_nothing_of_positions(lake: Settings) -> None:
+    for number, (epoch, offset) in enumerate([(1, 3), (2, 5), (2, 9), (1, 4)]):
+        said = {"sink": NAME, "positions": {"t": {"0": offset}}, "epoch": epoch}
+        write(lake, ("a", 5, number), said=json.dumps(said))
+    assert table.positions(lake, NAME) == {"t": {0: 9}}
+
+
+def test_a_merge_that_iceberg_would_commit_unchecked_is_refused(tmp_path: Path) -> None:
+    settings = load(environment=False)
+    checked = replace(discovery.sinks(settings)["lakehouse"].job, **icebergs.ATTRIBUTES)
+    discovery.resolve(settings, checked).target.require_usable(discovery.resolve(settings, checked))
+    unchecked = tmp_path / "unchecked.sql"
+    sql = icebergs.STRATEGY.read_text()
+    unchecked.write_text(sql.replace(" WHEN MATCHED AND FALSE THEN DELETE", " -- WHEN MATCHED"))
+    spec = discovery.resolve(settings, replace(checked, strategy=unchecked))
+    with raises("sink-unusable", "WHEN MATCHED"):
+        spec.target.require_usable(spec)
 
 
 def test_positions_are_those_of_the_content_while_the_sink_commits(lake: Settings) -> None:
