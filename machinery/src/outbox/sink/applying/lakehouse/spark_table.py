@@ -86,7 +86,7 @@ class Table:
 
     def make(self) -> None:
         """Make the table, or compare an existing one with its schema. Raises Failure if they differ."""
-        with self.errors("differs from what its SQL declares"), self.alone():
+        with self.errors("differs from what its SQL declares"), self._alone():
             self._remove_unborn()
             self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {self._names}")
             self._spark.sql(f"USE {self._names}")
@@ -105,7 +105,7 @@ class Table:
         """Run a MERGE as one commit, which carries what is ``said``. Returns how many events it has inserted."""
         if said is not None:
             self._spark.conf.set(COMMIT_METADATA, json.dumps(said))
-        with self.alone():
+        with self._alone():
             [counted] = self._spark.sql(merge).collect()
         return int(counted["num_inserted_rows"])
 
@@ -172,7 +172,7 @@ class Table:
             self._spark.conf.set(name, SESSION[name] if is_small else value)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[None]:
         """On a local disk, no other process writes to the table within the block."""
         if not self._uri.startswith("file:"):
             yield
