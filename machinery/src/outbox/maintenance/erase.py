@@ -6,8 +6,8 @@ The order makes each step safe to repeat, whenever the process ends:
 2. One transaction of the sink database, under the locks of all sinks: the key becomes *erased* (`erased_keys`), and its
    dead letters, landed events and rows of projections go. So no batch that began before commits afterwards, and from
    here on no delivery, replay, rewind or rebuild applies the key's events from before.
-3. Targets elsewhere, each under the lock of its sink: of a lakehouse's table the rows, and the files that time travel has
-   kept for them; what a target's own function erases.
+3. Targets elsewhere, each under the lock of its sink: of a lakehouse's table the rows, and the files that time travel
+   has kept for them; what a target's own function erases.
 4. One transaction of the source database: the outbox rows, and the stored answers that have the key. An answer becomes
    410 Gone, because a request whose answer were deleted would be carried out again.
 
