@@ -36,6 +36,7 @@ SETS = {
     ("iceberg",): "Iceberg for Spark: about 49 MB",
     ("s3",): "S3 for Spark: about 10 MB",
     ("msk",): "Amazon MSK's logins for Spark: about 8 MB",
+    ("cassandra",): "a Cassandra server for tests: about 50 MB",
 }
 MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
 DOWNLOADS = 8  # at once
@@ -62,7 +63,7 @@ class Jar(NamedTuple):
 
 
 def jars(configuration: str, report: Progress = lambda _: None) -> list[Path]:
-    """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse, iceberg, s3 or msk."""
+    """The jars of a configuration of ivy.xml: kafka, plugin, spark, lakehouse, iceberg, s3, msk or cassandra."""
     return sorted(resolve(configuration, report).glob("lib/*.jar"))
 
 
