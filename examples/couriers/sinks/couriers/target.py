@@ -1,0 +1,37 @@
+"""The table `couriers`, by courier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from sinks import store
+
+PUT = "INSERT INTO couriers (courier, name, zone, parcels) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
+DELETE = "DELETE FROM couriers USING TIMESTAMP ? WHERE courier = ?"
+TOTALS = "SELECT courier, parcels, writetime(parcels) FROM couriers"
+
+
+def write(events: pa.Table) -> None:
+    """Write the new events of a batch."""
+    store.write(
+        (PUT, (one["courier"], one["name"], one["zone"], one["parcels"], one["version"]))
+        if one["event_type"] == "moved"
+        else (DELETE, (one["version"], one["courier"]))
+        for one in events.to_pylist()
+    )
+
+
+def totals() -> Iterator[tuple[str, int, int]]:
+    """What `outbox check` compares: courier, parcels, version."""
+    return store.read(TOTALS)
+
+
+def erase(key: str, topic: str, *, dry_run: bool) -> int:
+    """Erase a courier. Of equal timestamps the deletion wins."""
+    del topic
+    rows = list(store.read(f"{TOTALS} WHERE courier = %s", key))
+    if not dry_run:
+        store.write((DELETE, (version, key)) for _, _, version in rows)
+    return len(rows)

@@ -1,0 +1,80 @@
+"""A service that writes events of couriers, and the tables of the sinks in Cassandra."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from cassandra.cluster import Session
+from outbox import Event, append
+from sqlalchemy import Engine, text
+
+from sinks import store
+
+pytest_plugins = ["outbox_lab.testing.plugin", "outbox_lab.testing.fixtures.cassandra"]
+TABLES = Path("sinks/tables.cql").read_text().split(";")[:-1]
+KEYSPACE = "CREATE KEYSPACE {} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}"
+MOVE = """
+INSERT INTO couriers (id, zone, parcels, version) VALUES (:id, :zone, :parcels, 1)
+ON CONFLICT (id) DO UPDATE SET zone = :zone, parcels = :parcels, version = couriers.version + 1
+RETURNING version
+"""
+
+
+class Node(Protocol):
+    """The fixture `cassandra`."""
+
+    port: int
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+
+
+class Service:
+    """Writes a courier's row and event in one transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def move(self, courier: str, zone: str, parcels: int) -> None:
+        """Let a courier be in a zone, with so many parcels."""
+        self._change("moved", courier, zone, parcels, {"name": "Ada", "zone": zone, "parcels": parcels})
+
+    def sign_off(self, courier: str) -> None:
+        """Let a courier, who is in a zone, leave."""
+        self._change("signed_off", courier, None, 0, {})
+
+    def _change(self, event: str, courier: str, zone: str | None, parcels: int, payload: dict[str, object]) -> None:
+        with self._engine.begin() as connection:
+            left = connection.scalar(text("SELECT zone FROM couriers WHERE id = :id"), {"id": courier})
+            version = connection.scalar(text(MOVE), {"id": courier, "zone": zone, "parcels": parcels})
+            payload |= {"courier": courier, "version": version} | ({"left_zone": left} if left else {})
+            append(connection, Event("courier", courier, event, payload))
+
+
+@pytest.fixture
+def service(engine: Engine) -> Service:
+    return Service(engine)
+
+
+@pytest.fixture
+def tables(cassandra: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """The session of the sinks on empty tables of this test alone, for this process and those that it starts."""
+    monkeypatch.setenv("CASSANDRA_HOSTS", "127.0.0.1")
+    monkeypatch.setenv("CASSANDRA_PORT", str(cassandra.port))
+    monkeypatch.setenv("CASSANDRA_KEYSPACE", "system")
+    keyspace = f"couriers_{uuid.uuid4().hex[:8]}"
+    session = store.session()
+    for statement in (KEYSPACE.format(keyspace), f"USE {keyspace}", *TABLES):
+        session.execute(statement)
+    monkeypatch.setenv("CASSANDRA_KEYSPACE", keyspace)
+    yield session
+    session.cluster.shutdown()
+    store.session.cache_clear()
+    store.prepared.cache_clear()
