@@ -33,7 +33,7 @@ def session() -> Session:
     hosts, port = os.environ["CASSANDRA_HOSTS"].split(","), int(os.environ.get("CASSANDRA_PORT", "9042"))
     cluster = Cluster(hosts, port, protocol_version=5, execution_profiles={EXEC_PROFILE_DEFAULT: profile})
     try:
-        return cluster.connect(os.environ["CASSANDRA_KEYSPACE"])
+        return cluster.connect()
     except BaseException:
         cluster.shutdown()
         raise
@@ -46,11 +46,12 @@ def write(writes: Iterable[Write]) -> None:
 
 def read(cql: str, *values: object) -> Iterator[Any]:
     """The rows of a query. The driver gets each page of 5,000 when it is needed."""
-    return iter(session().execute(cql, values))
+    return iter(session().execute(prepared(cql), values))
 
 
 @cache
 def prepared(cql: str) -> Any:
-    statement = session().prepare(cql)
+    """A statement on the tables of the keyspace, which each node parses once."""
+    statement = session().prepare(cql, keyspace=os.environ["CASSANDRA_KEYSPACE"])
     statement.is_idempotent = True  # the driver may send it again
     return statement

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from cassandra.cluster import Session
+from cassandra.cluster import Cluster, Session
 from outbox import Event, append
 from sqlalchemy import Engine, text
 
 from sinks import store
 
 pytest_plugins = ["outbox_lab.testing.plugin", "outbox_lab.testing.fixtures.cassandra"]
+ADDRESS = "127.0.0.1"
 TABLES = Path("sinks/tables.cql").read_text().split(";")[:-1]
 KEYSPACE = "CREATE KEYSPACE {} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}"
 MOVE = """
@@ -65,16 +66,16 @@ def service(engine: Engine) -> Service:
 
 @pytest.fixture
 def tables(cassandra: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """The session of the sinks on empty tables of this test alone, for this process and those that it starts."""
-    monkeypatch.setenv("CASSANDRA_HOSTS", "127.0.0.1")
-    monkeypatch.setenv("CASSANDRA_PORT", str(cassandra.port))
-    monkeypatch.setenv("CASSANDRA_KEYSPACE", "system")
+    """A session on empty tables of this test alone, for the sinks of this process and of those that it starts."""
     keyspace = f"couriers_{uuid.uuid4().hex[:8]}"
-    session = store.session()
+    for name, value in {"HOSTS": ADDRESS, "PORT": cassandra.port, "KEYSPACE": keyspace}.items():
+        monkeypatch.setenv(f"CASSANDRA_{name}", str(value))
+    cluster = Cluster([ADDRESS], cassandra.port, protocol_version=5)
+    session = cluster.connect()
     for statement in (KEYSPACE.format(keyspace), f"USE {keyspace}", *TABLES):
         session.execute(statement)
-    monkeypatch.setenv("CASSANDRA_KEYSPACE", keyspace)
     yield session
-    session.cluster.shutdown()
+    for one in {cluster, store.session().cluster}:
+        one.shutdown()
     store.session.cache_clear()
     store.prepared.cache_clear()

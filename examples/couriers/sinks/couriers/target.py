@@ -17,7 +17,7 @@ def write(events: pa.Table) -> None:
     """Write the new events of a batch."""
     store.write(
         (PUT, (one["courier"], one["name"], one["zone"], one["parcels"], one["version"]))
-        if one["event_type"] == "moved"
+        if one["event_type"] == "courier.moved"
         else (DELETE, (one["version"], one["courier"]))
         for one in events.to_pylist()
     )
@@ -31,7 +31,7 @@ def totals() -> Iterator[tuple[str, int, int]]:
 def erase(key: str, topic: str, *, dry_run: bool) -> int:
     """Erase a courier. Of equal timestamps the deletion wins."""
     del topic
-    rows = list(store.read(f"{TOTALS} WHERE courier = %s", key))
+    rows = list(store.read(f"{TOTALS} WHERE courier = ?", key))
     if not dry_run:
         store.write((DELETE, (version, key)) for _, _, version in rows)
     return len(rows)

@@ -1,0 +1,97 @@
+"""From the service to Cassandra, by the commands that run in production: killed, cut off, erased."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cassandra.cluster import Session
+from outbox import Settings
+from outbox_lab.testing import SinkRole, query, run, wait_for
+
+from sinks import store
+from tests.conftest import Node, Service
+
+PLAIN = ("sink", "--plain", "--until-caught-up")
+# Behind the function: the events are in Cassandra, and the sink database does not know of them.
+DEATH = """
+
+def write_and_die(events: pa.Table) -> None:
+    write(events)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def dying(tmp_path: Path) -> Path:
+    """This project, whose sink of couriers is killed once it has written a batch."""
+    project = shutil.copytree(".", tmp_path / "project", ignore=shutil.ignore_patterns(".*", "tests"))
+    folder = project / "sinks" / "couriers"
+    job, target = folder / "job.py", folder / "target.py"
+    job.write_text(job.read_text().replace("target:write", "target:write_and_die"))
+    target.write_text(target.read_text().replace("import pyarrow", "import os\n\nimport pyarrow", 1) + DEATH)
+    return project
+
+
+def start(chain: Settings, project: Path, *words: str) -> subprocess.Popen[str]:
+    """A process of `outbox` in a project."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+    return subprocess.Popen(
+        [Path(sys.executable).with_name("outbox"), *words],
+        cwd=project,
+        env={**own, **chain.as_env(), "OUTBOX_HOME": str(chain.home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_killed_between_write_and_commit_cut_off_and_erased(
+    chain: Settings, service: Service, tables: Session, cassandra: Node, dying: Path
+) -> None:
+    for number in range(6):
+        service.move("ada", f"zone-{number % 2}", number)
+        service.move("bob", "north", number)
+    run(chain, "check", "--wait", "60")
+
+    killed = start(chain, dying, *PLAIN, "couriers")
+    output, _ = killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL, output
+    assert query(chain, "SELECT * FROM positions", SinkRole.OWNER) == []
+    assert len(list(store.read("SELECT * FROM couriers"))) == 2, "it has written"
+    run(chain, *PLAIN)
+    run(chain, "check")
+
+    service.move("ada", "north", 7)
+    service.sign_off("bob")
+    cassandra.kill()
+    cut_off = start(chain, Path(), "sink", "--plain", "couriers", "zones")
+    assert cut_off.stdout is not None
+    said = next(line for line in cut_off.stdout if "target-failed" in line)
+    assert json.loads(said)["sink"] in ("couriers", "zones"), said
+    cassandra.start()
+    wait_for("the sink to go on", lambda: json_positions(chain) == 2, timeout_s=120)
+    cut_off.terminate()
+    output, _ = cut_off.communicate(timeout=60)
+    assert "Traceback" not in output
+    run(chain, "check")
+
+    run(chain, "erase", "courier", "ada", "--yes")
+    run(chain, "erase", "courier", "ada", "--check")
+    run(chain, "rewind", "zones", "--to-earliest", "--yes")
+    run(chain, *PLAIN)
+    run(chain, "check")
+    assert list(store.read("SELECT courier FROM couriers_by_zone")) == []
+
+
+def json_positions(chain: Settings) -> int:
+    """How many sinks have read all 14 events."""
+    sums = "SELECT count(*) FROM (SELECT FROM positions GROUP BY sink HAVING sum(next_offset) >= 14) AS done"
+    ((done,),) = query(chain, sums, SinkRole.OWNER)
+    return int(done)
