@@ -41,10 +41,13 @@ def found(session: Session) -> tuple[dict[str, tuple[str, int]], dict[str, tuple
 
 
 def table_of(records: list[dict[str, Any]]) -> pa.Table:
-    """Events as a sink's function gets them, without the columns that ours do not read."""
-    unset = {"left_zone": None, "zone": None, "name": None, "parcels": None}
+    """Events as a sink's function gets them."""
+    unset = {"partition": 0, "left_zone": None, "zone": None, "name": None, "parcels": None}
     return pa.Table.from_pylist(
-        [{**unset, **one["value"], "event_type": f"courier.{one['headers']['eventType']}"} for one in records]
+        [
+            {**unset, **one["value"], "event_type": f"courier.{one['headers']['eventType']}", "offset": offset}
+            for offset, one in enumerate(records)
+        ]
     )
 
 

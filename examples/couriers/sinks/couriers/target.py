@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+from outbox.targets import newest
 
 from sinks import store
 
@@ -14,12 +15,12 @@ TOTALS = "SELECT courier, parcels, writetime(parcels) FROM couriers"
 
 
 def write(events: pa.Table) -> None:
-    """Write the new events of a batch."""
+    """Write the newest event of each courier in a batch."""
     store.write(
         (PUT, (one["courier"], one["name"], one["zone"], one["parcels"], one["version"]))
         if one["event_type"] == "courier.moved"
         else (DELETE, (one["version"], one["courier"]))
-        for one in events.to_pylist()
+        for one in newest(events, key="courier", version="version").to_pylist()
     )
 
 
