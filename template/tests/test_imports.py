@@ -16,7 +16,7 @@ SAMPLES = (
     *(f"template/minimal/{folder}" for folder in PACKAGES),
     "template/minimal-fastapi/service",
     *(f"examples/async/{folder}" for folder in ("service", "sinks", "migrations", "tests")),
-    *(f"examples/warehouse/{folder}" for folder in ("sinks", "migrations", "tests")),
+    *(f"examples/{name}/{folder}" for name in ("couriers", "warehouse") for folder in ("sinks", "migrations", "tests")),
     *(f"examples/shop/{folder}" for folder in (*PACKAGES, "connect")),
     *(f"examples/existing/{folder}" for folder in ("library", "loans", "sinks", "migrations", "tests")),
 )
