@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from cassandra.cluster import Cluster, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
+from cassandra.policies import RoundRobinPolicy
 from outbox import Event, append
 from sqlalchemy import Engine, text
 
@@ -70,7 +71,8 @@ def tables(cassandra: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     keyspace = f"couriers_{uuid.uuid4().hex[:8]}"
     for name, value in {"HOSTS": ADDRESS, "PORT": cassandra.port, "KEYSPACE": keyspace}.items():
         monkeypatch.setenv(f"CASSANDRA_{name}", str(value))
-    cluster = Cluster([ADDRESS], cassandra.port, protocol_version=5)
+    profiles = {EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy())}
+    cluster = Cluster([ADDRESS], cassandra.port, protocol_version=5, execution_profiles=profiles)
     session = cluster.connect()
     for statement in (KEYSPACE.format(keyspace), f"USE {keyspace}", *TABLES):
         session.execute(statement)

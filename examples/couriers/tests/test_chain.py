@@ -82,6 +82,8 @@ def test_killed_between_write_and_commit_cut_off_and_erased(
     assert "Traceback" not in output
     run(chain, "check")
 
+    tables.execute("UPDATE couriers_by_zone SET parcels = 8 WHERE zone = 'north' AND courier = 'ada'")
+    run(chain, "check", status=1)
     run(chain, "erase", "courier", "ada", "--yes")
     run(chain, "erase", "courier", "ada", "--check")
     run(chain, "rewind", "zones", "--to-earliest", "--yes")

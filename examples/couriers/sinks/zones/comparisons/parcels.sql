@@ -1,5 +1,4 @@
--- The parcels that each courier carries.
--- adds: parcels
+-- The parcels that each courier carries. The side of Cassandra is the function `totals` of the target.
 --
 -- [source]
-SELECT key, total FROM source_totals;
+SELECT key, total, version FROM source_totals;
