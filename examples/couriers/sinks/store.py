@@ -51,7 +51,7 @@ def read(cql: str, *values: object) -> Iterator[Any]:
 
 @cache
 def prepared(cql: str) -> Any:
-    """A statement on the tables of the keyspace, which each node parses once."""
-    statement = session().prepare(cql, keyspace=os.environ["CASSANDRA_KEYSPACE"])
+    """A statement that each node parses once."""
+    statement = session().prepare(cql)
     statement.is_idempotent = True  # the driver may send it again
     return statement

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +17,6 @@ from sinks import store
 pytest_plugins = ["outbox_lab.testing.plugin", "outbox_lab.testing.fixtures.cassandra"]
 ADDRESS = "127.0.0.1"
 TABLES = Path("sinks/tables.cql").read_text().split(";")[:-1]
-KEYSPACE = "CREATE KEYSPACE {} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}"
 MOVE = """
 INSERT INTO couriers (id, zone, parcels, version) VALUES (:id, :zone, :parcels, 1)
 ON CONFLICT (id) DO UPDATE SET zone = :zone, parcels = :parcels, version = couriers.version + 1
@@ -68,15 +66,15 @@ def service(engine: Engine) -> Service:
 @pytest.fixture
 def tables(cassandra: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """A session on empty tables of this test alone, for the sinks of this process and of those that it starts."""
-    keyspace = f"couriers_{uuid.uuid4().hex[:8]}"
-    for name, value in {"HOSTS": ADDRESS, "PORT": cassandra.port, "KEYSPACE": keyspace}.items():
-        monkeypatch.setenv(f"CASSANDRA_{name}", str(value))
+    monkeypatch.setenv("CASSANDRA_HOSTS", ADDRESS)
+    monkeypatch.setenv("CASSANDRA_PORT", str(cassandra.port))
     profiles = {EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy())}
     cluster = Cluster([ADDRESS], cassandra.port, protocol_version=5, execution_profiles=profiles)
     session = cluster.connect()
-    for statement in (KEYSPACE.format(keyspace), f"USE {keyspace}", *TABLES):
+    for statement in TABLES:
         session.execute(statement)
     yield session
+    session.execute("DROP KEYSPACE delivery")
     for one in {cluster, store.session().cluster}:
         one.shutdown()
     store.session.cache_clear()

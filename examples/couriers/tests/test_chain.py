@@ -64,7 +64,7 @@ def test_killed_between_write_and_commit_cut_off_and_erased(
     output, _ = killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL, output
     assert query(chain, "SELECT * FROM positions", SinkRole.OWNER) == []
-    assert len(list(store.read("SELECT * FROM couriers"))) == 2, "it has written"
+    assert len(list(store.read("SELECT * FROM delivery.couriers"))) == 2, "it has written"
     run(chain, *PLAIN)
     run(chain, "check")
 
@@ -82,14 +82,14 @@ def test_killed_between_write_and_commit_cut_off_and_erased(
     assert "Traceback" not in output
     run(chain, "check")
 
-    tables.execute("UPDATE couriers_by_zone SET parcels = 8 WHERE zone = 'north' AND courier = 'ada'")
+    tables.execute("UPDATE delivery.couriers_by_zone SET parcels = 8 WHERE zone = 'north' AND courier = 'ada'")
     run(chain, "check", status=1)
     run(chain, "erase", "courier", "ada", "--yes")
     run(chain, "erase", "courier", "ada", "--check")
     run(chain, "rewind", "zones", "--to-earliest", "--yes")
     run(chain, *PLAIN)
     run(chain, "check")
-    assert list(store.read("SELECT courier FROM couriers_by_zone")) == []
+    assert list(store.read("SELECT courier FROM delivery.couriers_by_zone")) == []
 
 
 def json_positions(chain: Settings) -> int:

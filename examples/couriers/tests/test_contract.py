@@ -18,7 +18,7 @@ def emptied(tables: Session, monkeypatch: pytest.MonkeyPatch) -> None:
         del key, topic, dry_run
         for module, table in ((couriers, "couriers"), (zones, "couriers_by_zone")):
             if any(module.totals()):
-                tables.execute(f"TRUNCATE {table}")
+                tables.execute(f"TRUNCATE delivery.{table}")
         return 1
 
     for module in (couriers, zones):

@@ -17,6 +17,7 @@ from tests.conftest import Service
 
 BOTH = ("couriers", "zones")
 EXPECTED = {"ada": ("west", 5), "bob": ("west", 1)}
+REPLICAS = "ALTER KEYSPACE delivery WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': {}}}"
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def events(service: Service, tables: Session) -> None:
 
 def found(session: Session) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, int]]]:
     """What the two tables say, by courier."""
-    by_courier = {row.courier: (row.zone, row.parcels) for row in session.execute("SELECT * FROM couriers")}
-    by_zone = list(session.execute("SELECT * FROM couriers_by_zone"))
+    by_courier = {row.courier: (row.zone, row.parcels) for row in session.execute("SELECT * FROM delivery.couriers")}
+    by_zone = list(session.execute("SELECT * FROM delivery.couriers_by_zone"))
     assert len({row.courier for row in by_zone}) == len(by_zone), "a courier is in two zones"
     return by_courier, {row.courier: (row.zone, row.parcels) for row in by_zone}
 
@@ -68,7 +69,7 @@ def test_the_same_events_in_any_order_and_repeated_give_the_same_rows(databases:
     chance = seeded(chosen_seed(), 0)
     for _ in range(5):
         for table in ("couriers", "couriers_by_zone"):
-            tables.execute(f"TRUNCATE {table}")
+            tables.execute(f"TRUNCATE delivery.{table}")
         shuffled = chance.sample([*records, *records], 2 * len(records))
         for one in (couriers, zones):
             one.write(table_of(shuffled[:7]))
@@ -89,7 +90,7 @@ def test_a_late_event_does_not_bring_back_what_was_deleted(databases: Settings, 
 def test_a_write_with_the_time_as_timestamp_hides_every_later_event(databases: Settings, tables: Session) -> None:
     first, *later = [one for one in outbox_records(databases) if one["key"] == "ada"]
     deliver(databases, [first], "couriers")
-    tables.execute("UPDATE couriers SET parcels = 100 WHERE courier = 'ada'")
+    tables.execute("UPDATE delivery.couriers SET parcels = 100 WHERE courier = 'ada'")
     deliver(databases, later, "couriers")
     assert found(tables)[0] == {"ada": ("west", 100)}, "the zone follows the events, the parcels do not"
     [(courier, parcels, version)] = couriers.totals()
@@ -100,15 +101,17 @@ def test_a_write_with_the_time_as_timestamp_hides_every_later_event(databases: S
 @pytest.mark.usefixtures("events")
 def test_without_a_quorum_nothing_is_written_down_as_applied(databases: Settings, tables: Session) -> None:
     records = outbox_records(databases)
-    replicas = "ALTER KEYSPACE {} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': {}}}"
-    tables.execute(replicas.format(tables.keyspace, 3))  # of which one is there
+    replicas = (
+        "ALTER KEYSPACE delivery WITH replication = {{'class': 'NetworkTopologyStrategy', 'replication_factor': {}}}"
+    )
+    tables.execute(replicas.format(3))  # of which one is there
     with pytest.raises(Failure, match="NoHostAvailable") as failure:
         deliver(databases, records, "couriers")
     assert failure.value.code == "target-failed"
     assert isinstance(failure.value.__cause__, NoHostAvailable)
     assert [type(error) for error in failure.value.__cause__.errors.values()] == [Unavailable]
     assert query(databases, "SELECT * FROM positions", SinkRole.OWNER) == []
-    tables.execute(replicas.format(tables.keyspace, 1))
+    tables.execute(REPLICAS.format(1))
     deliver(databases, records, "couriers")
     assert found(tables)[0] == EXPECTED
 

@@ -9,9 +9,9 @@ from outbox.targets import newest
 
 from sinks import store
 
-PUT = "INSERT INTO couriers (courier, name, zone, parcels) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
-DELETE = "DELETE FROM couriers USING TIMESTAMP ? WHERE courier = ?"
-TOTALS = "SELECT courier, parcels, writetime(parcels) FROM couriers"
+PUT = "INSERT INTO delivery.couriers (courier, name, zone, parcels) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
+DELETE = "DELETE FROM delivery.couriers USING TIMESTAMP ? WHERE courier = ?"
+TOTALS = "SELECT courier, parcels, writetime(parcels) FROM delivery.couriers"
 
 
 def write(events: pa.Table) -> None:

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from sinks import store
 
-PUT = "INSERT INTO couriers_by_zone (zone, courier, parcels) VALUES (?, ?, ?) USING TIMESTAMP ?"
-DELETE = "DELETE FROM couriers_by_zone USING TIMESTAMP ? WHERE zone = ? AND courier = ?"
-TOTALS = "SELECT courier, parcels, writetime(parcels) FROM couriers_by_zone"
-PLACES = "SELECT zone, writetime(parcels) FROM couriers_by_zone WHERE courier = ? ALLOW FILTERING"
+PUT = "INSERT INTO delivery.couriers_by_zone (zone, courier, parcels) VALUES (?, ?, ?) USING TIMESTAMP ?"
+DELETE = "DELETE FROM delivery.couriers_by_zone USING TIMESTAMP ? WHERE zone = ? AND courier = ?"
+TOTALS = "SELECT courier, parcels, writetime(parcels) FROM delivery.couriers_by_zone"
+PLACES = "SELECT zone, writetime(parcels) FROM delivery.couriers_by_zone WHERE courier = ? ALLOW FILTERING"
 
 
 def write(events: pa.Table) -> None:
