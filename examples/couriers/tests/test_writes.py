@@ -11,6 +11,7 @@ from cassandra.cluster import NoHostAvailable, Session
 from outbox import Failure, Settings
 from outbox_lab.testing import SinkRole, chosen_seed, deliver, outbox_records, query, seeded
 
+from sinks import store
 from sinks.couriers import target as couriers
 from sinks.zones import target as zones
 from tests.conftest import Service
@@ -59,6 +60,7 @@ def test_each_event_counts_once_however_often_it_is_delivered(databases: Setting
             deliver(databases, outbox_records(databases), sink)
     assert found(tables) == (EXPECTED, EXPECTED)
     versions = [("ada", 5, 3), ("bob", 1, 3)]
+    store.session().default_fetch_size = 1  # each row is a page
     assert [sorted(map(tuple, one.totals())) for one in (couriers, zones)] == [versions, versions]
 
 
