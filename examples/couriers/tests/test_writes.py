@@ -14,11 +14,10 @@ from outbox_lab.testing import SinkRole, chosen_seed, deliver, outbox_records, q
 from sinks import store
 from sinks.couriers import target as couriers
 from sinks.zones import target as zones
-from tests.conftest import Service
+from tests.conftest import Service, create
 
 BOTH = ("couriers", "zones")
 EXPECTED = {"ada": ("west", 5), "bob": ("west", 1)}
-REPLICAS = "ALTER KEYSPACE delivery WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': {}}}"
 
 
 @pytest.fixture
@@ -113,7 +112,8 @@ def test_without_a_quorum_nothing_is_written_down_as_applied(databases: Settings
     assert isinstance(failure.value.__cause__, NoHostAvailable)
     assert [type(error) for error in failure.value.__cause__.errors.values()] == [Unavailable]
     assert query(databases, "SELECT * FROM positions", SinkRole.OWNER) == []
-    tables.execute(REPLICAS.format(1))
+    tables.execute("DROP KEYSPACE delivery")
+    create(tables)
     deliver(databases, records, "couriers")
     assert found(tables)[0] == EXPECTED
 
