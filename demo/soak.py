@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox_lab.soak import History, Refusal, Request, TableCopy, TopicEvent
+from outbox_lab.soak import Effects, History, Refusal, Request, TableCopy, TopicEvent
 
 from demo.workload import Workload
 
@@ -38,9 +38,10 @@ class Domain(Workload):
     """Accounts are opened, frozen and closed, money is transferred, and accounts are read."""
 
     sinks = (
-        ("balances", "balances-merge", "balances-versions", "balances-upsert"),
-        ("balances-naive-logged", "balances-offsets", "accounts", "changes"),
+        ("balances", "balances-merge", "balances-versions"),
+        ("balances-naive-logged", "balances-offsets", "changes"),
     )
+    plain = ("balances-upsert", "accounts")  # which a process without Spark runs
     clustered = ("lakehouse", "turnover")  # whose work is done by executors: a MERGE, and a transform
     changes = """
         SELECT 'transfer ' || id, 2 FROM transfers
@@ -58,6 +59,17 @@ class Domain(Workload):
             "currency mismatch",
             begin="UPDATE balances SET currency = 'XXX' WHERE sink = 'balances'",
             end="UPDATE balances SET currency = 'EUR' WHERE sink = 'balances'",
+        ),
+        "statements": Refusal(
+            "handler failed",  # for a third of the events, at random
+            begin="ALTER TABLE statement_lines ADD CONSTRAINT refused CHECK (uuid_hash(event_id) % 3 <> 0) NOT VALID",
+            end="ALTER TABLE statement_lines DROP CONSTRAINT IF EXISTS refused",
+        ),
+    }
+    handlers: Mapping[str, Effects] = {
+        "statements": Effects(
+            "statement_lines",
+            query="SELECT account_id::text, event_id::text FROM statement_lines ORDER BY account_id, line",
         )
     }
 

@@ -61,6 +61,7 @@ TOTALS = "totals has the totals that its strategy promises"
 NO_LOSS = "the check finds no loss"
 GOES_ON = "the service makes changes after the last fault"
 KEY_REFUSED = "a used key is refused to another request"
+HANDLED = {"comparisons": (), "types": {"order.placed.v1"}}
 REPEATED = (*EVENTS, replace(EVENTS[1], offset=7))  # event 2 adds 7
 
 
@@ -87,6 +88,11 @@ def compared(totals: Mapping[str, Decimal] = DUE, repeats: Any = "all", **change
 def having(total: int, repeats: Any = "all", **changed: Any) -> Seen:
     """The state that a run left, with another total of the key, and perhaps another strategy."""
     return sink(comparisons=[comparison({"a": Decimal(total)})], repeats=repeats, **changed)
+
+
+def effects(*ids: str, **changed: Any) -> Seen:
+    """The state that a run left, with a handler that had effects of these events, in this order."""
+    return sink(**{**HANDLED, "effects": {"a": ids} if ids else {}, **changed})
 
 
 def also(*answers: StoredAnswer) -> Seen:
@@ -181,6 +187,17 @@ WRONG: dict[str, dict[str, Seen]] = {
         "a table has one twice": sink(rows={**ROWS, "event-2": 2}),
         "a table has one, and no topic": sink(rows={**ROWS, "event-9": 1}),
         "an empty table": sink(rows={}),
+        "a handler has missed one": effects("event-1", "event-3"),
+        "a handler has missed all": effects(),
+        "a handler was called twice in effect": effects("event-1", "event-2", "event-2", "event-3"),
+        "a handler has an effect of an event that no topic has": effects("event-1", "event-2", "event-3", "event-9"),
+    },
+    "totals has the events of a key in their order": {
+        "another order": effects("event-1", "event-3", "event-2"),
+        "another order without versions": replace(
+            effects("event-2", "event-1", "event-3"), events=[replace(one, version=None) for one in EVENTS]
+        ),
+        "another key": sink(**HANDLED, effects={"a": ["event-1", "event-2"], "b": ["event-3"]}),
     },
 }
 
@@ -218,6 +235,14 @@ SOUND = {
         source=replace(SOURCE, changes={"order 1": 3, "order 2": 1}),
     ),
     "a naive sink that counts nothing": having(99, "none"),
+    "a handler": effects("event-1", "event-2", "event-3"),
+    "a handler of other events": effects(types={"order.cancelled.v1"}),
+    "a handler in the order of the topic": replace(
+        effects("event-1", "event-2", "event-3"), events=[replace(one, version=None) for one in EVENTS]
+    ),
+    "a handler and a repeat": replace(
+        effects("event-1", "event-2", "event-3"), events=REPEATED, released={"orders": 1}
+    ),
 }
 
 

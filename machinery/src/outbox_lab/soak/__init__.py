@@ -3,7 +3,7 @@
 A project's file ``demo/soak.py`` is written with the names below (docs/soak.md).
 """
 
-from outbox_lab.soak.domain import Domain, Refusal, TableCopy
+from outbox_lab.soak.domain import Domain, Effects, Refusal, TableCopy
 from outbox_lab.soak.history import Attempt, History
 from outbox_lab.soak.seen import TopicEvent
 from outbox_lab.walkthrough.workload import Request
@@ -11,6 +11,7 @@ from outbox_lab.walkthrough.workload import Request
 __all__ = [
     "Attempt",
     "Domain",
+    "Effects",
     "History",
     "Refusal",
     "Request",

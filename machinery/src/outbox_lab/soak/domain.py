@@ -21,6 +21,14 @@ class Refusal(NamedTuple):
     end: str
 
 
+class Effects(NamedTuple):
+    """The effects of a handler, one for each event: rows of a table in the sink database."""
+
+    table: str  # that each call writes to
+    query: str
+    """Returns (key, event id) for each effect, those of a key in the order in which they came; run by the owner."""
+
+
 class TableCopy(NamedTuple):
     """How to compare a captured table with what a sink has of it, row by row.
 
@@ -68,6 +76,10 @@ class Options(NamedTuple):
 
     clustered: Sequence[str] = ()
     """The sinks that run in another process. Their tasks run on a Spark cluster of this host."""
+    plain: Sequence[str] = ()
+    """The sinks that run in another process, without Spark."""
+    handlers: Mapping[str, Effects] = {}
+    """The handlers that run in another process, by name, and the effects of each."""
     contradictions: Callable[[History, Mapping[str, TopicEvent]], Iterable[str]] | None = None
     """Finds the reads that contradict the events, by id."""
     refusals: Mapping[str, Refusal] = {}
@@ -96,9 +108,9 @@ def load(seed: int) -> Domain:
             "write that class, as docs/soak.md shows, or name another one: `soak` in [tool.outbox] of pyproject.toml",
             code="soak-domain-missing",
         ) from error
-    if any(isinstance(names, str) for names in (*domain.sinks, options_of(domain).clustered)):
+    if any(isinstance(names, str) for names in (*domain.sinks, options_of(domain).clustered, options_of(domain).plain)):
         raise Failure(
-            f"{named}: each process of `sinks`, and `clustered`, is a sequence of sinks",
+            f"{named}: each process of `sinks`, `clustered` and `plain` is a sequence of sinks",
             'write one process of two sinks as sinks = (("orders", "totals"),), and clustered = ("orders",)',
             code="soak-domain-wrong",
         )

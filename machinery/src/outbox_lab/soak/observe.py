@@ -27,7 +27,7 @@ from outbox.sink.comparison_files import Comparison, folder_of
 from outbox.sink.decoding.records import Records
 from outbox.sink.decoding.values import rows_of
 from outbox.sink.spec import SinkSpec
-from outbox_lab.soak.domain import Domain, options_of
+from outbox_lab.soak.domain import Domain, Effects, options_of
 from outbox_lab.soak.seen import (
     ComparedTotals,
     Copy,
@@ -65,7 +65,7 @@ def read(settings: Settings, domain: Domain, names: Sequence[str]) -> Seen:
     events = [event for topic in known.topics for event in _events(settings, known, topic)]
     events.sort(key=lambda one: one.position)
     with closing(Store()) as store:
-        seen_sinks = _Sinks(settings, known, events, captured, store)
+        seen_sinks = _Sinks(settings, known, events, captured, store, handlers=options_of(domain).handlers)
         of_sinks = [seen_sinks.sink(one) for one in specs]
     return Seen(
         events=events,
@@ -143,9 +143,16 @@ class _Sinks:
     """Reads the sinks."""
 
     def __init__(
-        self, settings: Settings, known: Declared, events: Sequence[TopicEvent], captured: Captured, store: Store
+        self,
+        settings: Settings,
+        known: Declared,
+        events: Sequence[TopicEvent],
+        captured: Captured,
+        store: Store,
+        *,
+        handlers: Mapping[str, Effects],
     ) -> None:
-        self._known, self._events, self._settings = known, events, settings
+        self._known, self._events, self._settings, self._handlers = known, events, settings, handlers
         self._captured, self._store = captured, store
         self._states = {state.name: state for state in sinks.read(settings, known, store).states}
         with closing(connect(settings, SourceRole.AUDITOR)) as connection:
@@ -160,7 +167,8 @@ class _Sinks:
     def sink(self, spec: SinkSpec) -> Sink:
         """The state of a sink. Raises Failure if nothing says what it must have."""
         comparisons = self._known.comparisons_of(spec.name)
-        if not comparisons:
+        effects = self._effects(spec.name) if spec.name in self._handlers else None
+        if not comparisons and effects is None:
             raise Failure(
                 f"sink {spec.name} has no comparison, so nothing says what it must have",
                 f"write one in {folder_of(spec)} (docs/projections.md), or leave the sink out of the soak",
@@ -176,7 +184,16 @@ class _Sinks:
             applied=dict(self._rows(APPLIED, spec.name)) if "applied_events" in spec.strategy.select else None,
             forgotten=self._forgotten(spec, types),
             rows=table.rows(self._settings, spec.name) if type(spec.target) is LakehouseTarget else None,
+            effects=effects,
+            types=frozenset() if effects is None else types,
         )
+
+    def _effects(self, handler: str) -> Mapping[str, Sequence[str]]:
+        """By key, the events of a handler's effects, in their order."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for key, event_id in self._rows(self._handlers[handler].query):
+            found[key].append(event_id)
+        return found
 
     def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Comparison) -> ComparedTotals:
         rows = ComparedRows(self._store, declaration, sink)

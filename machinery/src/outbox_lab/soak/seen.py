@@ -127,6 +127,11 @@ class TopicEvent(_OnTopic):
         """The id of the event, which each record of it has."""
         return self.id
 
+    @property
+    def rank(self) -> int:
+        """The place of the event among those of its key."""
+        return self.offset if self.version is None else self.version
+
 
 @dataclass(frozen=True, slots=True)
 class RowChange(_OnTopic):
@@ -215,6 +220,8 @@ class Sink:
     applied: Mapping[str, int] | None = None  # by event id, how often; None if it does not count that
     forgotten: frozenset[str] = frozenset()  # the ids that its strategy has to remember, and does not
     rows: Mapping[str, int] | None = None  # by event id, how many its table of events has; None without such a table
+    effects: Mapping[str, Sequence[str]] | None = None  # by key, the ids of events in the order of their effects
+    types: frozenset[str] = frozenset()  # of the events that each must have an effect
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import chain
 
 from outbox.base.database import Row
 from outbox_lab.soak.record import RunRecord
@@ -48,21 +49,36 @@ def miscounted_events(run: RunRecord, sink: Sink) -> Iterator[str]:
 
 
 def events_not_once(run: RunRecord, sink: Sink) -> Iterator[str]:
-    """The events that a table of events does not have once; and those that it has, and no topic."""
-    if sink.rows is None:
+    """The events that a sink with a row or an effect for each does not have once; and those of no topic."""
+    rows = sink.rows if sink.effects is None else Counter(chain.from_iterable(sink.effects.values()))
+    if rows is None:
         return
     due = {event.id: event for event in run.seen.firsts.values() if _is_due(sink, event)}
     for event_id, event in due.items():
-        times = sink.rows.get(event_id, 0)
+        times = rows.get(event_id, 0)
         if times != 1:
-            yield f"{event_id} at {event.place}: {times} rows"
-    for event_id in sink.rows.keys() - due.keys() - sink.set_aside:
-        yield f"{event_id}: {sink.rows[event_id]} rows, and no topic has it"
+            yield f"{event_id} at {event.place}: there {times} times"
+    for event_id in rows.keys() - due.keys() - sink.set_aside:
+        yield f"{event_id}: there {rows[event_id]} times, and on no topic"
+
+
+def disordered_effects(run: RunRecord, sink: Sink) -> Iterator[str]:
+    """The first effect of each key that is of another key, or stands behind one of a later event."""
+    for key, ids in (sink.effects or {}).items():
+        before: TopicEvent | None = None
+        for event in (run.seen.firsts[event_id] for event_id in ids if event_id in run.seen.firsts):
+            if event.key != key or (before is not None and event.rank < before.rank):
+                yield f"{key}: {event.id} at {event.place}, behind {before.id if before else 'nothing'}"
+                break
+            before = event
 
 
 def _is_due(sink: Sink, event: TopicEvent) -> bool:
-    """Whether the sink has to have an event: a comparison is about it, and the sink has not set it aside."""
-    return event.id not in sink.set_aside and any(one.added_by(event) is not None for one in sink.comparisons)
+    """Whether the sink has to have an event: it is to have an effect, or a comparison is about it; and the sink has not
+    set it aside.
+    """
+    is_asked = event.type in sink.types or any(one.added_by(event) is not None for one in sink.comparisons)
+    return is_asked and event.id not in sink.set_aside
 
 
 def wrong_totals(run: RunRecord, sink: Sink, one: ComparedTotals) -> Iterator[str]:

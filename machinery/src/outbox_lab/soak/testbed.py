@@ -60,6 +60,8 @@ MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs 
 # The many short waits of a worker that is fast cost half a core, which a soak needs for what its faults do.
 WAITS_MS = {"connector_poll_interval_ms": 50, "connect_fetch_max_wait_ms": 200}
 START_TIMEOUT_S = 300.0  # of service and sinks: beside clients, and whatever else starts again after a fault
+# By engine, the command that runs sinks on it.
+ENGINES = {"spark": ["sink"], "cluster": ["sink"], "plain": ["sink", "--plain"], "handlers": ["handle"]}
 IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
 
 
@@ -210,6 +212,25 @@ def run_command(settings: Settings, words: Sequence[str]) -> Done:
     return Done(process.returncode, output, errors)
 
 
+class SinkPart(SinkProcess):
+    """Sinks in one process, on an engine of ENGINES, which a fault may change."""
+
+    start_timeout_s = START_TIMEOUT_S
+
+    def __init__(self, name: str, settings: Settings, names: Sequence[str], engine: str) -> None:
+        super().__init__(name, settings, [])
+        self.names, self.own_engine = names, engine
+        self.run_on(engine)
+
+    def run_on(self, engine: str) -> None:
+        """Run on this engine from the next start on."""
+        self.engine = engine
+        self._arguments = [*ENGINES[engine], *self.names]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.engine})"
+
+
 class Testbed:
     """Everything that runs, and what faults do to it.
 
@@ -223,8 +244,9 @@ class Testbed:
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.offsets`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.checks: list[Checked] = []  # what `check` has found
-        self._has_cluster = bool(options.clustered)
-        self._groups = [*sinks, options.clustered] if self._has_cluster else sinks
+        engines = {"cluster": options.clustered, "plain": options.plain, "handlers": [*options.handlers]}
+        self._groups = [(names, "spark") for names in sinks]
+        self._groups += [(names, engine) for engine, names in engines.items() if names]
         self._locks = {part: threading.Lock() for part in PARTS}
 
     @property
@@ -259,37 +281,35 @@ class Testbed:
         return made
 
     @cached_property
-    def sinks(self) -> Sequence[SinkProcess]:
+    def sinks(self) -> Sequence[SinkPart]:
+        return [self.sinks_of(f"sinks-{number}", *group) for number, group in enumerate(self._groups)]
+
+    def sinks_of(self, name: str, names: Sequence[str], engine: str) -> SinkPart:
+        """A process of sinks, which is not started."""
         through = self.stack.through("sinks-kafka", "sinks-postgres")
         settings = through.replace(sink_trigger_interval_ms=TRIGGER_INTERVAL_MS)
-        made: list[SinkProcess] = []
-        for number, names in enumerate(self._groups):
-            is_last = number == len(self._groups) - 1
-            own = self.stack.on_cluster(settings) if self._has_cluster and is_last else settings
-            process = SinkProcess(f"sinks-{number}", own, ["sink", *names])
-            process.start_timeout_s = START_TIMEOUT_S
-            made.append(process)
-        return made
+        return SinkPart(name, self.stack.on_cluster(settings) if engine == "cluster" else settings, names, engine)
+
+    def sinks_on(self, *engines: str) -> list[SinkPart]:
+        """The processes of sinks that run on these engines."""
+        return [one for one in self.sinks if one.engine in engines]
 
     @property
-    def clustered(self) -> SinkProcess | None:
+    def clustered(self) -> SinkPart | None:
         """The process of sinks whose tasks run on the cluster, if the domain has one."""
-        return self.sinks[-1] if self._has_cluster else None
+        return next(iter(self.sinks_on("cluster")), None)
 
     @property
     def cluster(self) -> Sequence[Process]:
         """The processes of the Spark cluster: its master, then its workers."""
         return [self.stack.part(name) for name in self.stack.parts if name.startswith("spark-")]
 
-    def names_of(self, process: SinkProcess) -> Sequence[str]:
-        return self._groups[self.sinks.index(process)]
-
-    def process_of(self, sink: str) -> SinkProcess:
-        return next(one for one in self.sinks if sink in self.names_of(one))
+    def process_of(self, sink: str) -> SinkPart:
+        return next(one for one in self.sinks if sink in one.names)
 
     @property
     def sink_names(self) -> Sequence[str]:
-        return [name for group in self._groups for name in group]
+        return [name for names, _ in self._groups for name in names]
 
     @property
     def sink_specs(self) -> Sequence[SinkSpec]:
@@ -324,7 +344,7 @@ class Testbed:
 
         migrate(settings)
         self.apply()
-        if self._has_cluster:
+        if self.options.clustered:
             self.stack.start_cluster(report)
         self.service.spawn()
         for sink in self.sinks:

@@ -59,6 +59,7 @@ OF_SINK: Mapping[str, Callable[[RunRecord, Sink], Cases]] = {
     "remembers every event": sink_checkers.forgotten_events,
     "applies every record": sink_checkers.miscounted_events,
     "has every event once": sink_checkers.events_not_once,
+    "has the events of a key in their order": sink_checkers.disordered_effects,
 }
 
 

@@ -25,8 +25,7 @@ from outbox.sink.applying.lakehouse import table
 from outbox.sink.remembering import fence, positions
 from outbox_lab.soak.fault import NotFired, Strike, wait_or_not_fired
 from outbox_lab.soak.faults.sinks import wait_committed
-from outbox_lab.soak.testbed import Testbed
-from outbox_lab.stack.command import SinkProcess
+from outbox_lab.soak.testbed import SinkPart, Testbed
 from outbox_lab.stack.ports import LOOPBACK
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.spark import ui_header
@@ -49,12 +48,12 @@ def restart(strike: Strike) -> None:
         process.start()
 
 
-def _running(testbed: Testbed) -> tuple[SinkProcess, str]:
+def _running(testbed: Testbed) -> tuple[SinkPart, str]:
     """The process of the sinks on the cluster, and the first of them. Raises NotFired if it does not run."""
     process = testbed.clustered
     if process is None or not process.is_running():
         raise NotFired("the sinks on the cluster did not run")
-    return process, testbed.names_of(process)[0]
+    return process, process.names[0]
 
 
 # Executors and workers: the driver must go on ----------------------------------------------------------------------
@@ -121,7 +120,7 @@ def kill_behind_merge(strike: Strike) -> str:
     raise NotFired(f"{FREEZE_ATTEMPTS} times, {sink} was not caught behind a MERGE")
 
 
-def _is_frozen_behind(testbed: Testbed, process: SinkProcess, sink: str) -> bool:
+def _is_frozen_behind(testbed: Testbed, process: SinkPart, sink: str) -> bool:
     """Freeze the driver at its next MERGE; whether its table is ahead then. If not it runs on."""
     driver = process.pid()
     if driver is None:

@@ -36,18 +36,22 @@ def restart(strike: Strike) -> None:
 
 
 def freeze(strike: Strike) -> str:
-    server = strike.server
+    return stop_all(strike.server)
+
+
+def stop_all(process: Process) -> str:
+    """Stop a process and its children (SIGSTOP). Returns how many there were."""
 
     def stopped() -> int:
-        server.pause()  # again each time: one may have been forked meanwhile, and a signal needs a moment
+        process.pause()  # again each time: one may have been forked meanwhile, and a signal needs a moment
         try:
-            states = [one.status() for one in server.processes()]
+            states = [one.status() for one in process.processes()]
         except psutil.NoSuchProcess:
             return 0
         return len(states) if set(states) == {psutil.STATUS_STOPPED} else 0
 
-    what = f"all processes of {strike.part} to be stopped"
-    return f"{wait_or_not_fired(what, stopped, timeout_s=30, poll_s=0.1)} processes were stopped"
+    what = f"all processes of {process.name} to be stopped"
+    return f"{wait_or_not_fired(what, stopped, timeout_s=30, poll_s=0.1)} processes of {process.name} were stopped"
 
 
 def thaw(strike: Strike) -> None:

@@ -1,41 +1,73 @@
-"""The sinks: killed at any moment and in the worst one; their checkpoints damaged; rewound."""
+"""The sinks: killed at any moment and in the worst ones; frozen; on another engine; checkpoints damaged; rewound."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
 import psutil
 
+from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
+from outbox.sink.remembering import fence
 from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
+from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
-from outbox_lab.soak.testbed import Testbed
-from outbox_lab.stack.command import SinkProcess
+from outbox_lab.soak.faults.servers import stop_all
+from outbox_lab.soak.testbed import SinkPart, Testbed
 from outbox_lab.walkthrough.crash import Window
 
+ON_SPARK = ("spark", "cluster")
+OTHER = {"spark": "plain", "plain": "spark"}
+REACHED = "SELECT coalesce(sum(next_offset), 0)::bigint FROM public.positions WHERE sink = %s"
 GENERATION = "SELECT generation FROM public.sinks WHERE name = %s"
 BURST_EVENTS = 20
 COMMIT_TIMEOUT_S = 180.0
+REFUSED = "sink-has-driver"  # in the log, of each sink that another driver has
 
 
-def _choose(strike: Strike, processes: Sequence[SinkProcess] | None = None) -> SinkProcess:
+def _choose(strike: Strike, processes: Sequence[SinkPart] | None = None) -> SinkPart:
     """One of these processes of sinks, by default of all, and one of its sinks."""
     process = strike.chance.choice(strike.testbed.sinks if processes is None else processes)
     strike.victims = (process.name,)
-    strike.sink = strike.chance.choice(strike.testbed.names_of(process))
+    strike.sink = strike.chance.choice(process.names)
     return process
+
+
+def _reached(testbed: Testbed, sink: str) -> int:
+    """How far a sink is: the sum of its positions."""
+    return int(testbed.query(REACHED, [sink], SinkRole.AUDITOR)[0][0])
+
+
+def _wait_applied(process: SinkPart, testbed: Testbed) -> str:
+    """Wait until each sink of a process has applied something. Returns how far they are then."""
+    before = {name: _reached(testbed, name) for name in process.names}
+
+    def moved() -> dict[str, int] | None:
+        now = {name: _reached(testbed, name) for name in before}
+        return now if all(now[name] > before[name] for name in before) else None
+
+    found = wait_or_not_fired(
+        f"each sink of {process} to apply something", moved, timeout_s=COMMIT_TIMEOUT_S, poll_s=0.5
+    )
+    return ", ".join(f"{name} from {before[name]} to {found[name]}" for name in before)
 
 
 def restart(strike: Strike) -> None:
     for process in strike.testbed.sinks:
         process.start()
+
+
+def thaw(strike: Strike) -> None:
+    for process in strike.testbed.sinks:
+        process.resume()
+    restart(strike)
 
 
 def kill(strike: Strike) -> str:
@@ -44,11 +76,15 @@ def kill(strike: Strike) -> str:
     process.kill()
     if pid is None:
         raise NotFired(f"{process.name} did not run")
-    return f"{process.name}, process {pid}, was killed"
+    return f"{process}, process {pid}, was killed"
+
+
+def freeze(strike: Strike) -> str:
+    return stop_all(_choose(strike))
 
 
 def kill_spark(strike: Strike) -> str:
-    process, killed = _choose(strike), list[int]()
+    process, killed = _choose(strike, strike.testbed.sinks_on(*ON_SPARK)), list[int]()
     for one in process.processes():
         with suppress(psutil.NoSuchProcess):
             if one.name() == "java":
@@ -63,8 +99,8 @@ def kill_spark(strike: Strike) -> str:
 def kill_between_commits(strike: Strike) -> str:
     """Not the sinks with a Delta table: they need Spark for the commit, and it is frozen."""
     testbed = strike.testbed
-    process = _choose(strike, [one for one in testbed.sinks if one is not testbed.clustered])
-    window = Window(testbed.settings, process, testbed.names_of(process))
+    process = _choose(strike, testbed.sinks_on("spark"))
+    window = Window(testbed.settings, process, process.names)
     process.kill()  # with a batch in hand it would not end gently while the window holds its lock
 
     def count() -> int:
@@ -86,6 +122,116 @@ def kill_between_commits(strike: Strike) -> str:
     return "; ".join(f"{name} batch {crash.planned_batch}" for name, crash in crashes.items())
 
 
+# Within a transaction -----------------------------------------------------------------------------------------------
+
+LAST_STATEMENT = ("SELECT FROM public.sinks WHERE name = %s FOR UPDATE", "SET applied = applied")
+WAITING = """
+SELECT pid FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid)) AND strpos(query, %s) > 0
+"""
+
+
+def kill_before_commit(strike: Strike) -> str:
+    """The last statement of a batch counts it, behind whatever the batch has written, here or elsewhere."""
+    process = _choose(strike)
+    return _kill_waiting(strike, process, *LAST_STATEMENT)
+
+
+def kill_in_call(strike: Strike) -> str:
+    process = _choose(strike, strike.testbed.sinks_on("handlers"))
+    table = strike.testbed.options.handlers[strike.sink].table
+    return _kill_waiting(strike, process, f"LOCK TABLE {table} IN SHARE MODE", table)
+
+
+def _kill_waiting(strike: Strike, process: SinkPart, lock: str, words: str) -> str:
+    """Kill sinks while a transaction of the chosen one waits for a lock, in a statement with these words."""
+    testbed, sink = strike.testbed, strike.sink
+    with closing(connect(testbed.settings, SinkRole.OWNER)) as holder, holder.cursor() as cursor:
+        cursor.execute(lock, [sink] if "%s" in lock else None)
+        before, holding = _reached(testbed, sink), holder.info.backend_pid
+        what = f"a transaction of {sink} to wait with {words}"
+        (pid,), *_ = wait_or_not_fired(
+            what, lambda: testbed.superuser(WAITING, [holding, words]), timeout_s=COMMIT_TIMEOUT_S
+        )
+        process.kill()
+        holder.rollback()
+        fence.lock(cursor, sink)  # once its session is gone
+        if _reached(testbed, sink) != before:
+            raise NotFired(f"the transaction of {sink} was committed")
+    return f"{process} was killed while backend {pid} waited with `{words}` of {sink}, and nothing was committed"
+
+
+# Engines ------------------------------------------------------------------------------------------------------------
+
+
+def on_either(testbed: Testbed) -> list[SinkPart]:
+    """The processes whose sinks run with and without Spark."""
+    specs = {one.name: one for one in testbed.sink_specs}
+
+    def is_on_either(process: SinkPart) -> bool:
+        return all(_runs_on(specs[name], engine) for name in process.names for engine in OTHER)
+
+    return [one for one in testbed.sinks_on(*OTHER) if is_on_either(one)]
+
+
+def _runs_on(spec: SinkSpec, engine: str) -> bool:
+    with suppress(Failure):
+        spec.require_engine(engine)
+        return True
+    return False
+
+
+def change_engine(strike: Strike) -> str:
+    process = _choose(strike, on_either(strike.testbed))
+    before = str(process)
+    strike.chance.choice([process.stop, process.kill])()
+    process.run_on(OTHER[process.engine])
+    process.spawn()
+    return f"{before} was restarted as {process}: {_wait_applied(process, strike.testbed)}"
+
+
+def change_back(strike: Strike) -> None:
+    for process in strike.testbed.sinks:
+        if process.engine != process.own_engine:
+            process.stop()
+            process.run_on(process.own_engine)
+    restart(strike)
+
+
+def return_as_zombie(strike: Strike) -> str:
+    """The sinks run on the other engine meanwhile, if they run on both."""
+    testbed = strike.testbed
+    process = _choose(strike, testbed.sinks_on(*OTHER, "handlers"))
+    second, size = _second(testbed, process), process.log_size()
+    if process in on_either(testbed):
+        second.run_on(OTHER[process.engine])
+    stop_all(process)
+    with closing(connect(testbed.settings, SinkRole.AUDITOR)) as watcher, watcher.cursor() as cursor:
+        for holder in (fence.driver(cursor, name) for name in process.names):
+            # As Postgres does when a host is gone.
+            testbed.superuser("SELECT pg_terminate_backend(%s)", [holder[1] if holder else 0])
+    second.spawn()
+    applied = _wait_applied(second, testbed)
+    process.resume()
+    wait_or_not_fired(f"{process} to end", lambda: not process.is_running(), timeout_s=COMMIT_TIMEOUT_S, poll_s=0.5)
+    if (count := process.log_since(size).count(REFUSED)) < len(process.names):
+        raise NotFired(f"{process} has ended with {count} refused sinks: {process.tail(1)}")
+    return f"{second} has applied {applied}; {process} came back and was refused"
+
+
+def end_second(strike: Strike) -> None:
+    for process in strike.testbed.sinks:
+        _second(strike.testbed, process).stop()
+    thaw(strike)
+
+
+def _second(testbed: Testbed, process: SinkPart) -> SinkPart:
+    """Another process of the same sinks."""
+    return testbed.sinks_of(f"{process.name}-second", process.names, process.engine)
+
+
+# Positions ----------------------------------------------------------------------------------------------------------
+
+
 def rewind(strike: Strike) -> str:
     process = _choose(strike)
     strike.testbed.check(f"before {strike.fault.name}")
@@ -100,7 +246,7 @@ def rewind(strike: Strike) -> str:
 
 def damage_checkpoint(strike: Strike, damage: Callable[[Path, Random], str]) -> str:
     """Damage a checkpoint while its sink is down. It has happened once the sink has committed again."""
-    testbed, process = strike.testbed, _choose(strike)
+    testbed, process = strike.testbed, _choose(strike, strike.testbed.sinks_on(*ON_SPARK))
     wait_committed(testbed, strike.sink)
     process.kill()
     done = damage(_folder(testbed, strike.sink), strike.chance)

@@ -1,0 +1,27 @@
+"""The statement of each account: a numbered line for each event of its balance. `outbox handle` writes them.
+
+Optional: to do without, delete this file and `handlers` in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.handlers import Event, handler
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+# The events of an account come in their order, one after the other: so the next number is free.
+LINE = """
+INSERT INTO statement_lines (account_id, line, event_id, transfer_id, balance_minor)
+SELECT %(account_id)s, coalesce(max(line), 0) + 1, %(event_id)s, %(transfer_id)s, %(balance_after)s
+  FROM statement_lines WHERE account_id = %(account_id)s
+"""
+
+
+@handler("balance")
+def statements(event: Event, connection: Connection) -> None:
+    """Write a line of the account's statement."""
+    with connection.cursor() as cursor:
+        cursor.execute(LINE, {**event.payload, "event_id": event.id})
