@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outbox.handlers import Event, handler
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
+    from psycopg2 import extensions
 
 # The events of an account come in their order, one after the other: so the next number is free.
 LINE = """
@@ -21,7 +21,7 @@ SELECT %(account_id)s, coalesce(max(line), 0) + 1, %(event_id)s, %(transfer_id)s
 
 
 @handler("balance")
-def statements(event: Event, connection: Connection) -> None:
+def statements(event: Event, connection: extensions.connection) -> None:
     """Write a line of the account's statement."""
     with connection.cursor() as cursor:
         cursor.execute(LINE, {**event.payload, "event_id": event.id})

@@ -27,6 +27,7 @@ PUBLIC = {
         "outbox.aio",
         "outbox.asgi",
         "outbox.dbapi",
+        "outbox.handlers",
         "outbox.migrations",
         "outbox.sinks",
         "outbox_lab.soak",

@@ -10,6 +10,7 @@ from typing import Any
 from outbox_lab.soak import (
     Attempt,
     Domain,
+    Effects,
     History,
     Refusal,
     Request,
@@ -48,6 +49,13 @@ class Movements:
             "unit mismatch",
             begin="UPDATE stock SET unit = 'XXX' WHERE sink = 'dedup'",
             end="UPDATE stock SET unit = 'KGM' WHERE sink = 'dedup'",
+        )
+    }
+    plain = ("versions",)
+    handlers: Mapping[str, Effects] = {
+        "item_receipts": Effects(
+            "handled_events",
+            query="SELECT key, event_id::text FROM handled_events WHERE handler = 'item_receipts' ORDER BY key, place",
         )
     }
     copies: Mapping[str, TableCopy] = {

@@ -21,9 +21,9 @@ from outbox.relay.connectors import Connector
 from outbox.sink.decoding import records
 from outbox.sink.decoding.decoder import now_ms
 from outbox_lab.soak import fault, observe, testbed
-from outbox_lab.soak.domain import TableCopy
+from outbox_lab.soak.domain import Effects, Options, TableCopy
 from outbox_lab.soak.fault import NotFired, Strike
-from outbox_lab.soak.faults import FAULTS, hostile, operations
+from outbox_lab.soak.faults import FAULTS, hostile, operations, sinks
 from outbox_lab.soak.faults.servers import UNLIMITED, limit_files
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.testbed import LINKS, PREFIX, Done
@@ -123,9 +123,45 @@ def test_a_prune_that_is_refused_for_a_while_is_run_until_it_succeeds(
     assert injected("prune", unstarted)[1] == "outbox prune: deleted 3 events"
 
 
-@pytest.mark.parametrize("name", [name for name, one in FAULTS.items() if "cluster" in one.parts])
-def test_without_a_cluster_nothing_of_it_is_broken(unstarted: testbed.Testbed, name: str) -> None:
+OF_CLUSTER = [name for name, one in FAULTS.items() if "cluster" in one.parts]
+
+
+@pytest.mark.parametrize("name", [*OF_CLUSTER, "handlers-killed-in-call", "sinks-engine-changed"])
+def test_what_is_not_there_is_not_broken(unstarted: testbed.Testbed, name: str) -> None:
     assert not FAULTS[name].is_possible(unstarted)
+
+
+def test_sinks_that_run_on_both_engines_change_between_them_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(
+        clustered=["activity"], plain=["orders"], handlers={"item_receipts": Effects("handled_events", "")}
+    )
+    bed = testbed.Testbed(load(tmp_path, environment=False), [["dedup"], ["lakehouse"]], options)
+    bed.stack.links = {name: Proxy(name, ports.choose(0)[0]) for name in LINKS}
+    monkeypatch.setattr(bed.stack, "on_cluster", lambda settings: settings)
+    assert {one.names[0]: one.engine for one in bed.sinks} == {
+        **{
+            "dedup": "spark",
+            "lakehouse": "spark",
+            "activity": "cluster",
+            "orders": "plain",
+            "item_receipts": "handlers",
+        }
+    }
+    on_either = sinks.on_either(bed)
+    assert [one.names for one in on_either] == [["dedup"], ["orders"]]
+    commands = {one.names[0]: one.argv()[3:] for one in bed.sinks}
+    assert commands["orders"] == ["sink", "--plain", "orders"]
+    assert commands["item_receipts"] == ["handle", "item_receipts"]
+    for one in on_either:
+        one.run_on(sinks.OTHER[one.engine])
+    assert [one.argv()[3:] for one in on_either] == [["sink", "--plain", "dedup"], ["sink", "orders"]]
+    monkeypatch.setattr(testbed.SinkPart, "start", lambda _: None)
+    sinks.change_back(Strike(FAULTS["sinks-engine-changed"], bed, random.Random(1)))  # noqa: S311
+    assert {one.names[0]: one.argv()[3:] for one in bed.sinks} == commands
+    for link in bed.links.values():
+        link.close()
 
 
 def test_a_testbed_has_the_connectors_that_its_sinks_need(
