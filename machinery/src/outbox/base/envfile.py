@@ -79,7 +79,7 @@ def secrets_of(command: str = "") -> Sequence[str]:
     match command:
         case "serve":
             return SHARES["serve"]
-        case "sink":
+        case "sink" | "handle":
             return [*SHARES["sink"], "kafka_password"]
     return [*SHARES["outbox"], "kafka_password", "service_token"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import psutil
 
@@ -80,7 +81,12 @@ def kill(strike: Strike) -> str:
 
 
 def freeze(strike: Strike) -> str:
-    return stop_all(_choose(strike))
+    """Half of the time in a transaction, which the database ends after a minute."""
+    process = _choose(strike)
+    if strike.chance.random() < 1 / 2:
+        return stop_all(process)
+    with _waiting(strike, *LAST_STATEMENT) as where:
+        return f"{stop_all(process)} {where}"
 
 
 def kill_spark(strike: Strike) -> str:
@@ -132,8 +138,7 @@ SELECT pid FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid)) AND strpo
 
 def kill_before_commit(strike: Strike) -> str:
     """The last statement of a batch counts it, behind whatever the batch has written, here or elsewhere."""
-    process = _choose(strike)
-    return _kill_waiting(strike, process, *LAST_STATEMENT)
+    return _kill_waiting(strike, _choose(strike), *LAST_STATEMENT)
 
 
 def kill_in_call(strike: Strike) -> str:
@@ -143,21 +148,30 @@ def kill_in_call(strike: Strike) -> str:
 
 
 def _kill_waiting(strike: Strike, process: SinkPart, lock: str, words: str) -> str:
-    """Kill sinks while a transaction of the chosen one waits for a lock, in a statement with these words."""
     testbed, sink = strike.testbed, strike.sink
-    with closing(connect(testbed.settings, SinkRole.OWNER)) as holder, holder.cursor() as cursor:
-        cursor.execute(lock, [sink] if "%s" in lock else None)
-        before, holding = _reached(testbed, sink), holder.info.backend_pid
-        what = f"a transaction of {sink} to wait with {words}"
-        (pid,), *_ = wait_or_not_fired(
-            what, lambda: testbed.superuser(WAITING, [holding, words]), timeout_s=COMMIT_TIMEOUT_S
-        )
+    with _waiting(strike, lock, words) as where:
+        before = _reached(testbed, sink)
         process.kill()
-        holder.rollback()
+    with closing(connect(testbed.settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
         fence.lock(cursor, sink)  # once its session is gone
         if _reached(testbed, sink) != before:
             raise NotFired(f"the transaction of {sink} was committed")
-    return f"{process} was killed while backend {pid} waited with `{words}` of {sink}, and nothing was committed"
+    return f"{process} was killed {where}, and nothing was committed"
+
+
+@contextmanager
+def _waiting(strike: Strike, lock: str, words: str) -> Iterator[str]:
+    """Let a transaction of the chosen sink wait for a lock during the block, in a statement with these words."""
+    testbed, sink = strike.testbed, strike.sink
+    with closing(connect(testbed.settings, SinkRole.OWNER)) as holder, holder.cursor() as cursor:
+        cursor.execute(lock, [sink] if "%s" in lock else None)
+
+        def waiting() -> list[tuple[Any, ...]]:
+            return testbed.superuser(WAITING, [holder.info.backend_pid, words])
+
+        what = f"a transaction of {sink} to wait with `{words}`"
+        (pid,), *_ = wait_or_not_fired(what, waiting, timeout_s=COMMIT_TIMEOUT_S)
+        yield f"while backend {pid} waited with `{words}` of {sink}"
 
 
 # Engines ------------------------------------------------------------------------------------------------------------
