@@ -94,6 +94,7 @@ def is_rebuildable(sink: SinkSpec, source: str) -> bool:
 # Dead letters ------------------------------------------------------------------------------------------------------
 
 DISCARDED_AT_ONCE = 100
+APPLIED = "SELECT name FROM public.sinks WHERE name = %s AND applied > 0"
 OPEN = "SELECT count(*) FROM public.dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
 
 
@@ -118,6 +119,8 @@ def refuse_events(strike: Strike) -> str:
     testbed = strike.testbed
     strike.sink = strike.chance.choice(sorted(refusing(testbed)))
     before = _count_open(strike)
+    what = f"{strike.sink} to apply events"  # its rules may be in the rows that it has
+    wait_or_not_fired(what, lambda: testbed.query(APPLIED, [strike.sink], SinkRole.AUDITOR), timeout_s=120, poll_s=0.5)
     _change_rules(strike, testbed.options.refusals[strike.sink].begin)
     what = f"{strike.sink} to refuse events"
     count = wait_or_not_fired(what, lambda: _count_open(strike) - before, timeout_s=120, poll_s=0.5)
