@@ -158,7 +158,7 @@ def test_sinks_that_run_on_both_engines_change_between_them_and_back(
         one.run_on(sinks.OTHER[one.engine])
     assert [one.argv()[3:] for one in on_either] == [["sink", "--plain", "dedup"], ["sink", "orders"]]
     monkeypatch.setattr(testbed.SinkPart, "start", lambda _: None)
-    sinks.change_back(Strike(FAULTS["sinks-engine-changed"], bed, random.Random(1)))  # noqa: S311
+    sinks.restart(Strike(FAULTS["sinks-engine-changed"], bed, random.Random(1)))  # noqa: S311
     assert {one.names[0]: one.argv()[3:] for one in bed.sinks} == commands
     for link in bed.links.values():
         link.close()

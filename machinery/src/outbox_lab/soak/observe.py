@@ -167,7 +167,7 @@ class _Sinks:
     def sink(self, spec: SinkSpec) -> Sink:
         """The state of a sink. Raises Failure if nothing says what it must have."""
         comparisons = self._known.comparisons_of(spec.name)
-        effects = self._effects(spec.name) if spec.name in self._handlers else None
+        effects = self._effects(spec)
         if not comparisons and effects is None:
             raise Failure(
                 f"sink {spec.name} has no comparison, so nothing says what it must have",
@@ -188,12 +188,19 @@ class _Sinks:
             types=frozenset() if effects is None else types,
         )
 
-    def _effects(self, handler: str) -> Mapping[str, Sequence[str]]:
-        """By key, the events of a handler's effects, in their order."""
+    def _effects(self, spec: SinkSpec) -> Mapping[str, Sequence[str]] | None:
+        """By key, the events of the effects of a handler, or of the committed records that a sink has written, in
+        their order. None of other sinks.
+        """
         found: dict[str, list[str]] = defaultdict(list)
-        for key, event_id in self._rows(self._handlers[handler].query):
-            found[key].append(event_id)
-        return found
+        for topic in spec.target.topics:
+            for message in records.read(self._settings, topic, topics.watermarks(self._settings, topic)):
+                event_id = dict(records.headers_of(message)).get("id")
+                found[(message.key() or b"").decode()].append((event_id or b"").decode())
+        if spec.name in self._handlers:
+            for key, event_id in self._rows(self._handlers[spec.name].query):
+                found[key].append(event_id)
+        return found if spec.target.topics or spec.name in self._handlers else None
 
     def _comparison(self, sink: str, kinds: Sequence[Kind], declaration: Comparison) -> ComparedTotals:
         rows = ComparedRows(self._store, declaration, sink)

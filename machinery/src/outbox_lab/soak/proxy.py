@@ -57,6 +57,10 @@ class Proxy:
         """Let only what clients send pass, and no answer. Returns how many connections there are."""
         return self._call(self._freeze(requests_flow=True))
 
+    def hold_requests(self) -> int:
+        """Let only answers pass. Returns how many connections there are."""
+        return self._call(self._freeze(answers_flow=True))
+
     def delay(self, seconds: float) -> int:
         """Let every chunk wait so long. Returns how many connections there are."""
         return self._call(self._delay(seconds))
@@ -85,9 +89,10 @@ class Proxy:
             self._listening.setblocking(False)
             self._loop.add_reader(self._listening, self._accept, self._listening)
 
-    async def _freeze(self, *, requests_flow: bool = False) -> int:
+    async def _freeze(self, *, requests_flow: bool = False, answers_flow: bool = False) -> int:
         self.affected = 0
-        self._answers_flow.clear()
+        if not answers_flow:
+            self._answers_flow.clear()
         if not requests_flow:
             self._flows.clear()
         return self.connections

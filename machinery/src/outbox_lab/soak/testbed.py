@@ -24,6 +24,8 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Role, Settings, SourceRole
 from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.kafka.spec import TopicSpec
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest, State
@@ -59,6 +61,7 @@ TRIGGER_INTERVAL_MS = 2000
 MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs as much as one of thousands
 # The many short waits of a worker that is fast cost half a core, which a soak needs for what its faults do.
 WAITS_MS = {"connector_poll_interval_ms": 50, "connect_fetch_max_wait_ms": 200}
+WRITTEN_PARTITIONS = 3  # of a topic that a sink writes to
 START_TIMEOUT_S = 300.0  # of service and sinks: beside clients, and whatever else starts again after a fault
 # By engine, the command that runs sinks on it.
 ENGINES = {"spark": ["sink"], "cluster": ["sink"], "plain": ["sink", "--plain"], "handlers": ["handle"]}
@@ -317,6 +320,11 @@ class Testbed:
         known = discovery.sinks(self.settings) if self.sink_names else {}
         return [known[name] for name in self.sink_names]
 
+    @property
+    def written_topics(self) -> Mapping[str, str]:
+        """By sink, the topic that it writes to."""
+        return {one.name: topic for one in self.sink_specs for topic in one.target.topics}
+
     def readers(self, topic: str) -> Sequence[SinkSpec]:
         """The sinks that read a topic."""
         return [one for one in self.sink_specs if topic in one.topics]
@@ -344,6 +352,8 @@ class Testbed:
 
         migrate(settings)
         self.apply()
+        if written := self.written_topics.values():
+            topics.create(settings, [TopicSpec(name, WRITTEN_PARTITIONS, {}) for name in written])
         if self.options.clustered:
             self.stack.start_cluster(report)
         self.service.spawn()

@@ -24,7 +24,7 @@ from outbox.jvm.java import property_value
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.remembering import fence, positions
 from outbox_lab.soak.fault import NotFired, Strike, wait_or_not_fired
-from outbox_lab.soak.faults.sinks import wait_committed
+from outbox_lab.soak.faults.sinks import restart, wait_committed
 from outbox_lab.soak.testbed import SinkPart, Testbed
 from outbox_lab.stack.ports import LOOPBACK
 from outbox_lab.stack.process import Process
@@ -41,11 +41,6 @@ MERGE = "MERGE operation"
 
 def has_cluster(testbed: Testbed) -> bool:
     return testbed.clustered is not None
-
-
-def restart(strike: Strike) -> None:
-    for process in (*strike.testbed.cluster, *strike.testbed.sinks):
-        process.start()
 
 
 def _running(testbed: Testbed) -> tuple[SinkPart, str]:

@@ -16,9 +16,10 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
+from outbox.kafka import topics
+from outbox.sink import discovery
 from outbox.sink.remembering import fence
 from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
-from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.faults.servers import stop_all
 from outbox_lab.soak.testbed import SinkPart, Testbed
@@ -61,14 +62,19 @@ def _wait_applied(process: SinkPart, testbed: Testbed) -> str:
 
 
 def restart(strike: Strike) -> None:
-    for process in strike.testbed.sinks:
-        process.start()
-
-
-def thaw(strike: Strike) -> None:
-    for process in strike.testbed.sinks:
+    """Undo whatever a fault has done to sinks, their links and their cluster."""
+    testbed = strike.testbed
+    for name in testbed.links.keys() & {*strike.fault.parts}:
+        testbed.links[name].heal()
+    for process in testbed.sinks:
+        if process.name in strike.victims:
+            _second(testbed, process).stop()
         process.resume()
-    restart(strike)
+        if process.engine != process.own_engine:
+            process.stop()
+            process.run_on(process.own_engine)
+    for one in (*testbed.cluster, *testbed.sinks):
+        one.start()
 
 
 def kill(strike: Strike) -> str:
@@ -152,11 +158,16 @@ def _kill_waiting(strike: Strike, process: SinkPart, lock: str, words: str) -> s
     with _waiting(strike, lock, words) as where:
         before = _reached(testbed, sink)
         process.kill()
-    with closing(connect(testbed.settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
-        fence.lock(cursor, sink)  # once its session is gone
-        if _reached(testbed, sink) != before:
-            raise NotFired(f"the transaction of {sink} was committed")
+    if _has_moved(testbed, sink, before):
+        raise NotFired(f"the transaction of {sink} was committed")
     return f"{process} was killed {where}, and nothing was committed"
+
+
+def _has_moved(testbed: Testbed, sink: str, before: int) -> bool:
+    """Whether a sink is further than before, once the session of its killed process is gone."""
+    with closing(connect(testbed.settings, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
+        fence.lock(cursor, sink)
+        return _reached(testbed, sink) != before
 
 
 @contextmanager
@@ -174,24 +185,76 @@ def _waiting(strike: Strike, lock: str, words: str) -> Iterator[str]:
         yield f"while backend {pid} waited with `{words}` of {sink}"
 
 
+# Within a transaction of Kafka, and behind it ------------------------------------------------------------------------
+
+PACKET_DELAY_S = 0.3
+WRITE_ATTEMPTS, WRITE_TIMEOUT_S = 5, 20.0
+
+
+def _choose_writer(strike: Strike) -> tuple[SinkPart, str]:
+    """A process of sinks that write to topics, one of these sinks, and its topic."""
+    written = strike.testbed.written_topics
+    strike.sink = strike.chance.choice(sorted(written))
+    process = strike.testbed.process_of(strike.sink)
+    strike.victims = (process.name,)
+    return process, written[strike.sink]
+
+
+def kill_in_topic(strike: Strike) -> str:
+    """Its packets are late, so that it can be caught in its transaction."""
+    testbed, link = strike.testbed, strike.testbed.links["sinks-kafka"]
+    process, topic = _choose_writer(strike)
+
+    def is_open() -> int:
+        """How many records of open transactions the topic has."""
+        high, stable = (ask(testbed.settings, topic) for ask in (topics.high_watermarks, topics.last_stable_offsets))
+        return sum(high.values()) - sum(stable.values())
+
+    for _ in range(WRITE_ATTEMPTS):
+        link.delay(PACKET_DELAY_S)
+        wait_or_not_fired(f"{strike.sink} to write", is_open, timeout_s=COMMIT_TIMEOUT_S, poll_s=0.01)
+        process.kill()
+        link.heal()
+        if count := is_open():
+            return f"{process} was killed, and {count} records on {topic} are of an open transaction"
+        process.start()
+    raise NotFired(f"{WRITE_ATTEMPTS} times, {strike.sink} was not caught in a transaction")
+
+
+def kill_behind_topic(strike: Strike) -> str:
+    """Its COMMIT to Postgres is held on its link, and lost when it is killed."""
+    testbed, link = strike.testbed, strike.testbed.links["sinks-postgres"]
+    process, topic = _choose_writer(strike)
+
+    def committed() -> int:
+        return sum(topics.last_stable_offsets(testbed.settings, topic).values())
+
+    for _ in range(WRITE_ATTEMPTS):
+        with _waiting(strike, *LAST_STATEMENT):
+            before, reached = committed(), _reached(testbed, strike.sink)
+            link.hold_requests()
+        with suppress(TimeoutError):  # a batch may have nothing to write
+            wait_for(f"{strike.sink} to write", lambda: committed() > before, timeout_s=WRITE_TIMEOUT_S)  # noqa: B023
+        process.kill()
+        link.cut()
+        link.heal()
+        if (ahead := committed() - before) and not _has_moved(testbed, strike.sink, reached):
+            return f"{process} was killed, {topic} has {ahead} offsets more, and {strike.sink} is still at {reached}"
+        process.start()
+    raise NotFired(f"{WRITE_ATTEMPTS} times, {strike.sink} was not caught between its commits")
+
+
 # Engines ------------------------------------------------------------------------------------------------------------
 
 
 def on_either(testbed: Testbed) -> list[SinkPart]:
     """The processes whose sinks run with and without Spark."""
-    specs = {one.name: one for one in testbed.sink_specs}
 
-    def is_on_either(process: SinkPart) -> bool:
-        return all(_runs_on(specs[name], engine) for name in process.names for engine in OTHER)
+    def is_on(engine: str, process: SinkPart) -> bool:
+        _, failures = discovery.usable(testbed.settings, process.names, engine)
+        return not failures
 
-    return [one for one in testbed.sinks_on(*OTHER) if is_on_either(one)]
-
-
-def _runs_on(spec: SinkSpec, engine: str) -> bool:
-    with suppress(Failure):
-        spec.require_engine(engine)
-        return True
-    return False
+    return [one for one in testbed.sinks_on(*OTHER) if all(is_on(engine, one) for engine in OTHER)]
 
 
 def change_engine(strike: Strike) -> str:
@@ -201,14 +264,6 @@ def change_engine(strike: Strike) -> str:
     process.run_on(OTHER[process.engine])
     process.spawn()
     return f"{before} was restarted as {process}: {_wait_applied(process, strike.testbed)}"
-
-
-def change_back(strike: Strike) -> None:
-    for process in strike.testbed.sinks:
-        if process.engine != process.own_engine:
-            process.stop()
-            process.run_on(process.own_engine)
-    restart(strike)
 
 
 def return_as_zombie(strike: Strike) -> str:
@@ -230,12 +285,6 @@ def return_as_zombie(strike: Strike) -> str:
     if (count := process.log_since(size).count(REFUSED)) < len(process.names):
         raise NotFired(f"{process} has ended with {count} refused sinks: {process.tail(1)}")
     return f"{second} has applied {applied}; {process} came back and was refused"
-
-
-def end_second(strike: Strike) -> None:
-    for process in strike.testbed.sinks:
-        _second(strike.testbed, process).stop()
-    thaw(strike)
 
 
 def _second(testbed: Testbed, process: SinkPart) -> SinkPart:
