@@ -41,7 +41,7 @@ class Domain(Workload):
         ("balances", "balances-merge", "balances-versions"),
         ("balances-naive-logged", "balances-offsets", "changes"),
     )
-    plain = ("balances-upsert", "accounts")  # which a process without Spark runs
+    plain = ("balances-upsert", "accounts", "feed")  # which a process without Spark runs
     clustered = ("lakehouse", "turnover")  # whose work is done by executors: a MERGE, and a transform
     changes = """
         SELECT 'transfer ' || id, 2 FROM transfers
