@@ -115,6 +115,24 @@ def test_answers_that_are_held_are_lost_by_a_cut(proxy: Proxy, connection: socke
     assert is_closed(connection)
 
 
+def test_requests_that_are_held_never_arrive_once_the_link_is_cut() -> None:
+    with (
+        closing(socket.create_server((ports.LOOPBACK, 0))) as listener,
+        closing(Proxy("client-server", listener.getsockname()[1])) as proxy,
+        closing(client(proxy)) as connection,
+    ):
+        server, _ = listener.accept()
+        with closing(server):
+            proxy.hold_requests()
+            server.sendall(b"answer")
+            assert connection.recv(1000) == b"answer"
+            connection.sendall(b"late")
+            wait_for("the request", lambda: proxy.affected == 1, timeout_s=TIMEOUT_S)
+            proxy.cut()
+            proxy.heal()
+            assert is_closed(server)
+
+
 def test_a_connection_that_is_made_during_a_cut_does_not_survive_it(proxy: Proxy) -> None:
     for _ in range(100):
         with closing(client(proxy)) as connection:
