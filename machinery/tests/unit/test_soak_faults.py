@@ -123,10 +123,11 @@ def test_a_prune_that_is_refused_for_a_while_is_run_until_it_succeeds(
     assert injected("prune", unstarted)[1] == "outbox prune: deleted 3 events"
 
 
+OF_SINKS = ["handlers-killed-in-call", "sinks-engine-changed", "sinks-spark-killed", "sinks-killed-in-topic"]
 OF_CLUSTER = [name for name, one in FAULTS.items() if "cluster" in one.parts]
 
 
-@pytest.mark.parametrize("name", [*OF_CLUSTER, "handlers-killed-in-call", "sinks-engine-changed"])
+@pytest.mark.parametrize("name", [*OF_CLUSTER, *OF_SINKS])
 def test_what_is_not_there_is_not_broken(unstarted: testbed.Testbed, name: str) -> None:
     assert not FAULTS[name].is_possible(unstarted)
 
