@@ -11,7 +11,7 @@ from dataclasses import replace
 from outbox.audit import check
 from outbox.audit.report import Report
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, SinkRole
 from outbox.base.terminal import Progress
 from outbox_lab.soak import observe, verdict
 from outbox_lab.soak.clients import Clients
@@ -27,6 +27,8 @@ from outbox_lab.soak.verdict import Verdict
 from outbox_lab.stack import interrupt
 
 REPORTED_EVERY_S = 60.0  # for those who follow a run for hours
+# A handler that has failed for an event is called again later: the operator does not wait for that.
+WAITING = "SELECT DISTINCT sink FROM public.dead_letters WHERE status = 'open' AND sink = ANY(%s)"
 STUCK_S = 300.0  # so long nothing that is in flight arrives: then the run is judged as it is
 
 
@@ -82,6 +84,8 @@ class _Run:
         with keeping(testbed, self.say) as self._deaths:
             self._break(clients, Nemesis(testbed, faults, self._plan.seed, self.say))
             last = _settled(testbed.settings, self.say)
+            for (name,) in testbed.query(WAITING, [[*testbed.options.handlers]], SinkRole.AUDITOR):
+                testbed.run("dead-letters", "replay", "--sink", name)
         self._write_looks([*testbed.checks, last])
         seen = observe.read(testbed.settings, self._domain, testbed.sink_names)
         released = {topic: testbed.released[one.kind] for one in testbed.connectors for topic in one.topics}
