@@ -211,7 +211,7 @@ def kill_in_topic(strike: Strike) -> str:
     def is_open() -> int:
         """How many records of open transactions the topic has."""
         high, stable = (ask(testbed.settings, topic) for ask in (topics.high_watermarks, topics.last_stable_offsets))
-        return sum(high.values()) - sum(stable.values())
+        return max(0, sum(high.values()) - sum(stable.values()))
 
     for _ in range(WRITE_ATTEMPTS):
         link.delay(PACKET_DELAY_S)
