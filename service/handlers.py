@@ -1,6 +1,6 @@
 """The statement of each account: a numbered line for each event of its balance. `outbox handle` writes them.
 
-Optional: to do without, delete this file and `handlers` in pyproject.toml.
+Optional: to do without, delete this file, `handlers` in pyproject.toml, and what demo/soak.py says of it.
 """
 
 from __future__ import annotations

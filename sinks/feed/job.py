@@ -1,6 +1,6 @@
 """Each event of a balance once more, on a topic for other teams: the topic LEDGER.feed, which an operator creates.
 
-Optional: to do without, delete this folder.
+Optional: to do without, delete this folder, and its name in demo/soak.py.
 """
 
 from outbox import Settings
