@@ -188,7 +188,7 @@ class TopicWriter(PostgresWriter):
         self._settings, self._by = settings, by
         self._committed = dict[str, Mapping[int, int]]()  # by topic, where the events are decided behind
         self._doubtful = set[str]()  # topics whose events may be on the target
-        super().__init__(connection, spec, fetch, TopicApplier(spec))
+        super().__init__(connection, spec, fetch, None if spec.job.transform else TopicApplier(spec))
 
     def prepare(self, returned: Any) -> None:
         self._prepare(TransformingTopicApplier(self._spec, columns_of(returned, self._spec.layout)))
