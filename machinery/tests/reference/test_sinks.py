@@ -72,6 +72,12 @@ def jobs(settings: Settings) -> list[SinkJob]:
             events=["order"],
             target=TopicTarget("orders-by-customer", by="sinks.by_customer.target:by_customer"),
         ),
+        SinkJob(
+            name="orders-history",
+            events=["order"],
+            strategy=Path("strategies/iceberg.sql"),
+            target=IcebergTarget(schema=Path("iceberg.sql"), totals=Path("projections/orders.sql")),
+        ),
         SinkJob(name="scale", decoders={weights: ScaleDecoder(FOLDER / "weight.schema.json")}),
     ]
 
@@ -95,4 +101,4 @@ def test_a_decoder() -> None:
 
 def test_jobs() -> None:
     names = [job.name for job in jobs(load_settings(environment=False))]
-    assert names == ["orders", "orders-log", "orders-by-customer", "scale"]
+    assert names == ["orders", "orders-log", "orders-by-customer", "orders-history", "scale"]
