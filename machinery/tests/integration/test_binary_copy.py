@@ -77,16 +77,32 @@ ROWS = st.fixed_dictionaries({type_: st.none() | values for type_, values in VAL
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(rows=st.lists(ROWS, min_size=1, max_size=5))
 @example([row(text) for text in ("0", "-0.00", "1E+5", "10000", "0.0001", "1E-9", "-12345.6789", "9999.99990000")])
+@example([row(text) for text in ("1E+5000", "-12.5e-9999", "0E+9999", "-0E-9999", "1e3", "-.5E1", "7.E-4")])
 @example([{**row("1"), "text": text} for text in ("üa", "abc", "a\\N")])  # of one width in bytes
 @example([{**row("1"), "text": text} for text in ("ü" * 60, "a" * 120)])
 def test_values_arrive_as_they_would_as_text(connection: extensions.connection, rows: Sequence[Row]) -> None:
     assert copied(connection, rows) == [as_text(connection, one) for one in rows]
 
 
-@pytest.mark.parametrize("text", ["", "1", "g" * 36, "0" * 36, f"{'0' * 8}-{'0' * 4}-{'0' * 4}-{'0' * 4}-{' ' * 12}"])
-def test_what_is_no_uuid_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        binary.encode({"it": [text]}, {"it": "uuid"})
+SHORT_UUID = f"{'0' * 6}---{'0' * 4}-{'0' * 4}-{'0' * 4}-{'0' * 12}"  # two hyphens in place of digits
+SPACED_UUID = f"{'0' * 8}-{'0' * 4}-{'0' * 4}-{'0' * 4}-{' ' * 12}"
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        *(("uuid", text) for text in ("", "1", "g" * 36, "0" * 36, SHORT_UUID, SPACED_UUID)),
+        ("bigint", 2**63),
+        ("integer", 2**31),
+        ("numeric", "NaN"),
+        ("numeric", "1E"),
+        ("text", "\ud800"),
+    ],
+)
+def test_what_is_not_of_its_type_is_refused(type_: Type, value: Any) -> None:
+    for values in ([value], [None, value]):
+        with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+            binary.encode({"it": values}, {"it": type_})
 
 
 def test_no_rows_among_others_end_no_copy(connection: extensions.connection) -> None:

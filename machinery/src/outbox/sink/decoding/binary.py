@@ -12,7 +12,6 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
 from functools import cache
 from itertools import chain, repeat
 from typing import Any, NamedTuple
@@ -83,6 +82,14 @@ def encode(rows: Columns, types: Mapping[str, Type]) -> Encoded:
 
     Raises ValueError if a value is not of its column's type.
     """
+    try:
+        return Encoded((*rows,), [b"".join(chain.from_iterable(_pieces(rows, types)))])
+    except struct.error as error:
+        raise ValueError(str(error)) from None
+
+
+def _pieces(rows: Columns, types: Mapping[str, Type]) -> Iterable[Iterable[bytes]]:
+    """By row the pieces that are its bytes, one behind the other."""
     pieces: list[Iterable[bytes]] = []
     form, values = ">h", list[Iterable[Any]]([repeat(len(rows))])
     for name, column in rows.items():
@@ -96,10 +103,7 @@ def encode(rows: Columns, types: Mapping[str, Type]) -> Encoded:
             form, values = ">", []
     if values:
         pieces.append(map(struct.Struct(form).pack, *values))
-    try:
-        return Encoded((*rows,), [b"".join(chain.from_iterable(zip(*pieces, strict=True)))])
-    except struct.error as error:
-        raise ValueError(str(error)) from None
+    return zip(*pieces, strict=True)
 
 
 def _packed(type_: Type, column: Sequence[Any]) -> Packed:
@@ -125,10 +129,15 @@ def _uuids(texts: Sequence[str]) -> Packed:
 
 def _numeric(text: str) -> bytes:
     """How many digits of base BASE, weight of the first, sign, decimal places, digits (`numeric_recv`, numeric.c)."""
-    whole, _, fraction = (text if EXPONENT.isdisjoint(text) else f"{Decimal(text):f}").partition(".")
-    scale = len(fraction)
+    mantissa, exponent = text, 0
+    if not EXPONENT.isdisjoint(text):  # written out, it may have more digits than Python reads
+        mantissa, _, power = text.upper().partition("E")
+        exponent = int(power)
+    whole, _, fraction = mantissa.partition(".")
+    places = len(fraction) - exponent
+    scale = places if places > 0 else 0
     behind_point = -(-scale // DIGIT)
-    number = abs(int(whole + fraction + "0" * (behind_point * DIGIT - scale)))
+    number = abs(int(whole + fraction)) * 10 ** (behind_point * DIGIT - places)
     digits: list[int] = []
     while number:
         digits.append(number % BASE)
