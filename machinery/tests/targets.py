@@ -110,6 +110,11 @@ def refuse_others(events: pa.Table) -> dict[str, str]:
     return {"another": "none of ours"}
 
 
+def refuse_at_length(events: pa.Table) -> dict[str, str]:
+    """Refuses all, with a reason that no text of Postgres holds."""
+    return dict.fromkeys(events["event_id"].to_pylist(), "a\0b\ud800" + "c" * 1_000_000)
+
+
 def nothing() -> None:
     """Takes no events."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 
@@ -16,8 +17,9 @@ from outbox.audit.sinks import SinkState
 from outbox.audit.store import Store
 from outbox.base.database import connect, is_cut_off
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
+from outbox.events.schema import shortened
 from outbox.kafka.topics import Topic
 from outbox.maintenance import erase
 from outbox.sink import discovery
@@ -25,6 +27,7 @@ from outbox.sink.applying.function import TARGET_REFUSED, FunctionTarget, Functi
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
+from outbox.targets import newest
 from outbox_lab.testing.failures import raises
 from tests import items, targets
 from tests.support.made_events import MAIN, STRATEGIES, TOPIC, TOPIC_ID, Event, batch, fetch, nth_key, sums, uuid7
@@ -121,6 +124,15 @@ def test_refused_events_are_set_aside_and_replayed(databases: Settings) -> None:
     assert database.statuses() == {thirteen.event_id: "replayed"}
 
 
+def test_a_reason_is_kept_in_short(databases: Settings) -> None:
+    with sink(databases, "refuse_at_length") as writer:
+        assert writer.apply(batch(EVENTS)).rejected == 12
+    assert replay_letters(databases, "refuse_at_length") == Replayed(rejected=12)
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        details = {one["detail"] for one in Selection(sink=SINK).read(connection)}
+    assert details == {shortened("a\0b\ud800" + "c" * 1_000_000)}
+
+
 def test_a_batch_is_reduced_to_the_newest_version_of_each_key(databases: Settings) -> None:
     totals = dict[str, int]()
     some = list[Event]()
@@ -173,6 +185,9 @@ def test_an_error_repeats_no_personal_data(databases: Settings, monkeypatch: pyt
     with pytest.raises(Failure, match="ValueError") as failure, sink(databases, "fail") as writer:
         writer.apply(batch([*EVENTS, Event(uuid7(RANDOM), nth_key(1), targets.THIRTEEN, 9)]))
     assert "thirteen" not in str(failure.value)
+    with pytest.raises(Failure, match="refuses") as failure, sink(databases, "refuse_others") as writer:
+        writer.apply(batch(EVENTS))
+    assert "another" not in str(failure.value)
 
 
 def test_a_key_is_erased_by_the_functions_module(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,3 +263,37 @@ def test_check_reads_the_totals_at_positions_of_before(
             states()
         monkeypatch.delattr(targets, "totals")
         assert states()[0].not_compared
+
+
+@pytest.mark.parametrize("source", ["def write(", "import sys; sys.exit(0)", "raise ValueError('a\\nb')"])
+def test_a_module_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    (tmp_path / "broken_target.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    target, settings = FunctionTarget("broken_target:write"), load(environment=False)
+    spec = replace(spec_of("write"), target=target)
+    for use in (
+        lambda: target.require_usable(spec),
+        lambda: target.state(settings, spec),
+        lambda: target.erase(settings, spec, TOPIC, "a", dry_run=True),
+    ):
+        with raises("sink-unusable", "broken_target:write", "cannot be imported"):
+            use()
+
+
+def test_totals_are_numbers_and_versions_are_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, target = spec_of("write"), FunctionTarget(f"{targets.__name__}:write")
+    rows = [("a", "1.50", "2"), (5, None, None), ("b", 0.5, Decimal(7))]
+    monkeypatch.setattr(targets, "totals", lambda: rows)
+    assert [*target.totals(spec)] == [("a", Decimal("1.5"), 2), (5, Decimal(0), None), ("b", Decimal("0.5"), 7)]
+    for row in [("a", "NaN", 1), ("a", float("inf"), 1), ("a", 1, 1.5), ("a", 1, float("nan")), ("a", 1)]:
+        monkeypatch.setattr(targets, "totals", lambda row=row: [row])
+        with raises("target-failed", "tests.targets:write"):
+            list(target.totals(spec))
+
+
+def test_any_version_is_newer_than_none() -> None:
+    columns = {"row": ["a", "a", "b", "b"], "version": [2, None, None, 1], "partition": [0] * 4, "offset": [0, 1, 2, 3]}
+    found = newest(pa.table(columns), key="row", version="version")
+    assert found.select(["row", "version"]).to_pylist() == [{"row": "b", "version": 1}, {"row": "a", "version": 2}]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from outbox.base.database import is_cut_off, query
@@ -63,9 +64,9 @@ class FunctionTarget(Target):
         """The name of the function's module."""
         return self.name.partition(":")[0]
 
-    def other(self, name: str) -> Callable[..., Any] | None:
-        """Another function of the module, if it has one of this name."""
-        return getattr(importlib.import_module(self.module), name, None)
+    def other(self, spec: SinkSpec, name: str) -> Callable[..., Any] | None:
+        """Another function of the module, if it has one of this name. Raises Failure if it cannot be imported."""
+        return getattr(self._imported(spec), name, None)
 
     def require_usable(self, spec: SinkSpec) -> None:
         if importlib.util.find_spec("pyarrow") is None:
@@ -101,7 +102,7 @@ class FunctionTarget(Target):
 
     def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
         del settings
-        function = self.other("erase")
+        function = self.other(spec, "erase")
         if function is not None:
             rows = self._call(spec, partial(function, key=key, topic=topic, dry_run=dry_run))
             return {f"target {self.name}": int(rows or 0)}
@@ -115,7 +116,7 @@ class FunctionTarget(Target):
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
         """The totals. They are read after the positions, and may have events behind those."""
-        if self.other("totals") is None:
+        if self.other(spec, "totals") is None:
             return TargetState(unread=f"the module of {self.name} has no function totals")
         positions: dict[str, dict[int, int]] = {}
         for topic, partition, offset in query(settings, SinkRole.AUDITOR, POSITIONS, [spec.name]):
@@ -125,8 +126,8 @@ class FunctionTarget(Target):
     def totals(self, spec: SinkSpec) -> Totals:
         """By key its total and version, as the module's ``totals`` returns them. Raises Failure if that fails."""
         try:
-            for key, total, version in importlib.import_module(self.module).totals():
-                yield key, Decimal(total or 0), version
+            for key, total, version in self._imported(spec).totals():
+                yield key, _finite(total or 0), None if version is None else _whole(version)
         except Exception as error:
             raise self._failed(spec, error) from error
 
@@ -141,17 +142,29 @@ class FunctionTarget(Target):
         if not isinstance(refused, Mapping) or not all(isinstance(reason, str) for reason in refused.values()):
             raise self._wrong(spec, f"returns {type(refused).__name__}")
         if unknown := refused.keys() - {*events["event_id"].to_pylist()}:
-            raise self._wrong(spec, f"refuses {min(map(str, unknown))}, which is no event of the batch")
-        return refused
+            one = "something" if spec.is_personal else shortened(min(map(str, unknown)))
+            raise self._wrong(spec, f"refuses {one}, which is no event of the batch")
+        return {event_id: shortened(reason) for event_id, reason in refused.items()}
 
     def _load(self, spec: SinkSpec) -> Callable[..., Any]:
         """The function. Raises Failure if it is missing."""
+        function = self.other(spec, name := self.name.partition(":")[2])
+        if function is None:
+            raise self._not_imported(spec, f"the module has no {name}")
+        return function
+
+    def _imported(self, spec: SinkSpec) -> ModuleType:
         try:
-            return getattr(importlib.import_module(self.module), self.name.partition(":")[2])  # type: ignore[no-any-return]
-        except Exception as error:
+            return importlib.import_module(self.module)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too
             said = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
-            remedy = "correct the job's target: 'package.module:function'"
-            raise unusable(spec.job, f"its target {self.name} cannot be imported: {said}", remedy) from error
+            raise self._not_imported(spec, said) from error
+
+    def _not_imported(self, spec: SinkSpec, problem: str) -> Failure:
+        remedy = "correct the module, or the job's target: 'package.module:function'"
+        return unusable(spec.job, f"its target {self.name} cannot be imported: {problem}", remedy)
 
     def _require_callable(self, spec: SinkSpec, function: Callable[..., Any], *arguments: object) -> None:
         problem = ""
@@ -248,8 +261,25 @@ class FunctionWriter(PostgresWriter):
 
 
 def newest(events: pa.Table, *, key: str, version: str) -> pa.Table:
-    """Of each key the event with the highest version, and of several with that version the last one."""
-    ordered = events.sort_by([(name, "ascending") for name in (version, "partition", "offset")])
-    rows = ordered.select([key]).append_column("row", pa.array(range(ordered.num_rows), pa.int64()))
-    last = rows.group_by(key).aggregate([("row", "max")])
+    """Of each key the event with the highest version, and of several with that version the last one. Any version is
+    higher than none.
+    """
+    order = [pc.is_valid(events[version]), *(events[name] for name in (version, "partition", "offset"))]
+    names = ["is_known", "version", "partition", "offset"]
+    ordered = events.take(pc.sort_indices(pa.table(order, names), [(name, "ascending") for name in names]))
+    rows = pa.table({"key": ordered[key], "row": range(ordered.num_rows)})
+    last = rows.group_by("key").aggregate([("row", "max")])
     return ordered.take(last["row_max"].sort())
+
+
+def _finite(total: Any) -> Decimal:
+    number = Decimal(total)
+    if not number.is_finite():
+        raise ValueError("a total is no number")
+    return number
+
+
+def _whole(version: Any) -> int:
+    if _finite(version) % 1:
+        raise ValueError("a version is no integer")
+    return int(version)

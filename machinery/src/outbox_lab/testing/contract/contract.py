@@ -86,7 +86,7 @@ def untestable(sink: SinkSpec) -> str | None:
         return f"sink {sink.name} reads records that no schema declares"
     if isinstance(sink.target, FunctionTarget):
         sink.target.require_usable(sink)
-        lacking = [name for name in FUNCTIONS if sink.target.other(name) is None]
+        lacking = [name for name in FUNCTIONS if sink.target.other(sink, name) is None]
         return f"the module of {sink.target.name} has no function {' and no '.join(lacking)}" if lacking else None
     if not isinstance(sink.target, PostgresTarget | HandlerTarget):
         return f"the result of sink {sink.name} is not in the sink database"
