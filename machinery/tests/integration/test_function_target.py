@@ -188,6 +188,10 @@ def test_an_error_repeats_no_personal_data(databases: Settings, monkeypatch: pyt
     with pytest.raises(Failure, match="refuses") as failure, sink(databases, "refuse_others") as writer:
         writer.apply(batch(EVENTS))
     assert "another" not in str(failure.value)
+    with sink(databases, "refuse") as writer:
+        writer.apply(batch([Event(uuid7(RANDOM), nth_key(1), targets.THIRTEEN, 9)]))
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        assert ["thirteen" in one["detail"] for one in Selection(sink=SINK).read(connection)] == [False]
 
 
 def test_a_key_is_erased_by_the_functions_module(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,3 +301,15 @@ def test_any_version_is_newer_than_none() -> None:
     columns = {"row": ["a", "a", "b", "b"], "version": [2, None, None, 1], "partition": [0] * 4, "offset": [0, 1, 2, 3]}
     found = newest(pa.table(columns), key="row", version="version")
     assert found.select(["row", "version"]).to_pylist() == [{"row": "b", "version": 1}, {"row": "a", "version": 2}]
+
+
+@pytest.mark.parametrize(
+    ("returned", "code"), [(-1, "target-wrong"), ("many", "target-failed"), (["row"], "target-failed")]
+)
+def test_what_is_no_number_of_erased_rows_is_refused(
+    monkeypatch: pytest.MonkeyPatch, returned: object, code: str
+) -> None:
+    spec, target = spec_of("write"), FunctionTarget(f"{targets.__name__}:write")
+    monkeypatch.setattr(targets, "erase", lambda **_: returned)
+    with raises(code, "tests.targets:write"):
+        target.erase(load(environment=False), spec, TOPIC, "a", dry_run=True)

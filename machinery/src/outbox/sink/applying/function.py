@@ -22,7 +22,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from outbox.sink.decoding.records import Fetch
 
 TARGET_REFUSED = "target refused"
+RETURNED = "let it return nothing, or by event id the reason for which it cannot write the event"
 KEEPS_EVENTS = "landed_events"  # the table of strategy `merge`
 NEW = 'SELECT new.partition, array_agg(new."offset") FROM pg_temp.new_events AS new GROUP BY new.partition'
 REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
@@ -104,8 +104,10 @@ class FunctionTarget(Target):
         del settings
         function = self.other(spec, "erase")
         if function is not None:
-            rows = self._call(spec, partial(function, key=key, topic=topic, dry_run=dry_run))
-            return {f"target {self.name}": int(rows or 0)}
+            rows = self._call(spec, lambda: int(function(key=key, topic=topic, dry_run=dry_run) or 0))
+            if rows < 0:  # a `rowcount` that the place does not know
+                raise self._wrong(spec, f"has a function erase that returns {rows}", "let it return the number of rows")
+            return {f"target {self.name}": rows}
         if not spec.decoders[topic].is_personal:
             return {}
         raise Failure(
@@ -198,12 +200,8 @@ class FunctionTarget(Target):
         remedy = "correct it, or what it writes to; it gets the same events again"
         return Failure(f"sink {spec.name}: its target {self.name} failed{where}: {said}", remedy, code="target-failed")
 
-    def _wrong(self, spec: SinkSpec, problem: str) -> Failure:
-        return Failure(
-            f"sink {spec.name}: its target {self.name} {problem}",
-            "let it return nothing, or by event id the reason for which it cannot write the event",
-            code="target-wrong",
-        )
+    def _wrong(self, spec: SinkSpec, problem: str, remedy: str = RETURNED) -> Failure:
+        return Failure(f"sink {spec.name}: its target {self.name} {problem}", remedy, code="target-wrong")
 
 
 class FunctionApplier(TransformingApplier):
