@@ -16,6 +16,7 @@ from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkJob
 from outbox_lab.testing.failures import raises
+from tests import targets
 
 PACKAGE = "sinks_of_a_test"
 IMPORTS = "from pathlib import Path\nfrom outbox.sinks import LakehouseTarget, SinkJob\n"
@@ -61,6 +62,9 @@ def test_a_target_that_is_a_function_is_written_as_a_transform_is(declare: Decla
     assert discovery.resolve(known, job).target == FunctionTarget("tests.targets:write")
     with raises("sink-unusable", "tests.targets.write"):
         discovery.resolve(known, replace(job, target="tests.targets.write"))
+    for changed in ({"target": targets.write}, {"transform": targets.write}, {"target": FunctionTarget}):
+        with raises("sink-unusable", "package.module:function"):
+            discovery.resolve(known, replace(job, **changed))
 
 
 @pytest.mark.parametrize(

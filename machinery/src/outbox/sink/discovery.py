@@ -175,7 +175,7 @@ def resolve(settings: Settings, job: SinkJob) -> SinkSpec:
     if bool(job.events) is bool(job.decoders):
         raise unusable(job, "it takes no events", 'name them: events=["order.placed"]')
     for word, given in {"transform": job.transform, "target": job.target}.items():
-        if isinstance(given, str) and not FUNCTION.fullmatch(given):
+        if not (given is None or isinstance(given, Target) or FUNCTION.fullmatch(str(given))):
             raise unusable(job, f"its {word} is {given!r}", f"write it as {word}='package.module:function'")
     found = strategy.find(job.strategy)
     decoders = job.decoders or event_decoders(settings, job.events)
