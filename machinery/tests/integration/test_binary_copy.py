@@ -31,28 +31,31 @@ VALUES: dict[Type, st.SearchStrategy[Any]] = {
     | st.integers(-(10**50), 10**50).map(str),
     "jsonb": st.sampled_from(["{}", "null", '"ü"', '{"a": [1.50, true]}']),
     "bytea": st.binary(max_size=5),
+    "double precision": st.floats(),
+    "date": st.dates(),
 }
+COLUMNS: dict[str, Type] = {f"{type_}_column": type_ for type_ in VALUES}
 
 
 @pytest.fixture(scope="module")
 def connection(shared_databases: Settings) -> Iterator[extensions.connection]:
     """With a temporary table that has a column of each type."""
     with closing(connect(shared_databases, SinkRole.WRITER)) as connection:
-        columns = ", ".join(f"{type_}_column {type_}" for type_ in VALUES)
+        columns = sql.SQL("CREATE TEMPORARY TABLE copied (number int, {})").format(binary.definitions(COLUMNS))
         with connection, connection.cursor() as cursor:
-            cursor.execute(f"CREATE TEMPORARY TABLE copied (number int, {columns})")
+            cursor.execute(columns)
         yield connection
 
 
 def copied(connection: extensions.connection, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """The copied rows, read from Postgres as text."""
-    types: dict[str, Type] = {f"{type_}_column": type_ for type_ in VALUES}
     values = [(number, *(row[type_] for type_ in VALUES)) for number, row in enumerate(rows)]
-    all_types: Mapping[str, Type] = {"number": "integer", **types}
+    all_types: Mapping[str, Type] = {"number": "integer", **COLUMNS}
     with connection, connection.cursor() as cursor:
         cursor.execute("TRUNCATE copied")
         binary.encode(columns_of(all_types, values), all_types).copy(cursor, sql.Identifier("copied"))
-        cursor.execute(f"SELECT {', '.join(f'{column}::text' for column in types)} FROM copied ORDER BY number")
+        texts = ", ".join(f'"{column}"::text' for column in COLUMNS)
+        cursor.execute(f"SELECT {texts} FROM copied ORDER BY number")
         return cursor.fetchall()
 
 
@@ -61,7 +64,8 @@ def as_text(connection: extensions.connection, row: Row) -> tuple[Any, ...]:
     with connection, connection.cursor() as cursor:
         cursor.execute(
             f"SELECT {', '.join(f'CAST(CAST(%s AS {type_}) AS text)' for type_ in VALUES)}",
-            [row[type_] for type_ in VALUES],
+            # A literal of a number has no -0.0.
+            [repr(value) if isinstance(value, float) else value for value in map(row.get, VALUES)],
         )
         ((*found,),) = cursor.fetchall()
         return tuple(found)
