@@ -27,6 +27,7 @@ class AsyncConnection:
 
     def __init__(self, connection: extensions.connection) -> None:
         self._connection: extensions.connection | None = connection
+        self._using = threading.Lock()  # a cancelled call does not end its statement, which must not come later
 
     async def execute(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         """Execute a statement with psycopg2's placeholders. Returns its rows, if it has any."""
@@ -40,12 +41,17 @@ class AsyncConnection:
 
     async def run(self, function: Callable[[extensions.connection], T]) -> T:
         """Call a function with the psycopg2 connection, in a thread that may wait. Returns what that returns."""
-        if self._connection is None:
-            raise RuntimeError("the connection is used after the end of the call")
-        return await asyncio.to_thread(function, self._connection)
+
+        def use() -> T:
+            with self._using:
+                if self._connection is None:
+                    raise RuntimeError("the connection is used after the end of the call")
+                return function(self._connection)
+
+        return await asyncio.to_thread(use)
 
     def finish(self, result: Awaitable[None]) -> None:
-        """Wait until the loop has awaited the result of a call. Raises its error."""
+        """Wait until the loop has awaited the result of a call, and for what is still executed. Raises its error."""
 
         async def finished() -> BaseException | None:
             try:
@@ -57,7 +63,8 @@ class AsyncConnection:
         with _starting:
             loop = _loop()
         error = asyncio.run_coroutine_threadsafe(finished(), loop).result()
-        self._connection = None
+        with self._using:
+            self._connection = None
         if error is not None:
             raise error
 
