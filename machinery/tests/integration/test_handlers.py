@@ -572,15 +572,19 @@ def _waits_for_lock(subject: Subject) -> bool:
     return bool(subject.database.query(waiting))
 
 
-def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject) -> None:
-    def connected() -> extensions.connection:
+def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[str]()
+
+    def taken_over(name: str, *call: Any) -> Any:
         with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
             cursor.execute("UPDATE sinks SET epoch = epoch + 1")
-        return connect(subject.settings, SinkRole.WRITER)
+        begun.append(name)
+        return in_thread(name, *call)
 
+    monkeypatch.setattr(f"{WRITER}.in_thread", taken_over)
     with subject.handling(workers=3) as writer, raises("sink-fenced"):
-        writer.connect = connected
         writer.apply(batch(EVENTS, 0))
+    assert len(begun) == 3
     assert subject.receipts.calls == []
 
 
@@ -614,6 +618,93 @@ def test_an_event_whose_call_never_returns_is_set_aside_and_the_others_go_on(
     subject.receipts.failing = set()
     replay_letters(subject, poison.event_id)
     assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+
+
+@pytest.mark.parametrize("before", [pytest.param(0, id="of a rewind"), pytest.param(1, id="of another partition")])
+def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Each start applies other records first, and as many as the batch of the call has."""
+    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "LOOK_AT_PARKED_EVERY_S"):
+        monkeypatch.setattr(f"{WRITER}.{name}", 0)
+    poison = EVENTS[7]
+    subject.receipts.failing, subject.receipts.error = {poison.event_id}, _hang_up
+    others = [Event(uuid7(RANDOM), nth_key(3), 1, 1 + number) for number in range(60)]
+    starts, is_done = 0, False
+    while not is_done:
+        starts += 1
+        assert starts < 10, "the handler never gets past the call"
+        first = EVENTS[:6] if before == 0 else others[6 * starts - 6 : 6 * starts]
+        with suppress(Failure), subject.handling() as writer:
+            writer.apply(batch(first, 0 if before == 0 else 6 * starts - 6, partition=before))
+            if before:
+                writer.apply(batch(EVENTS[:6], 0))
+            writer.apply(batch(EVENTS[6:], 6))
+            for _ in EVENTS:
+                retry(subject, writer)
+            is_done = subject.database.retries(poison.event_id) == 2
+    versions = subject.versions()
+    versions.pop(nth_key(3), None)
+    assert versions == {nth_key(0): [1, 2, 3, 4], nth_key(1): [1, 2], nth_key(2): [1, 2, 3, 4]}
+    with subject.handling() as writer:
+        assert subject.database.query("SELECT interruptions, unfinished FROM sinks") == [(0, {})]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_starts_that_have_called_nothing_are_no_interruptions(subject: Subject, workers: int) -> None:
+    def refused() -> extensions.connection:
+        raise Failure("too many connections", "wait", code="database-unavailable")
+
+    for _ in range(3):
+        with subject.handling(workers=workers) as writer:
+            if workers > 1:
+                writer.connect = refused
+                with raises("database-unavailable"):
+                    writer.apply(batch(EVENTS, 0))
+    with subject.handling(workers=workers) as writer:
+        writer.apply(batch(EVENTS, 0))
+    assert subject.database.dead_letters() == {}
+    assert len(subject.lines()) == len(EVENTS)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_temporary_tables_are_renewed(subject: Subject, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    def files(writer: HandlerWriter) -> list[tuple[object, ...]]:
+        connection = writer.connections[0]
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT pg_relation_filenode('pg_temp.outbox_dead')")
+            return cursor.fetchall()
+
+    monkeypatch.setattr(f"{PostgresWriter.__module__}.RENEWAL_S", 0)
+    with subject.handling(workers=workers) as writer:
+        before = files(writer)
+        writer.apply(batch(EVENTS, 0))
+        assert files(writer) != before
+
+
+def test_a_statement_that_outlives_its_call_changes_nothing_behind_it(subject: Subject) -> None:
+    begun, may_write = threading.Event(), threading.Event()
+
+    async def write(event: Handled, connection: AsyncConnection) -> None:
+        def late(of: extensions.connection) -> None:
+            begun.set()
+            assert may_write.wait(TIMEOUT_S)
+            subject.receipts.write(event, of)
+
+        if event.id != EVENTS[0].event_id:
+            await connection.run(partial(subject.receipts.write, event))
+            return
+        task = asyncio.ensure_future(connection.run(late))
+        await asyncio.to_thread(begun.wait, TIMEOUT_S)
+        task.cancel()  # as a timeout does
+        threading.Timer(0.2, may_write.set).start()
+        raise TimeoutError
+
+    with subject.handling(write) as writer:
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.receipts.calls[0] == EVENTS[0].event_id
+    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
+    assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
 
 
 @pytest.mark.parametrize(("seed", "workers", "is_async"), [(1, 1, False), (2, 1, True), (3, 3, False), (4, 3, True)])

@@ -10,9 +10,9 @@ down_revision = "sink_machinery_0002"
 branch_labels = None
 
 CALLS = """
--- How many records from the positions on a handler may have begun to call its function for, without an end; and how
--- often in a row a start has found such records.
-ALTER TABLE sinks ADD COLUMN unfinished int NOT NULL DEFAULT 0, ADD COLUMN interruptions int NOT NULL DEFAULT 0;
+-- By topic and partition the offset up to which a handler may have begun to call its function, without an end; and how
+-- often in a row a start has found such calls.
+ALTER TABLE sinks ADD COLUMN unfinished jsonb NOT NULL DEFAULT '{}', ADD COLUMN interruptions int NOT NULL DEFAULT 0;
 -- How often a handler has called its function again for the event: counted before the call.
 ALTER TABLE dead_letters ADD COLUMN retries int NOT NULL DEFAULT 0;
 """

@@ -77,7 +77,10 @@ def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id:
         " WHERE sink = %s AND topic = %s AND topic_id <> %s",
         (topic_id, sink, topic, topic_id),
     )
-    return bool(cursor.rowcount)
+    if not cursor.rowcount:
+        return False
+    cursor.execute("UPDATE public.sinks SET unfinished = '{}' WHERE name = %s", (sink,))  # offsets of that topic
+    return True
 
 
 def read_all(cursor: extensions.cursor, sink: str) -> dict[str, dict[int, int]]:

@@ -5,9 +5,9 @@ with the ids of their events. The positions move when all have committed. If the
 comes again, and the ids say what is done. A worker holds the sink's lock together with the others, so another
 driver that takes the sink over waits for what a worker has begun, and a worker that begins later finds another epoch.
 
-A call that never returns ends with its connection or process. So the records that functions may be called for are
-counted before, and the positions move together with their end. A start that finds such records for the second time in a
-row calls the function for none of them: it sets them aside, and calls for them one by one, counting before each call.
+A call that never returns ends with its connection or process. So the ends of a batch are stored before its calls, and
+taken back together with the move of the positions. A start that finds such ends for the second time in a row calls the
+function for nothing below them: it sets that aside, and calls for it one by one, counting before each call.
 """
 
 from __future__ import annotations
@@ -71,17 +71,18 @@ DELETE FROM pg_temp.outbox_batch AS batch
           FROM pg_temp.outbox_batch AS other GROUP BY other.{key}) AS dealt
  WHERE dealt.key = batch.{key} AND dealt.worker <> %(worker)s
 """
+UNFINISHED = "SELECT unfinished FROM public.sinks WHERE name = %s"
 BEGIN_CALLING = """
 UPDATE public.sinks
-   SET interruptions = interruptions + CASE WHEN %(is_first)s AND unfinished > 0 THEN 1 ELSE 0 END,
-       unfinished = greatest(unfinished, %(count)s)
+   SET interruptions = CASE WHEN NOT %(is_first)s THEN interruptions
+                            WHEN %(was_calling)s THEN interruptions + 1 ELSE 0 END,
+       unfinished = %(unfinished)s
  WHERE name = %(sink)s
 RETURNING interruptions
 """
 END_CALLING = """
 UPDATE public.sinks
-   SET interruptions = CASE WHEN unfinished > %(count)s THEN interruptions ELSE 0 END,
-       unfinished = greatest(unfinished - %(count)s, 0)
+   SET interruptions = CASE WHEN %(is_calling)s THEN interruptions ELSE 0 END, unfinished = %(unfinished)s
  WHERE name = %(sink)s
 """
 # A letter whose last call has not returned is replayed alone.
@@ -253,24 +254,27 @@ class HandlerWriter(PostgresWriter):
         self.connect: Callable[[], extensions.connection] = partial(connect, settings, SinkRole.WRITER)
         """Connects a worker."""
         self._workers: list[Worker] = []
-        self._is_first = True  # of its batches
+        self._unfinished: dict[str, int] | None = None  # by topic and partition; None before the first batch
         self._workers_since_s = time.monotonic()
         self._look_at_s = self._look_at_parked_s = 0.0
         self._own = HandlerApplier(spec, of)
         super().__init__(connection, spec, fetch, self._own)
 
     def _apply(self, batch: Batch) -> Counts:
-        calls = not batch.chunk.count or self._begin_calling(batch.chunk.count)
-        if self._handler.workers == 1:
+        is_shared = self._handler.workers > 1
+        workers = self._workers_of(batch.chunk.count) if is_shared else ()  # before the calls, which have not begun yet
+        calls = not batch.chunk.count or self._begin_calling(batch)
+        if not is_shared:
             self._own.calls = calls
             return super()._apply(batch)
         rows = self._prepared(batch)
         with self._connection, self._connection.cursor() as cursor:
             self._continue(cursor, batch)
+            self._renew(cursor)
             dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
         shares = [
             in_thread(f"handle {self.name} {number}", self._apply_share, worker, number, batch, rows, calls)
-            for number, worker in enumerate(self._workers_of(batch.chunk.count))
+            for number, worker in enumerate(workers)
         ]
         wait(shares)
         applied = [share.result() for share in shares]
@@ -278,23 +282,36 @@ class HandlerWriter(PostgresWriter):
             self._enter(cursor)
             return self._move_past(cursor, batch, Applied(*map(sum, zip(Applied(0, 0), *applied, strict=True))))
 
-    def _begin_calling(self, count: int) -> bool:
-        """Count the records that functions may be called for. Returns whether they may."""
+    def _begin_calling(self, batch: Batch) -> bool:
+        """Store to where functions may be called. Returns whether they may."""
+        ends = _places(batch, batch.end)
         with self._connection, self._connection.cursor() as cursor:
             cursor.execute("SET LOCAL synchronous_commit = off")  # a process that ends does not lose it
             self._require_fence(cursor)
-            cursor.execute(BEGIN_CALLING, {"sink": self.name, "is_first": self._is_first, "count": count})
+            if is_first := self._unfinished is None:
+                cursor.execute(UNFINISHED, [self.name])
+                ((stored,),) = cursor.fetchall()
+                self._unfinished = {place: end for place, end in stored.items() if _topic(place) in self._spec.topics}
+            before = self._unfinished or {}
+            starts = _places(batch, batch.start)
+            begun = {place: end for place, end in ends.items() if end > starts.get(place, 0)}
+            self._unfinished = before | {place: max(end, before.get(place, 0)) for place, end in begun.items()}
+            names = {"sink": self.name, "is_first": is_first, "was_calling": bool(before)}
+            cursor.execute(BEGIN_CALLING, {**names, "unfinished": extras.Json(self._unfinished)})
             ((interruptions,),) = cursor.fetchall()
-        self._is_first = False
-        return bool(interruptions < INTERRUPTIONS_MAX)
+        return bool(interruptions < INTERRUPTIONS_MAX or not begun.keys() & before.keys())
 
     def _move_past(self, cursor: extensions.cursor, batch: Batch, applied: Applied) -> Counts:
-        if batch.chunk.count:
-            cursor.execute(END_CALLING, {"sink": self.name, "count": batch.chunk.count})
+        ends = _places(batch, batch.end)
+        left = {place: end for place, end in (self._unfinished or {}).items() if ends.get(place, 0) < end}
+        if left != (self._unfinished or {}):
+            names = {"sink": self.name, "is_calling": bool(left), "unfinished": extras.Json(left)}
+            cursor.execute(END_CALLING, names)
+            self._unfinished = left  # a writer whose commit fails is of no more use
         return super()._move_past(cursor, batch, applied)
 
     def _workers_of(self, count: int) -> Sequence[Worker]:
-        """As many workers as are of use for so many events."""
+        """As many workers as are of use for so many events. Raises Failure if one cannot be connected."""
         wanted = min(count, self._handler.workers)
         if time.monotonic() - self._workers_since_s >= RENEWAL_S:
             for worker in self._workers:
@@ -353,3 +370,12 @@ class HandlerWriter(PostgresWriter):
         if len(due) == len(waiting):
             self._look_at_s = now_s + LOOK_EVERY_S
         return Due(due, at_most if together else 1)
+
+
+def _places(batch: Batch, offsets: Mapping[int, int]) -> dict[str, int]:
+    """Offsets of a batch by topic and partition."""
+    return {f"{batch.topic}/{partition}": offset for partition, offset in offsets.items()}
+
+
+def _topic(place: str) -> str:
+    return place.rpartition("/")[0]

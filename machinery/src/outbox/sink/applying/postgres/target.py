@@ -66,9 +66,7 @@ class PostgresWriter(SinkWriter):
 
     def _apply_rows(self, cursor: extensions.cursor, batch: Batch, encoded: Sequence[Encoded]) -> Counts:
         self._continue(cursor, batch)
-        if time.monotonic() - self._renewed_at >= RENEWAL_S:
-            self._applier.renew(cursor)
-            self._renewed_at = time.monotonic()
+        self._renew(cursor)
         # First, because an ordered projection looks here for what an event must wait for.
         dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
         applied = Applied(0, 0)
@@ -77,6 +75,12 @@ class PostgresWriter(SinkWriter):
             dead_letters.drop_resolved(cursor, self.name, batch.topic, batch.topic_id, count=count, fetch=self._fetch)
             applied = self._applier.apply(cursor, batch.topic, batch.topic_id, self._fetch)
         return self._move_past(cursor, batch, applied)
+
+    def _renew(self, cursor: extensions.cursor) -> None:
+        """Renew the temporary tables once in a while, in the caller's transaction."""
+        if time.monotonic() - self._renewed_at >= RENEWAL_S:
+            self._applier.renew(cursor)
+            self._renewed_at = time.monotonic()
 
 
 class PostgresTarget(Target):
