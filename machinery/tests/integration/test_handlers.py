@@ -431,6 +431,52 @@ def test_a_deferred_constraint_fails_for_the_event_alone(subject: Subject) -> No
     assert subject.database.dead_letters() == {events[place].event_id: HANDLER_FAILED for place in (2, 4)}
 
 
+TRIGGER = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$;
+CREATE CONSTRAINT TRIGGER refusing AFTER INSERT ON handled DEFERRABLE INITIALLY DEFERRED
+   FOR EACH ROW WHEN (NEW.version = 2) EXECUTE FUNCTION refuse();
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_deferred_trigger_fails_for_the_event_alone(subject: Subject, workers: int) -> None:
+    with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(TRIGGER)
+    with subject.handling(workers=workers) as writer:
+        writer.apply(batch(EVENTS[:4], 0))
+    assert sorted(subject.lines()) == sorted(one.event_id for one in EVENTS[:3])
+    assert subject.database.dead_letters() == {EVENTS[3].event_id: HANDLER_FAILED}
+
+
+def test_a_task_that_exits_does_not_end_the_loop_of_other_calls(subject: Subject) -> None:
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    async def write(event: Handled, connection: AsyncConnection) -> None:
+        await connection.run(partial(subject.receipts.write, event))
+        if event.id == EVENTS[0].event_id:
+            await asyncio.gather(exits())
+
+    with subject.handling(write) as writer:
+        applied = in_thread("apply", writer.apply, batch(EVENTS[:3], 0))
+        applied.result(TIMEOUT_S)
+    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
+    assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
+
+
+def test_an_event_that_is_called_for_alone_has_its_turn_among_others(
+    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "MAX_DELAY_S"):
+        monkeypatch.setattr(f"{WRITER}.{name}", 0)
+    subject.receipts.failing = {one.event_id for one in EVENTS}
+    writer.apply(batch(EVENTS[:1], 0))
+    assert writer.due(5).letters == [EVENTS[0].event_id], "whose call does not return"
+    writer.apply(batch(EVENTS[1:3], 1))
+    assert writer.due(5).letters == [EVENTS[0].event_id], "which has waited longer"
+    assert {*writer.due(5).letters} == {one.event_id for one in EVENTS[1:3]}
+
+
 def test_the_guard_against_commits_stays_small(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = set[int]()
 

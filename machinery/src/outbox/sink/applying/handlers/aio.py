@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,5 +74,11 @@ class AsyncConnection:
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS_MAX, "async handlers"))
-    threading.Thread(target=loop.run_forever, name="async handlers", daemon=True).start()
+    threading.Thread(target=_run, args=[loop], name="async handlers", daemon=True).start()
     return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        with suppress(BaseException):  # SystemExit of a task, which has it too; it would end the loop of all calls
+            loop.run_forever()

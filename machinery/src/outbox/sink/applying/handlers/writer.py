@@ -94,7 +94,7 @@ SELECT identity, reason <> %(failed)s OR detail = %(unreturned)s AS is_alone
         OR reason = %(failed)s AND retries < %(retries_max)s
            AND clock_timestamp() - last_seen_at
                >= least(%(first_s)s * 2 ^ least(retries, 9), %(most_s)s) * interval '1 second')
- ORDER BY is_alone, last_seen_at, partition, "offset"
+ ORDER BY last_seen_at, partition, "offset"
 """
 # Parked events that wait for nothing: the letter before them was discarded, or a process has ended behind its replay.
 PARKED_FIRST = """
@@ -146,7 +146,9 @@ class HandlerApplier(PostgresApplier):
         problems = self._call_all(cursor, events, "")
         try:
             cursor.execute(CHECK_NOW)
-        except psycopg2.IntegrityError:  # of a deferred constraint, whose error at the commit would say no event
+        except psycopg2.Error:  # of a deferred constraint or trigger, whose error at the commit would say no event
+            if cursor.connection.closed:
+                raise
             cursor.execute(AGAIN)
             problems = self._call_all(cursor, events, CHECK_CALL)
             cursor.execute(CHECK_NOW)
@@ -362,8 +364,9 @@ class HandlerWriter(PostgresWriter):
                 cursor.execute(PARKED_FIRST, names)
                 waiting = cursor.fetchall()
                 self._look_at_parked_s = now_s + (0 if waiting else LOOK_AT_PARKED_EVERY_S)
-            together = [identity for identity, is_alone in waiting if not is_alone][:at_most]
-            due = together or [identity for identity, _ in waiting[:1]]
+            is_first_alone = bool(waiting and waiting[0][1])  # so that none of both kinds holds up the other for long
+            together = [] if is_first_alone else [identity for identity, is_alone in waiting if not is_alone]
+            due = together[:at_most] or [identity for identity, _ in waiting[:1]]
             if due:
                 self._enter(cursor)
                 dead_letters.begin_retry(cursor, self.name, due, Rejection(HANDLER_FAILED, UNRETURNED))
