@@ -223,6 +223,20 @@ def test_after_a_discard_the_later_events_of_the_key_go_on(
     assert subject.versions()[nth_key(0)] == [2, 3, 4]
 
 
+def test_what_waits_for_nothing_has_its_turn_while_others_are_due(
+    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "MAX_DELAY_S"):
+        monkeypatch.setattr(f"{WRITER}.{name}", 0)
+    subject.receipts.failing = {EVENTS[0].event_id, EVENTS[1].event_id}
+    writer.apply(batch(EVENTS[:4], 0))
+    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
+        replay.discard(
+            connection, Selection("receipts", key=nth_key(0), reason=HANDLER_FAILED).choose(connection), because=""
+        )
+    assert writer.due(5).letters == [EVENTS[3].event_id], "and not the second event, which is due at once"
+
+
 def test_nothing_is_due_before_its_delay(subject: Subject, writer: HandlerWriter) -> None:
     subject.receipts.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS[:3], 0))
@@ -247,6 +261,21 @@ def test_an_error_of_the_database_is_undone_too(
     subject: Subject, writer: HandlerWriter, error: Callable[[extensions.connection], None]
 ) -> None:
     subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, error
+    writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
+    assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
+
+
+class _MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_without_a_text_fails_for_the_event_alone(subject: Subject, writer: HandlerWriter) -> None:
+    def fails(_: extensions.connection) -> None:
+        raise _MuteError
+
+    subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, fails
     writer.apply(batch(EVENTS[:3], 0))
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
     assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
@@ -586,6 +615,27 @@ def test_a_worker_that_loses_its_connection_leaves_the_rest_for_the_next_start(s
     with subject.handling(workers=3) as writer:
         writer.apply(batch(EVENTS, 0))
     assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+
+
+def test_workers_that_deadlock_fail_for_one_event_alone(subject: Subject) -> None:
+    rows = "CREATE TABLE two AS SELECT id FROM generate_series(0, 1) AS id; GRANT SELECT, UPDATE ON two TO {writer}"
+    with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(rows.format(writer=subject.settings.role_name(SinkRole.WRITER)))
+    both = threading.Barrier(2, timeout=TIMEOUT_S)
+
+    def write(event: Handled, connection: extensions.connection) -> None:
+        with connection.cursor() as cursor:
+            for number, row in enumerate((0, 1) if event.key == nth_key(0) else (1, 0)):
+                if number and event.version == 1:
+                    both.wait()
+                cursor.execute("UPDATE two SET id = id WHERE id = %s", [row])
+        subject.receipts.write(event, connection)
+
+    events = [EVENTS[place] for place in (0, 1, 3, 4)]  # two of two keys
+    with subject.handling(write, workers=2) as writer:
+        counts = writer.apply(batch(events, 0))
+    assert (counts.applied, counts.rejected) == (2, 2)
+    assert sorted(subject.database.dead_letters().values()) == [HANDLER_FAILED, "parked"]
 
 
 def test_a_driver_that_takes_over_waits_for_what_a_worker_has_begun(subject: Subject) -> None:

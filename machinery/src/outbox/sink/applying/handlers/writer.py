@@ -218,7 +218,7 @@ class HandlerApplier(PostgresApplier):
             if connection.closed and isinstance(error, psycopg2.Error):
                 error.add_note(f"in a call for event {event.id}")
                 raise
-            problem = shortened(f"{type(error).__name__}: {error}".strip().partition("\n")[0])
+            problem = _problem(error)
         if connection.closed == CLOSED_HERE:
             raise self._wrong("closed the connection", "let it leave the connection open")
         connection.cursor_factory = None  # type: ignore[assignment] # whatever the function has set
@@ -360,10 +360,11 @@ class HandlerWriter(PostgresWriter):
         with self._errors("does not say what waits"), self._connection, self._connection.cursor() as cursor:
             cursor.execute(WAITING, names)
             waiting = cursor.fetchall()
-            if not waiting and now_s >= self._look_at_parked_s:
+            if now_s >= self._look_at_parked_s:
                 cursor.execute(PARKED_FIRST, names)
-                waiting = cursor.fetchall()
-                self._look_at_parked_s = now_s + (0 if waiting else LOOK_AT_PARKED_EVERY_S)
+                parked = cursor.fetchall()
+                self._look_at_parked_s = now_s + (0 if parked else LOOK_AT_PARKED_EVERY_S)
+                waiting = [*parked, *waiting]
             is_first_alone = bool(waiting and waiting[0][1])  # so that none of both kinds holds up the other for long
             together = [] if is_first_alone else [identity for identity, is_alone in waiting if not is_alone]
             due = together[:at_most] or [identity for identity, _ in waiting[:1]]
@@ -373,6 +374,14 @@ class HandlerWriter(PostgresWriter):
         if len(due) == len(waiting):
             self._look_at_s = now_s + LOOK_EVERY_S
         return Due(due, at_most if together else 1)
+
+
+def _problem(error: BaseException) -> str:
+    try:
+        said = f"{type(error).__name__}: {error}"
+    except Exception:  # of its own text
+        said = type(error).__name__
+    return shortened(said.strip().partition("\n")[0])
 
 
 def _places(batch: Batch, offsets: Mapping[int, int]) -> dict[str, int]:
