@@ -493,6 +493,41 @@ def test_a_task_that_exits_does_not_end_the_loop_of_other_calls(subject: Subject
     assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
 
 
+def test_a_call_that_blocks_the_loop_does_not_make_events_of_others_fail(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{AsyncConnection.__module__}.BLOCKED_S", 0.2)
+    begun, may_end = threading.Event(), threading.Event()
+
+    async def blocks() -> None:
+        begun.set()
+        assert may_end.wait(TIMEOUT_S)
+
+    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
+        blocking = in_thread("blocking", AsyncConnection(connection).finish, blocks())
+        assert begun.wait(TIMEOUT_S)
+        with subject.handling(awaited(subject.receipts)) as writer, raises("event-loop-blocked"):
+            writer.apply(batch(EVENTS[:3], 0))
+        may_end.set()
+        blocking.result(TIMEOUT_S)
+    assert (subject.receipts.calls, subject.database.dead_letters()) == ([], {})
+    with subject.handling(awaited(subject.receipts)) as writer:
+        writer.apply(batch(EVENTS[:3], 0))
+    assert subject.lines() == [one.event_id for one in EVENTS[:3]]
+
+
+def test_threads_of_async_functions_do_not_keep_the_process_from_its_end(subject: Subject) -> None:
+    threads: list[threading.Thread] = []
+
+    async def write(_: Handled, connection: AsyncConnection) -> None:
+        threads.append(await asyncio.to_thread(threading.current_thread))
+        threads.append(await connection.run(lambda _: threading.current_thread()))
+
+    with subject.handling(write) as writer:
+        writer.apply(batch(EVENTS[:1], 0))
+    assert [one.daemon for one in threads] == [True, True]
+
+
 def test_an_event_that_is_called_for_alone_has_its_turn_among_others(
     subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

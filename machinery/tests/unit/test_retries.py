@@ -41,3 +41,9 @@ def test_what_does_not_pass_is_never_tried_again(code: str) -> None:
     retries = Retries()
     assert retries.delay_s(code, 0.0) is None
     assert not retries.are_exhausted
+
+
+def test_what_passes_in_another_process_alone_ends_this_one_at_once() -> None:
+    retries = Retries()
+    assert retries.delay_s("event-loop-blocked", 0.0) is None
+    assert retries.are_exhausted

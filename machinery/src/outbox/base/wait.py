@@ -72,6 +72,7 @@ def wait_for(
 def in_thread(name: str, function: Callable[..., T], *given: object) -> Future[T]:
     """A call in a thread of its own. It does not keep the process from its end: a function may never return."""
     future = Future[T]()
+    future.set_running_or_notify_cancel()
 
     def call() -> None:
         try:

@@ -28,6 +28,7 @@ PASSING = {
     "target-slow",
     "transform-failed",  # what it reads may be away
 }
+OF_PROCESS = {"event-loop-blocked"}  # what passes in another process alone
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 60.0
 FAILURES_MAX = 10
@@ -40,7 +41,9 @@ class Retries:
     def __init__(self) -> None:
         self._failed_at: deque[float] = deque()
         self.are_exhausted = False
-        """Whether the sink has failed `FAILURES_MAX` times within `WITHIN_S`, each time in a way that may pass."""
+        """Whether the sink has failed `FAILURES_MAX` times within `WITHIN_S`, each time in a way that may pass; or once
+        in a way that passes in another process alone.
+        """
 
     @property
     def count(self) -> int:
@@ -56,6 +59,8 @@ class Retries:
 
         ``now_s`` is of the monotonic clock.
         """
+        if code in OF_PROCESS:
+            self.are_exhausted = True
         if code not in PASSING:
             return None
         while self._failed_at and now_s - self._failed_at[0] > WITHIN_S:

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from outbox.base.errors import Failure
 from outbox.base.heavy import asyncio
+from outbox.base.wait import in_thread, timeout_scale
 
 if TYPE_CHECKING:
     from psycopg2 import extensions
 
 T = TypeVar("T")
-THREADS_MAX = 1000  # each of which may wait for a lock; none is made before it is needed
+BLOCKED_S = 30.0  # of a loop that begins no call
 _starting = threading.Lock()
+
+
+class LoopBlockedError(Failure):
+    """The event loop begins no calls any more. Another one would not do: clients of functions belong to this one."""
 
 
 class AsyncConnection:
@@ -52,9 +58,13 @@ class AsyncConnection:
         return await asyncio.to_thread(use)
 
     def finish(self, result: Awaitable[None]) -> None:
-        """Wait until the loop has awaited the result of a call, and for what is still executed. Raises its error."""
+        """Wait until the loop has awaited the result of a call, and for what is still executed. Raises its error, and
+        LoopBlockedError if another call keeps the loop from it.
+        """
+        begun = threading.Event()
 
         async def finished() -> BaseException | None:
+            begun.set()
             try:
                 await result
             except BaseException as error:  # SystemExit would end the loop
@@ -63,17 +73,30 @@ class AsyncConnection:
 
         with _starting:
             loop = _loop()
-        error = asyncio.run_coroutine_threadsafe(finished(), loop).result()
+        called = asyncio.run_coroutine_threadsafe(finished(), loop)
+        if not begun.wait(BLOCKED_S * timeout_scale()):
+            called.cancel()
+            self._connection = None
+            what = f"an async handler has blocked the event loop for {BLOCKED_S:g} s"
+            raise LoopBlockedError(what, "let it await, and give its calls a timeout", code="event-loop-blocked")
+        error = called.result()
         with self._using:
             self._connection = None
         if error is not None:
             raise error
 
 
+class _Threads(ThreadPoolExecutor):
+    """As many threads as there are calls, for each may wait for a lock. They do not keep the process from its end."""
+
+    def submit(self, function: Callable[..., T], /, *given: Any, **named: Any) -> Future[T]:
+        return in_thread("async handlers", partial(function, *given, **named))
+
+
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    loop.set_default_executor(ThreadPoolExecutor(THREADS_MAX, "async handlers"))
+    loop.set_default_executor(_Threads())
     threading.Thread(target=_run, args=[loop], name="async handlers", daemon=True).start()
     return loop
 

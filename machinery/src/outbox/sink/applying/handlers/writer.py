@@ -27,7 +27,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread
 from outbox.events.schema import Rejection, shortened
 from outbox.events.values import decode
-from outbox.sink.applying.handlers.aio import AsyncConnection
+from outbox.sink.applying.handlers.aio import AsyncConnection, LoopBlockedError
 from outbox.sink.applying.handlers.handler import Event, Handler
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import RENEWAL_S, PostgresWriter
@@ -200,7 +200,8 @@ class HandlerApplier(PostgresApplier):
     def _call(self, cursor: extensions.cursor, event: Event, check: str) -> str | None:
         """Call the function. Returns how it failed; then nothing of what it did is left.
 
-        Raises Failure `handler-wrong` if it has ended the transaction or closed the connection.
+        Raises Failure `handler-wrong` if it has ended the transaction or closed the connection, and
+        `event-loop-blocked` if another call keeps it from beginning.
         """
         connection, problem = cursor.connection, None
         try:
@@ -212,7 +213,7 @@ class HandlerApplier(PostgresApplier):
                 raise RuntimeError("it has caught an error of the database, which has ended its transaction")
             if check:
                 cursor.execute(check)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, LoopBlockedError):
             raise
         except BaseException as error:  # SystemExit and CancelledError too: they would end a thread without a word
             if connection.closed and isinstance(error, psycopg2.Error):
