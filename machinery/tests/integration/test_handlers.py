@@ -29,13 +29,14 @@ from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch
+from outbox.sink.remembering import positions
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.sinks import at_places, made_record
 from tests import items
-from tests.support.made_events import MAIN, Event, batch, fetch, nth_key, uuid7
+from tests.support.made_events import MAIN, TOPIC, Event, batch, fetch, nth_key, uuid7
 from tests.support.sink_driver import Database
 
 WRITER = HandlerWriter.__module__
@@ -779,6 +780,18 @@ def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(
     assert versions == {nth_key(0): [1, 2, 3, 4], nth_key(1): [1, 2], nth_key(2): [1, 2, 3, 4]}
     with subject.handling() as writer:
         assert subject.database.query("SELECT interruptions, unfinished FROM sinks") == [(0, {})]
+
+
+def test_calls_for_a_topic_that_was_made_again_are_forgotten(subject: Subject) -> None:
+    subject.receipts.failing, subject.receipts.error = {EVENTS[7].event_id}, _hang_up
+    with subject.handling() as writer, raises("database-connection-lost"):
+        writer.apply(batch(EVENTS[:6], 0))
+        writer.apply(batch(EVENTS[6:], 6))
+    unfinished = "SELECT unfinished FROM sinks"
+    assert subject.database.query(unfinished) == [({f"{TOPIC}/0": len(EVENTS)},)]
+    with closing(connect(subject.settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
+        assert positions.accept_recreated(cursor, "receipts", TOPIC, "topic-2")
+    assert subject.database.query(unfinished) == [({},)], "their offsets say nothing of the new topic"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
