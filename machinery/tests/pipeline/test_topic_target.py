@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,10 @@ from outbox.maintenance import erase
 from outbox.sink import discovery
 from outbox.sink.applying.postgres import target
 from outbox.sink.applying.topics import writer
+from outbox.sink.applying.topics import written as topics_written
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.sink.decoding.records import Record as SinkRecord
+from outbox.sink.remembering import fence
 from outbox.sink.repair import replay, rewind
 from outbox.sink.repair.replay import Selection
 from outbox.sink.running import plain
@@ -337,22 +341,86 @@ def test_what_its_function_fails_for_is_set_aside_and_replayed_once(targets: Set
     assert letters.pop(bad.event_id) == "not writable"
     assert set(letters) == {one.event_id for one in behind}
     topic_sinks.FAILS_FOR.clear()
-    [spec] = topic_sinks.specs(targets, "failing")
-
-    def replayed() -> None:
-        with closing(connect(targets, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink="failing").choose(connection)
-            replay.replay(
-                connection, {"failing": spec}, chosen, applier_of=lambda one: one.target.applier(targets, one)
-            )
-
     with crash_between_commits():
-        replayed()
+        replayed(targets, "failing")
     assert set(Database(targets, "failing").statuses().values()) == {"open"}
-    replayed()
+    with target_reads() as reads:
+        replayed(targets, "failing", at_once=1)
+    assert len(letters) > len(reads) > 0, "what the target has is not looked up for each transaction"
     assert set(Database(targets, "failing").statuses().values()) == {"replayed"}
     assert times(written(targets, name)) == once(some)
     assert out_of_order(written(targets, name)) == []
+
+
+@contextmanager
+def target_reads() -> Iterator[list[datetime | None]]:
+    """The moments since when the target is read within the block."""
+    read, moments = topics_written.read, list[datetime | None]()
+
+    def counted(settings: Settings, sink: str, name: str, since: datetime | None = None) -> Any:
+        moments.append(since)
+        return read(settings, sink, name, since)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topics_written, "read", counted)
+        yield moments
+
+
+def replayed(settings: Settings, name: str, *, at_once: int | None = None) -> None:
+    """Replay the dead letters of a sink, at most so many in one transaction."""
+    [spec] = topic_sinks.specs(settings, name)
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        chosen = Selection(sink=name).choose(connection)
+        applier_of = lambda one: one.target.applier(settings, one)  # noqa: E731
+        replay.replay(connection, {name: spec}, chosen, applier_of=applier_of, at_once=at_once)
+
+
+ODD: list[Callable[[Any], Any]] = [
+    lambda event: event._replace(key=None),
+    lambda event: event._replace(key=7),
+    lambda event: event._replace(key="\ud800"),
+    lambda event: event._replace(payload=b"{}"),
+    lambda event: event._replace(payload={"of": object()}),
+    lambda event: event._replace(type="nothing"),
+    lambda event: event._replace(type=["placed"]),
+    lambda event: event._replace(type=items.AGGREGATE),  # which has several events
+    tuple,
+]
+
+
+def test_what_is_no_event_is_set_aside(targets: Settings, publisher: Publisher) -> None:
+    some = publisher.events(len(ODD) + 5, keys=len(ODD) + 5)
+    topic_sinks.RETURNS.update({one.event_id: returned for one, returned in zip(some, ODD, strict=False)})
+    others = some[len(ODD) :]
+    topic_sinks.RETURNS[others[0].event_id] = lambda event: event._replace(id="another", version=None, key="")
+    publisher.send(some)
+    catch_up(targets, "odd")
+    assert times(written(targets, units_of(targets))) == once(others)
+    letters = Database(targets, "odd").dead_letters()
+    assert letters == {one.event_id: "not writable" for one in some[: len(ODD)]}
+
+
+@pytest.mark.parametrize("is_replay", [False, True], ids=["sink", "replay"])
+def test_a_function_may_take_longer_than_a_transaction_may_be_idle(
+    targets: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, *, is_replay: bool
+) -> None:
+    some = publisher.events(30)
+    if is_replay:
+        topic_sinks.FAILS_FOR.update(event.event_id for event in some)
+
+    def slow(event: Any) -> Any:
+        time.sleep(0.1)
+        return topic_sinks.failing(event)
+
+    topic_sinks.RETURNS.update(dict.fromkeys((event.event_id for event in some), slow))
+    monkeypatch.setattr(fence, "SESSION", f"{fence.SESSION} SET idle_in_transaction_session_timeout = '2s';")
+    publisher.send(some)
+    catch_up(targets, "odd")
+    if is_replay:
+        assert len(Database(targets, "odd").dead_letters()) == len(some)
+        topic_sinks.FAILS_FOR.clear()
+        replayed(targets, "odd")
+    assert times(written(targets, units_of(targets))) == once(some)
 
 
 def test_the_commands_know_the_target(targets: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,14 @@ def failing(event: Event) -> Event:
     return event
 
 
+RETURNS = dict[str, Callable[[Event], Any]]()  # by the id of an event
+
+
+def odd(event: Event) -> Any:
+    """What the test wants of an event."""
+    return RETURNS[event.id](event) if event.id in RETURNS else event
+
+
 def jobs(settings: Settings) -> list[SinkJob]:
     """A sink that copies events, and others that give them other keys and leave some out."""
     by, units = "tests.support.topic_sinks:by_unit", units_of(settings)
@@ -63,6 +71,7 @@ def jobs(settings: Settings) -> list[SinkJob]:
         SinkJob("repeats", events=[items.AGGREGATE], strategy="offsets", target=TopicTarget(units, by)),
         SinkJob("picked", events=[items.AGGREGATE], transform="tests.transforms:picky", target=TopicTarget(units)),
         SinkJob("orders", events=["order"], target=TopicTarget(units)),
+        SinkJob("odd", events=[items.AGGREGATE], target=TopicTarget(units, "tests.support.topic_sinks:odd")),
         SinkJob("failing", events=[items.AGGREGATE], target=TopicTarget(units, "tests.support.topic_sinks:failing")),
     ]
 

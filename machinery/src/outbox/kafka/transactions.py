@@ -94,9 +94,7 @@ class Transactions:
     def _failure(self, error: KafkaError) -> Failure:
         if error.code() in FENCED:
             what = f"Kafka has fenced the producer {self._name}: {error.str()}"
-            remedy = (
-                f"leave it to the later one; or start it again, if its transaction has taken longer than {TIMEOUT_S} s"
-            )
+            remedy = f"leave it to the later one; or start it again, if its transaction took longer than {TIMEOUT_S} s"
             return Failure(what, remedy, code="producer-fenced")
         if error.code() in REFUSED:
             what = f"Kafka refuses what {self._name} writes: {error.str()}"

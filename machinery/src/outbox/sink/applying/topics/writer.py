@@ -12,6 +12,7 @@ A replay of dead letters looks for its events on the target likewise, and has a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -40,6 +41,7 @@ from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Applied, Counts
 
 NOT_WRITABLE = "not writable"
+IDLE_MAX_S = 1.0  # while functions are called, of the transaction
 RECORD_EXTRA_BYTES = 200  # of a record in a batch of one, beside key, value and headers
 TABLE = "CREATE TEMPORARY TABLE outbox_written (event_id uuid NOT NULL)"
 INSERT_WRITTEN = "INSERT INTO pg_temp.outbox_written (event_id) VALUES %s"
@@ -53,7 +55,7 @@ SELECT new.partition, new."offset", new.event_id::text, new.{{key}}::text, {vers
 """
 REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
 OLDEST = """
-SELECT min(letter.recorded_at) FROM public.dead_letters AS letter
+SELECT min(letter.recorded_at), max(letter.first_seen_at), now() FROM public.dead_letters AS letter
   JOIN pg_temp.outbox_batch AS batch ON batch.event_id::text = letter.identity
  WHERE letter.sink = %s
 """
@@ -73,6 +75,7 @@ class TopicApplier(PostgresApplier):
         self._declared = dict[str, tuple[Collection[str], list[tuple[str, bytes]]]]()  # by type: optional, headers
         [self.target] = spec.target.topics
         self.outgoing = list[Outgoing]()
+        self._found: tuple[datetime, datetime] | None = None  # by a replay: since when, and until when
 
     def open(self, settings: Settings, by: Function | None, suffix: str = "") -> None:
         """Begin to produce. Raises Failure if Kafka or the target topic is missing, or does not let us."""
@@ -102,9 +105,11 @@ class TopicApplier(PostgresApplier):
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         self.take(cursor, self.rows(batch))
         cursor.execute(OLDEST, [self.name])
-        [(since,)] = cursor.fetchall()
+        [(since, seen_at, now)] = cursor.fetchall()
         with fence.between_transactions(cursor, self.name):
-            self.find_written(cursor, since)
+            if self._found is None or since < self._found[0] or seen_at > self._found[1]:
+                self.find_written(cursor, since)
+                self._found = since, now
         self.outgoing = []
         applied = super().replay(cursor, batch, fetch, older_than_horizon=older_than_horizon)
         self.transactions.commit(self.target, self.outgoing)
@@ -114,7 +119,11 @@ class TopicApplier(PostgresApplier):
         """Make the records. Events of which none can be made are set aside, and later ones of their keys wait."""
         problems = dict[str, str]()
         failed_at = dict[str, int]()  # by key the first version that has failed
+        said_at = time.monotonic()
         for partition, offset, event in self._new(cursor, parameters):
+            if time.monotonic() - said_at >= IDLE_MAX_S:
+                cursor.execute("SELECT")  # Postgres ends a transaction that is idle for long
+                said_at = time.monotonic()
             if event.version is not None and event.version > failed_at.get(event.key, event.version):
                 continue
             origin = written.origin(self.name, parameters["topic"], partition, offset)
@@ -151,7 +160,10 @@ class TopicApplier(PostgresApplier):
         if made is None:
             return None
         if made.type not in self._declared:
-            schema = self._catalog.wanted([made.type])[0].schema
+            [wanted, *others] = self._catalog.wanted([made.type])
+            if others:
+                raise ValueError(f"{made.type} stands for several events")
+            schema = wanted.schema
             headers = [("eventType", schema.type.encode()), ("schemaVersion", str(schema.version).encode())]
             self._declared[made.type] = schema.properties.keys() - schema.required, headers
         optional, headers = self._declared[made.type]
@@ -220,8 +232,7 @@ class TopicWriter(PostgresWriter):
 
     def _doubt(self, batch: Batch, *, is_doubtful: bool) -> None:
         """Find what the target has, from the first batch on for which that is in doubt, until it no longer is."""
-        is_known = (batch.topic in self._doubtful) is is_doubtful
-        if is_known:
+        if (batch.topic in self._doubtful) is is_doubtful:
             return
         with self._errors("does not take ids"), self._connection, self._connection.cursor() as cursor:
             if is_doubtful:
