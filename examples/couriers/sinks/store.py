@@ -7,6 +7,7 @@ on their way at once, and nothing is read first.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -20,6 +21,8 @@ from cassandra.policies import RoundRobinPolicy, TokenAwarePolicy
 Write = tuple[str, tuple[Any, ...]]  # a statement with its values
 AT_ONCE = 128  # writes on their way
 TIMEOUT_S = 10
+# The sink logs what failed, in a line. The driver would add a traceback for each attempt to connect.
+logging.getLogger("cassandra").setLevel(logging.CRITICAL)
 
 
 @cache

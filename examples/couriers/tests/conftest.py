@@ -63,12 +63,6 @@ def service(engine: Engine) -> Service:
     return Service(engine)
 
 
-def create(session: Session, replicas: int = 1) -> None:
-    """Make the tables, with so many replicas of each row."""
-    for statement in TABLES:
-        session.execute(statement.replace("'replication_factor': 1", f"'replication_factor': {replicas}"))
-
-
 @pytest.fixture
 def tables(cassandra: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """A session on empty tables of this test alone, for the sinks of this process and of those that it starts."""
@@ -77,9 +71,10 @@ def tables(cassandra: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     profiles = {EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy())}
     cluster = Cluster([ADDRESS], cassandra.port, protocol_version=5, execution_profiles=profiles)
     session = cluster.connect()
-    create(session)
+    for statement in TABLES:
+        session.execute(statement)
     yield session
-    session.execute("DROP KEYSPACE delivery")
+    store.session().execute("DROP KEYSPACE delivery")
     for one in {cluster, store.session().cluster}:
         one.shutdown()
     store.session.cache_clear()

@@ -14,10 +14,11 @@ from outbox_lab.testing import SinkRole, chosen_seed, deliver, outbox_records, q
 from sinks import store
 from sinks.couriers import target as couriers
 from sinks.zones import target as zones
-from tests.conftest import Service, create
+from tests.conftest import Service
 
 BOTH = ("couriers", "zones")
 EXPECTED = {"ada": ("west", 5), "bob": ("west", 1)}
+REPLICAS = "ALTER KEYSPACE delivery WITH replication = {{'class': 'NetworkTopologyStrategy', 'datacenter1': {}}}"
 
 
 @pytest.fixture
@@ -102,18 +103,14 @@ def test_a_write_with_the_time_as_timestamp_hides_every_later_event(databases: S
 @pytest.mark.usefixtures("events")
 def test_without_a_quorum_nothing_is_written_down_as_applied(databases: Settings, tables: Session) -> None:
     records = outbox_records(databases)
-    replicas = (
-        "ALTER KEYSPACE delivery WITH replication = {{'class': 'NetworkTopologyStrategy', 'replication_factor': {}}}"
-    )
-    tables.execute(replicas.format(3))  # of which one is there
+    tables.execute(REPLICAS.format(3))  # of which one is there
     with pytest.raises(Failure, match="NoHostAvailable") as failure:
         deliver(databases, records, "couriers")
     assert failure.value.code == "target-failed"
     assert isinstance(failure.value.__cause__, NoHostAvailable)
     assert [type(error) for error in failure.value.__cause__.errors.values()] == [Unavailable]
     assert query(databases, "SELECT * FROM positions", SinkRole.OWNER) == []
-    tables.execute("DROP KEYSPACE delivery")
-    create(tables)
+    tables.execute(REPLICAS.format(1))
     deliver(databases, records, "couriers")
     assert found(tables)[0] == EXPECTED
 

@@ -38,7 +38,8 @@ def test_the_header_of_a_strategy_says_what_it_survives(name: str) -> None:
 
 
 def test_ways_that_a_strategy_does_not_promise_are_left_out() -> None:
-    left_out = {name: len(ways.WAYS) - len(ways.survived_by(SPECS[name])) for name in PROMISES}
+    all_ways = [way for way in ways.WAYS if not way.is_of_function]
+    left_out = {name: len(all_ways) - len(ways.survived_by(SPECS[name])) for name in PROMISES}
     assert left_out == {
         "dedup": 0, "merge": 0, "versions": 0, "upsert": 1, "offsets": 2, "naive": 4,
     }  # fmt: skip

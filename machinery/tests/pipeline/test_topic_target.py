@@ -30,8 +30,7 @@ from outbox.kafka.transactions import Outgoing, Transactions
 from outbox.maintenance import erase
 from outbox.sink import discovery
 from outbox.sink.applying.postgres import target
-from outbox.sink.applying.topics import writer
-from outbox.sink.applying.topics import written as topics_written
+from outbox.sink.applying.topics import writer, written
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.sink.decoding.records import Record as SinkRecord
 from outbox.sink.remembering import fence
@@ -65,7 +64,7 @@ def targets(topic: Settings) -> Iterator[Settings]:
         yield topic
 
 
-def written(settings: Settings, name: str) -> list[Record]:
+def records_of(settings: Settings, name: str) -> list[Record]:
     """What a reader of committed records sees."""
     with closing(Log(settings, [name])) as log:
         return log.read()
@@ -109,7 +108,7 @@ def test_each_event_is_written_once_with_its_key_its_headers_and_its_order(
     publisher.send(publisher.events(20, keys=9), abort=True)
     publisher.send(some[:10])  # the relay sends them again
     catch_up(targets, "copies", "units")
-    copies = written(targets, copies_of(targets))
+    copies = records_of(targets, copies_of(targets))
     assert times(copies) == once(some)
     assert out_of_order(copies) == []
     by_id = {event.event_id: event for event in some}
@@ -119,10 +118,10 @@ def test_each_event_is_written_once_with_its_key_its_headers_and_its_order(
         assert {**json.loads(record.value), "occurred_at": 0} == {**event.payload(), "occurred_at": 0}
         assert (record.headers["eventType"], record.headers["schemaVersion"]) == (event.type, "1")
         assert (record.headers["origin"] or "").startswith(f"copies {topic_of(targets)}/")
-    assert times(written(targets, units_of(targets))) == once(received(some))
-    assert {record.key for record in written(targets, units_of(targets))} == {items.UNIT}
+    assert times(records_of(targets, units_of(targets))) == once(received(some))
+    assert {record.key for record in records_of(targets, units_of(targets))} == {items.UNIT}
     catch_up(targets, "copies", "units")
-    assert written(targets, copies_of(targets)) == copies
+    assert records_of(targets, copies_of(targets)) == copies
 
 
 def test_another_sink_reads_what_was_written(targets: Settings, publisher: Publisher) -> None:
@@ -131,7 +130,7 @@ def test_another_sink_reads_what_was_written(targets: Settings, publisher: Publi
     publisher.send_records(topic, sent)
     catch_up(targets, "orders")
     decoder = topic_sinks.specs(targets, "orders")[0].decoders[topic]
-    copies = {one.id: one for one in written(targets, units_of(targets))}
+    copies = {one.id: one for one in records_of(targets, units_of(targets))}
     assert len(copies) == len(sent)
     for record in sent:
         event = decoder.record(record)
@@ -156,8 +155,8 @@ def test_killed_behind_any_step_of_a_transaction_it_writes_each_event_once(
     topic_sinks.killed(targets, step, 2, "copies", "units")
     publisher.send(some[:5])
     catch_up(targets, "copies", "units")
-    assert times(written(targets, copies_of(targets))) == once(some)
-    assert times(written(targets, units_of(targets))) == once(received(some))
+    assert times(records_of(targets, copies_of(targets))) == once(some)
+    assert times(records_of(targets, units_of(targets))) == once(received(some))
     stable = topics.last_stable_offsets(targets, copies_of(targets))
     assert stable == topics.high_watermarks(targets, copies_of(targets)), "no transaction is open"
     if step == "produce":  # the brokers had the records
@@ -174,7 +173,7 @@ def test_a_zombie_is_fenced(targets: Settings, publisher: Publisher, step: str) 
         wait_for("the process to stand still", lambda: psutil.Process(zombie.pid).status() == "stopped", timeout_s=60)
         wait_for("nobody to have the fence", lambda: hang_up_drivers(targets), timeout_s=30)
         catch_up(targets, "copies")
-        assert times(written(targets, copies_of(targets))) == once(some)
+        assert times(records_of(targets, copies_of(targets))) == once(some)
         zombie.send_signal(signal.SIGCONT)
         _, said = zombie.communicate(timeout=60)
     finally:
@@ -183,7 +182,7 @@ def test_a_zombie_is_fenced(targets: Settings, publisher: Publisher, step: str) 
     assert zombie.returncode == 1
     is_before = step == "send_offsets_to_transaction"
     assert ("fenced by a newer instance" in said) is is_before, said
-    assert times(written(targets, copies_of(targets))) == once(some)
+    assert times(records_of(targets, copies_of(targets))) == once(some)
 
 
 def hang_up_drivers(settings: Settings) -> bool:
@@ -202,7 +201,7 @@ def test_events_that_the_relay_sends_again_need_a_memory_of_ids(targets: Setting
     publisher.send(some[:10])
     catch_up(targets, "units", "repeats")
     of_sink = {name: Counter[str]() for name in ("units", "repeats")}
-    for record in written(targets, units_of(targets)):
+    for record in records_of(targets, units_of(targets)):
         of_sink[(record.headers["origin"] or "").partition(" ")[0]][record.id] += 1
     assert of_sink["units"] == once(some)
     assert of_sink["repeats"] == once(some) + once(some[:10])
@@ -219,7 +218,7 @@ def test_a_rewind_writes_nothing_again(targets: Settings, publisher: Publisher) 
     with crash_between_commits():
         catch_up(targets, "copies")
     catch_up(targets, "copies")
-    assert times(written(targets, copies_of(targets))) == once(some)
+    assert times(records_of(targets, copies_of(targets))) == once(some)
 
 
 def test_a_sink_database_that_is_older_than_the_topic_writes_nothing_twice(
@@ -231,7 +230,7 @@ def test_a_sink_database_that_is_older_than_the_topic_writes_nothing_twice(
         catch_up(targets, "copies")
     forget(targets)
     catch_up(targets, "copies")
-    assert times(written(targets, copies_of(targets))) == once(some)
+    assert times(records_of(targets, copies_of(targets))) == once(some)
 
 
 def lose_ids(settings: Settings, events: list[Event]) -> None:
@@ -280,7 +279,7 @@ def test_offsets_that_kafka_has_forgotten_or_another_has_committed_lose_and_repe
     for request in admin.delete_consumer_groups([group]).values():
         request.result(30)
     catch_up(targets, "copies")
-    assert times(written(targets, copies_of(targets))) == once(some)
+    assert times(records_of(targets, copies_of(targets))) == once(some)
 
 
 def commit_elsewhere(settings: Settings, group: str, offset: int) -> None:
@@ -309,7 +308,7 @@ def test_killed_twice_with_batches_cut_in_other_places_it_writes_each_event_once
         with crash_between_commits():
             catch_up(targets, "copies")
     catch_up(targets, "copies")
-    assert times(written(targets, copies_of(targets))) == once(some)
+    assert times(records_of(targets, copies_of(targets))) == once(some)
 
 
 def test_a_target_that_is_missing_or_takes_no_such_record(targets: Settings, publisher: Publisher) -> None:
@@ -324,7 +323,7 @@ def test_a_target_that_is_missing_or_takes_no_such_record(targets: Settings, pub
     topics.create(targets, [TopicSpec(copies_of(targets), 1, {"cleanup.policy": "compact"})])
     publisher.send([replace(some[0], event_id=uuid7(RANDOM), version=99)])
     catch_up(targets, "copies")
-    assert len(written(targets, copies_of(targets))) == 4
+    assert len(records_of(targets, copies_of(targets))) == 4
 
 
 def test_what_its_function_fails_for_is_set_aside_and_replayed_once(targets: Settings, publisher: Publisher) -> None:
@@ -336,7 +335,7 @@ def test_what_its_function_fails_for_is_set_aside_and_replayed_once(targets: Set
     behind = [one for one in some if one.key == bad.key and one.version > bad.version]
     first = [one for one in some if one not in [bad, *behind]]
     name = units_of(targets)
-    assert times(written(targets, name)) == once(first)
+    assert times(records_of(targets, name)) == once(first)
     letters = Database(targets, "failing").dead_letters()
     assert letters.pop(bad.event_id) == "not writable"
     assert set(letters) == {one.event_id for one in behind}
@@ -348,21 +347,21 @@ def test_what_its_function_fails_for_is_set_aside_and_replayed_once(targets: Set
         replayed(targets, "failing", at_once=1)
     assert len(letters) > len(reads) > 0, "what the target has is not looked up for each transaction"
     assert set(Database(targets, "failing").statuses().values()) == {"replayed"}
-    assert times(written(targets, name)) == once(some)
-    assert out_of_order(written(targets, name)) == []
+    assert times(records_of(targets, name)) == once(some)
+    assert out_of_order(records_of(targets, name)) == []
 
 
 @contextmanager
 def target_reads() -> Iterator[list[datetime | None]]:
     """The moments since when the target is read within the block."""
-    read, moments = topics_written.read, list[datetime | None]()
+    read, moments = written.read, list[datetime | None]()
 
     def counted(settings: Settings, sink: str, name: str, since: datetime | None = None) -> Any:
         moments.append(since)
         return read(settings, sink, name, since)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topics_written, "read", counted)
+        patch.setattr(written, "read", counted)
         yield moments
 
 
@@ -395,7 +394,7 @@ def test_what_is_no_event_is_set_aside(targets: Settings, publisher: Publisher) 
     topic_sinks.RETURNS[others[0].event_id] = lambda event: event._replace(id="another", version=None, key="")
     publisher.send(some)
     catch_up(targets, "odd")
-    assert times(written(targets, units_of(targets))) == once(others)
+    assert times(records_of(targets, units_of(targets))) == once(others)
     letters = Database(targets, "odd").dead_letters()
     assert letters == {one.event_id: "not writable" for one in some[: len(ODD)]}
 
@@ -420,7 +419,7 @@ def test_a_function_may_take_longer_than_a_transaction_may_be_idle(
         assert len(Database(targets, "odd").dead_letters()) == len(some)
         topic_sinks.FAILS_FOR.clear()
         replayed(targets, "odd")
-    assert times(written(targets, units_of(targets))) == once(some)
+    assert times(records_of(targets, units_of(targets))) == once(some)
 
 
 def test_the_commands_know_the_target(targets: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +437,7 @@ def test_the_commands_know_the_target(targets: Settings, tmp_path: Path, monkeyp
         assert codes(check.check(targets)) == []
         catch_up(targets, "copies")
         assert codes(check.check(targets)) == []
-    copy = written(targets, name)[0]
+    copy = records_of(targets, name)[0]
     headers = [(key, str(text).encode()) for key, text in copy.headers.items()]
     Transactions(targets, f"{targets.topic_prefix}.twice", 1_000_000).commit(
         name, [Outgoing(copy.key.encode(), copy.value.encode(), headers)]
@@ -459,8 +458,8 @@ def test_on_spark_it_writes_events_and_the_rows_of_a_transform(targets: Settings
     publisher.send(some)
     done = catch_up_faulty("topic_targets", targets, "copies", "picked")
     assert done.returncode == 0, done.stderr
-    assert times(written(targets, copies_of(targets))) == once(some)
-    picked = written(targets, units_of(targets))
+    assert times(records_of(targets, copies_of(targets))) == once(some)
+    picked = records_of(targets, units_of(targets))
     assert times(picked) == once([one for one in some if one not in (bad, left_out)])
     assert Database(targets, "picked").dead_letters() == {bad.event_id: "transform failed"}
     assert {record.headers["eventType"] for record in picked} == {items.LESS, items.MORE} & {one.type for one in some}
@@ -478,9 +477,9 @@ def test_a_record_that_the_topic_does_not_take_is_set_aside(
         catch_up(topic, "copies")
         monkeypatch.setattr(writer, "RECORD_EXTRA_BYTES", 600)
         catch_up(topic, "orders")
-        assert times(written(topic, copies_of(topic))) == once(some)
+        assert times(records_of(topic, copies_of(topic))) == once(some)
         assert Database(topic, "orders").dead_letters() == {dict(large.headers)["id"].decode(): "not writable"}  # type: ignore[union-attr]
-        assert [record.key for record in written(topic, units_of(topic))] == [nth_key(2)]
+        assert [record.key for record in records_of(topic, units_of(topic))] == [nth_key(2)]
 
 
 def test_a_producer_whose_place_another_one_has_taken_is_fenced(targets: Settings) -> None:
@@ -491,7 +490,7 @@ def test_a_producer_whose_place_another_one_has_taken_is_fenced(targets: Setting
     with raises("producer-fenced"):
         first.commit(name, [record])
     second.commit(name, [record])
-    assert len(written(targets, name)) == 2
+    assert len(records_of(targets, name)) == 2
 
 
 def test_a_record_that_the_brokers_refuse(targets: Settings) -> None:
@@ -499,4 +498,4 @@ def test_a_record_that_the_brokers_refuse(targets: Settings) -> None:
     with raises("produce-refused"):
         Transactions(targets, name, 10_000_000).commit(name, [Outgoing(b"key", b"x" * 5_000_000, [])])
     Transactions(targets, name, 1_000_000).commit(name, [Outgoing(b"key", b"{}", [])])
-    assert [record.value for record in written(targets, name)] == ["{}"]
+    assert [record.value for record in records_of(targets, name)] == ["{}"]

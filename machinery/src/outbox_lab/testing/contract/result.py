@@ -22,6 +22,7 @@ from outbox.sink.remembering.strategy import Strategy
 
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
 MACHINERY = MACHINERY_TABLES | {"dedup_horizon", "erased_keys", "outbox_version", "sinks"}
+ICEBERG = {"iceberg_namespace_properties", "iceberg_tables"}  # of `outbox.migrations.make_iceberg_catalog`
 LETTERS = "dead_letters"
 TABLES = """
 SELECT relname FROM pg_class
@@ -88,7 +89,7 @@ class Reader:
         remembering = strategy.select + strategy.remember
         with connection, connection.cursor() as cursor:
             cursor.execute(TABLES)
-            names = [name for (name,) in cursor.fetchall() if name not in MACHINERY]
+            names = [name for (name,) in cursor.fetchall() if name not in MACHINERY | ICEBERG]
             self.tables = [_table(cursor, name) for name in names if not re.search(rf"\b{name}\b", remembering)]
 
     def read(self, sink: str) -> Result:
