@@ -35,7 +35,7 @@ def events(service: Service, tables: Session) -> None:
 
 
 def found(session: Session) -> tuple[dict[str, tuple[str, int]], dict[str, tuple[str, int]]]:
-    """What the two tables say, by courier."""
+    """The rows of both tables, by courier."""
     by_courier = {row.courier: (row.zone, row.parcels) for row in session.execute("SELECT * FROM delivery.couriers")}
     by_zone = list(session.execute("SELECT * FROM delivery.couriers_by_zone"))
     assert len({row.courier for row in by_zone}) == len(by_zone), "a courier is in two zones"

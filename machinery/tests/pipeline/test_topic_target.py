@@ -65,7 +65,7 @@ def targets(topic: Settings) -> Iterator[Settings]:
 
 
 def records_of(settings: Settings, name: str) -> list[Record]:
-    """What a reader of committed records sees."""
+    """The records that a reader of committed ones sees."""
     with closing(Log(settings, [name])) as log:
         return log.read()
 

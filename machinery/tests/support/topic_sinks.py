@@ -58,7 +58,7 @@ RETURNS = dict[str, Callable[[Event], Any]]()  # by the id of an event
 
 
 def odd(event: Event) -> Any:
-    """What the test wants of an event."""
+    """The event as the test wants it written."""
     return RETURNS[event.id](event) if event.id in RETURNS else event
 
 

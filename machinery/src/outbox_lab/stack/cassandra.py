@@ -43,7 +43,7 @@ PROPERTIES = {
     "cassandra.native.epoll.enabled": "false",
     "cassandra.ring_delay_ms": "0",
     "cassandra.skip_wait_for_gossip_to_settle": "0",
-    "java.security.manager": "allow",  # Java 21 has none unless it is told
+    "java.security.manager": "allow",  # Java 21 refuses a security manager by default
     "logback.configurationFile": "file:logback.xml",
 }
 # What Cassandra reads of Java's own classes, as its file jvm17-server.options has it.

@@ -96,7 +96,7 @@ SELECT identity, reason <> %(failed)s OR detail = %(unreturned)s AS is_alone
                >= least(%(first_s)s * 2 ^ least(retries, 9), %(most_s)s) * interval '1 second')
  ORDER BY last_seen_at, partition, "offset"
 """
-# Parked events that wait for nothing: the letter before them was discarded, or a process has ended behind its replay.
+# Parked events with no open letter before them: that was discarded, or was replayed by a process that ended then.
 PARKED_FIRST = """
 SELECT first.identity, true
   FROM (SELECT DISTINCT ON (letter.topic, sha256(letter.key)) letter.* FROM public.dead_letters AS letter

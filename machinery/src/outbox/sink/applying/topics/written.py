@@ -1,4 +1,4 @@
-"""What a sink has written to its target topic: each record says which sink, and which record it comes from."""
+"""Records of a sink on its target topic: each says which sink has written it, and which record it comes from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def origin(sink: str, topic: str, partition: int, offset: int) -> bytes:
 
 
 def read(settings: Settings, sink: str, target: str, since: datetime | None = None) -> Iterator[list[Written]]:
-    """What a sink has written to its target topic by now; if ``since`` is given, what was written after that.
+    """The records of a sink on its target topic by now; if ``since`` is given, those that were written after that.
 
     Waits for transactions that are open. Raises Failure if one does not end.
     """
