@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 import hypothesis
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from psycopg2 import extensions, sql
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.decoding import binary
-from outbox.sink.decoding.values import Type, columns_of
+from outbox.sink.decoding.values import Type, as_table, columns_of
 
 Row = dict[Type, Any]
 
@@ -86,6 +87,17 @@ ROWS = st.fixed_dictionaries({type_: st.none() | values for type_, values in VAL
 @example([{**row("1"), "text": text} for text in ("ü" * 60, "a" * 120)])
 def test_values_arrive_as_they_would_as_text(connection: extensions.connection, rows: Sequence[Row]) -> None:
     assert copied(connection, rows) == [as_text(connection, one) for one in rows]
+
+
+@hypothesis.settings(deadline=None, max_examples=50)
+@given(rows=st.lists(ROWS, min_size=1, max_size=5))
+def test_a_table_of_arrow_is_the_same_bytes(rows: Sequence[Row]) -> None:
+    columns = {name: [row[type_] for row in rows] for name, type_ in COLUMNS.items()}
+    try:
+        table = as_table(columns, COLUMNS)
+    except pa.ArrowException:  # a moment of the first or last day of the calendar elsewhere
+        hypothesis.reject()
+    assert binary.encode_table(table, COLUMNS) == binary.encode(columns, COLUMNS)
 
 
 SHORT_UUID = f"{'0' * 6}---{'0' * 4}-{'0' * 4}-{'0' * 4}-{'0' * 12}"  # two hyphens in place of digits

@@ -168,7 +168,7 @@ class Target(ABC):
     is_elsewhere = False
     """Whether the result is outside the sink database: it may be older than the dead letters there."""
     keeps = ""
-    """The places elsewhere that still have an erased key, as `outbox erase` reports them; empty without such a place."""
+    """The places elsewhere that still have an erased key, as `outbox erase` reports them, or nothing."""
     engines: Collection[str] = ("spark", "plain")
     """What can run it: Spark, or a Python process alone."""
     records_max: int | None = None

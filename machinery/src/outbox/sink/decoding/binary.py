@@ -16,13 +16,19 @@ from functools import cache
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
-from outbox.base.heavy import extensions, sql
+from outbox.base.heavy import extensions, pa, pc, sql
 from outbox.sink.decoding.values import Columns, Type
 
 HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 NULL = -1  # as a field's length
 EPOCH, MICROSECOND = datetime(2000, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 EPOCH_DAY = date(2000, 1, 1).toordinal()
+# By the type of a column that is a number in Arrow, since 1970, and in Postgres, since 2000: the type of that number
+# there and here, and what lies between.
+NUMBERS: Mapping[Type, tuple[Type, str, int]] = {
+    "timestamptz": ("bigint", "int64", (EPOCH - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND),
+    "date": ("integer", "int32", EPOCH_DAY - date(1970, 1, 1).toordinal()),
+}
 UUID, UUID_CHARACTERS, HYPHENS = "16s", 36, (8, 13, 18, 23)
 JSONB_VERSION = b"\1"
 DIGIT, BASE = 4, 10_000  # decimal places in a digit of numeric
@@ -86,6 +92,18 @@ def encode(rows: Columns, types: Mapping[str, Type]) -> Encoded:
         return Encoded((*rows,), [b"".join(chain.from_iterable(_pieces(rows, types)))])
     except struct.error as error:
         raise ValueError(str(error)) from None
+
+
+def encode_table(table: pa.Table, types: Mapping[str, Type]) -> Encoded:
+    """Rows of Arrow's for a binary COPY. Moments and days are numbers there and in Postgres, and stay numbers."""
+    rows, packed_as = dict[str, Sequence[Any]](), dict(types)
+    for name in table.column_names:
+        column = table[name]
+        if types[name] in NUMBERS:
+            packed_as[name], arrow_type, epoch = NUMBERS[types[name]]
+            column = pc.subtract(column.cast(arrow_type), epoch)
+        rows[name] = column.to_pylist()
+    return encode(rows, packed_as)
 
 
 def _pieces(rows: Columns, types: Mapping[str, Type]) -> Iterable[Iterable[bytes]]:

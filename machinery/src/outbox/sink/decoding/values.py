@@ -6,7 +6,6 @@ Arrow and NumPy cost a process 50 MB. So only what is for Spark, a transform or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal
 
@@ -15,7 +14,6 @@ from outbox.events.schema import Column, SqlType
 
 Type = SqlType | Literal["integer", "bytea"]
 Columns = Mapping[str, Sequence[Any]]  # by name the values of a column, each as `outbox.events.values.convert` makes it
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PLACE_TYPES: Mapping[str, Type] = {"event_id": "uuid", "partition": "integer", "offset": "bigint"}
 
 
@@ -62,17 +60,3 @@ def as_table(columns: Columns, types: Mapping[str, Type]) -> pa.Table:
     schema = schema_of({name: types[name] for name in columns})
     arrays = [pa.array(values, type_) for values, type_ in zip(columns.values(), schema.types, strict=True)]
     return pa.table(arrays, schema)
-
-
-def of_table(table: pa.Table) -> Columns:
-    """Columns of Arrow as Python has them."""
-    return {name: _values(table[name]) for name in table.column_names}
-
-
-def _values(column: pa.ChunkedArray) -> Sequence[Any]:
-    if not pa.types.is_timestamp(column.type):
-        values: Sequence[Any] = column.to_pylist()
-        return values
-    # Arrow itself would need a database of zones, and much longer.
-    since_1970 = column.cast(pa.int64()).to_pylist()
-    return [None if us is None else EPOCH + timedelta(microseconds=us) for us in since_1970]

@@ -40,7 +40,7 @@ from outbox.sink.decoding import binary
 from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, PLACE, VERSION
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.decoding.values import PLACE_TYPES, Type, of_table
+from outbox.sink.decoding.values import PLACE_TYPES, Type
 from outbox.sink.remembering import dead_letters, fence, positions
 from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.spec import SinkSpec
@@ -100,7 +100,7 @@ class LakehouseApplier(Applier):
         rows = events.select(PLACE).append_column(KEY, events[known.key].cast(pa.string()))
         if batch.returned is not None:
             rows = join(self.name, events, batch.returned, (), known).select([*COLUMNS])
-        binary.encode(of_table(rows), COLUMNS).copy(cursor, BATCH)
+        binary.encode_table(rows, COLUMNS).copy(cursor, BATCH)
 
     def set_aside(
         self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, known: Collection[str] = ()

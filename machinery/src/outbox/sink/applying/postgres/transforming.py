@@ -35,7 +35,7 @@ from outbox.sink.decoding.layout import (
     TransformedLayout,
 )
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.decoding.values import arrow_types, of_table, schema_of, types_of
+from outbox.sink.decoding.values import arrow_types, schema_of, types_of
 from outbox.sink.remembering import fence
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applied
@@ -89,7 +89,7 @@ class TransformingApplier(PostgresApplier):
         rows = join(self.name, batch.chunk.frame, batch.returned, self._columns, known)
         self._has_filtered, self._has_failed = pc.any(rows[IS_FILTERED]).as_py(), bool(batch.returned.failed)
         known_of_all = [name for name in rows.column_names if rows[name].null_count < rows.num_rows]
-        return [binary.encode(of_table(rows.select(known_of_all)), types_of(self._shape.columns))]
+        return [binary.encode_table(rows.select(known_of_all), types_of(self._shape.columns))]
 
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """Let the events pass the transform, while no transaction is open, and apply what it returns."""
