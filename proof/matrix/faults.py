@@ -22,7 +22,7 @@ from outbox.relay.rest import Rest
 from outbox.sink import discovery
 from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import TopicPartition
-from outbox_lab.stack import ports
+from outbox_lab.stack import internals, ports
 from outbox_lab.walkthrough.crash import Crash
 
 from proof.matrix import sink_log, topic_log
@@ -141,7 +141,7 @@ class ConnectionTerminated(_Window):
                 host=ports.LOOPBACK,
                 port=settings.source_db_port,
                 user="postgres",
-                password=settings.stack_postgres_password.get_secret_value(),
+                password=internals.read(settings.home).postgres_password.get_secret_value(),
                 dbname=settings.source_db_name,
             )
         ) as connection:

@@ -248,10 +248,10 @@ def test_servers_reach_nothing_outside() -> None:
 # What the container gets that needs it. All of them are in the volume of `secrets` alone.
 OWNERS = {"SOURCE_DB_OWNER_PASSWORD", "SINK_DB_OWNER_PASSWORD"}
 AUDITORS = {"SOURCE_DB_AUDITOR_PASSWORD", "SINK_DB_AUDITOR_PASSWORD"}
-ROLES = {name.upper() for name in database_passwords()} - {"STACK_POSTGRES_PASSWORD"}
+ROLES = {name.upper() for name in database_passwords()}
 NEEDED = {
-    "postgres": {"STACK_POSTGRES_PASSWORD"},
-    "roles": ROLES | {"STACK_POSTGRES_PASSWORD"},
+    "postgres": set(),
+    "roles": ROLES,
     "connect": {"SOURCE_DB_CDC_PASSWORD", "CONNECT_PASSWORD"},
     "migrate": OWNERS,
     "apply": {"SOURCE_DB_CDC_PASSWORD", "SOURCE_DB_AUDITOR_PASSWORD", "CONNECT_PASSWORD"},
@@ -267,7 +267,7 @@ SHARES = {service: {*map(variable, names)} for service, names in envfile.SHARES.
 
 # Not of a stack that is all in containers: the embedded stack's own, and foreign servers, files, folders and logins.
 ELSEWHERE = re.compile(
-    r"home|stack_(?!postgres_password)|(source|sink)_db_(port|sslmode|sslrootcert)|db_password_command|kafka_(?!bootstrap)"
+    r"home|stack_postgres_version|(source|sink)_db_(port|sslmode|sslrootcert)|db_password_command|kafka_(?!bootstrap)"
     r"|spark_properties"
     r"|connect_(username|cafile|group_id|offsets_topic|source_db_)|sink_(checkpoints|lakehouse)"
 )
@@ -705,7 +705,7 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(secrets: Path) -> Non
     first = every.read_text()
     passwords = envfile.read(every)
     others = {"OUTBOX_SERVICE_TOKEN", "OUTBOX_CONNECT_PASSWORD"}
-    assert set(passwords) == {variable(name) for name in database_passwords()} | others
+    assert set(passwords) == {variable(name) for name in database_passwords()} | others | {envfile.SUPERUSER}
     assert len({*passwords.values()}) == len(passwords)  # no two the same
 
     for service, names in SHARES.items():
@@ -716,6 +716,7 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(secrets: Path) -> Non
         done = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, env={})
         read = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith(PREFIX))
         assert set(read) == names
+        assert (envfile.SUPERUSER in done.stdout) is (service in ("postgres", "roles"))
         assert {name: read[name] for name in names & SECRETS} == {name: passwords[name] for name in names & SECRETS}
     roles = envfile.read(secrets / "roles" / "stack.env")
     assert roles["OUTBOX_SOURCE_DB_NAME"] == roles["OUTBOX_SOURCE_DB_ROLE_PREFIX"] == project.current().source_database
@@ -772,7 +773,7 @@ def test_a_later_password_of_the_superuser_does_not_lock_the_chain_out(
 ) -> None:
     envfile.share(secrets)
     before = (secrets / "postgres" / "stack.env").read_text()
-    monkeypatch.setenv("OUTBOX_STACK_POSTGRES_PASSWORD", "another")
+    monkeypatch.setenv(envfile.SUPERUSER, "another")
     envfile.share(secrets)
     assert (secrets / "postgres" / "stack.env").read_text() == before
 

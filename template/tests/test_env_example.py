@@ -36,7 +36,7 @@ HEAD = """\
 # The field that begins each group.
 GROUPS = {
     "home": "Files",
-    "stack_postgres_port": "The embedded stack",
+    "stack_postgres_version": "The embedded stack",
     "source_db_host": "Database of the service",
     "sink_db_host": "Database of the sinks",
     "kafka_bootstrap": "Kafka",

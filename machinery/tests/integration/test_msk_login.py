@@ -80,8 +80,7 @@ spark.read.format("kafka").options(subscribe="any", **spark_options(settings)).l
 @pytest.mark.usefixtures("credentials")
 def test_sparks_reader_logs_in_by_the_module_of_its_jars(listener: tuple[Listener, Settings]) -> None:
     found, settings = listener
-    variables = {name: value for name, value in settings.as_env().items() if "_STACK_" not in name}
-    own = {**os.environ, **variables, "OUTBOX_DOTENV": os.devnull}
+    own = {**os.environ, **settings.as_env(), "OUTBOX_DOTENV": os.devnull}
     done = subprocess.run([sys.executable, "-c", READ], env=own, capture_output=True, text=True, check=False)
     assert REFUSAL in done.stderr
     assert SECRET not in done.stdout + done.stderr

@@ -20,25 +20,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import psycopg2
 import pytest
 import requests
 from confluent_kafka import Producer
 
-from outbox.base import envfile
-from outbox.base.settings import Settings, SinkRole, SourceRole, load, variable
+from outbox.base.settings import SECRET_NAMES, Settings, SinkRole, SourceRole, load, variable
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.migrations import roles
 from outbox.relay import connectors
 from outbox.relay.rest import Rest
-from outbox_lab.stack import ports
+from outbox_lab.stack import internals, ports
 from outbox_lab.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.process import environment as environment_of
-from outbox_lab.stack.stack import PARTS, Stack
+from outbox_lab.stack.stack import PARTS, PREFERRED, Stack
 from outbox_lab.testing.command import environment, outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.stack import private_stack
@@ -52,7 +52,6 @@ CAP_DAC_READ_SEARCH = 2
 CLOUD_KEY = ("AWS_SECRET_ACCESS_KEY", "a-key-of-the-developer")
 ALTER_CONFIGS, BROKER = 44, 4  # an API of Kafka, and a type of resource
 PROVIDERS = "org.apache.kafka.common.config.provider"
-FREE_PORTS = {f"OUTBOX_{name}_PORT": "0" for name in ("STACK_POSTGRES", "STACK_KAFKA", "STACK_CONNECT", "SERVICE")}
 
 
 def command_lines() -> dict[int, str]:
@@ -75,7 +74,9 @@ def states(home: Path) -> dict[str, str]:
 
 def passwords(settings: Settings) -> list[str]:
     """Every secret of a stack."""
-    return [getattr(settings, name).get_secret_value() for name in [*envfile.SECRETS, *envfile.EMBEDDED]]
+    kept = internals.read(settings.home)
+    own = [kept.postgres_password, kept.kafka_password, kept.connect_password]
+    return [one.get_secret_value() for one in own + [getattr(settings, name) for name in SECRET_NAMES]]
 
 
 def log_in(settings: Settings, role: SourceRole | SinkRole, **changed: str) -> None:
@@ -160,14 +161,13 @@ def test_a_spark_cluster_is_made_by_the_command_shown_and_ended(up: Stack) -> No
     }
     for name in ("spark-master", "spark-worker-1"):
         assert ui_answers(up.part(name)) == [403], "a web page whose name leads to this host"
-    assert load(up.home, environment=False).spark_master == f"spark://127.0.0.1:{up.settings.stack_spark_port}"
+    assert load(up.home, environment=False).spark_master == f"spark://127.0.0.1:{internals.read(up.home).spark_port}"
     elsewhere = outbox("up", "--workers", "1", home=up.home, OUTBOX_SPARK_MASTER="spark://elsewhere:7077")
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert "OUTBOX_SPARK_MASTER=spark://elsewhere:7077" in elsewhere.stdout
 
     # As a command leaves it that was killed before it had stopped what is too many.
-    file = up.settings.stack_env_file
-    file.write_text(file.read_text().replace("OUTBOX_STACK_SPARK_WORKERS=1", "OUTBOX_STACK_SPARK_WORKERS=0"))
+    msgspec.structs.replace(internals.read(up.home), spark_workers=0).write(up.home)
     assert outbox("up", "--workers", "0", home=up.home).returncode == 0
     assert [up.part(name).processes() for name in ("spark-master", "spark-worker-1")] == [[], []]
     assert load(up.home, environment=False).spark_master is None
@@ -253,7 +253,7 @@ def test_down_ends_what_a_killed_start_has_left(seen: str, interrupted: Path) ->
     home = interrupted
     part = Process(seen, home)
     command = [sys.executable, "-m", "outbox", "up"]
-    with subprocess.Popen(command, env=environment(home, **FREE_PORTS), cwd=ROOT) as starting:
+    with subprocess.Popen(command, env=environment(home), cwd=ROOT) as starting:
         try:
             wait_for(f"something of {seen}", part.processes, timeout_s=60, poll_s=0.01)
             assert starting.poll() is None
@@ -273,10 +273,11 @@ def test_two_commands_at_once_on_one_home_are_told_so(small: Stack) -> None:
 # Side by side -----------------------------------------------------------------------------------------------------
 
 
-def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes) -> None:
+def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both prefer the same ports; the second takes others.
     taken = small.settings.source_db_port
-    other = Stack(load(homes.new("other"), stack_postgres_port=taken, stack_kafka_port=0, stack_connect_port=0))
+    monkeypatch.setitem(PREFERRED, "postgres", taken)
+    other = Stack(load(homes.new("other"), environment=False))
     try:
         reported: list[str] = []
         other.up(only=["postgres"], report=reported.append)
@@ -361,7 +362,8 @@ def test_a_backend_that_outlived_postgres_does_not_stop_the_next(small: Stack) -
 
 
 def test_stack_env_is_for_its_owner_only_and_each_password_is_another(small: Stack) -> None:
-    assert stat.S_IMODE(small.settings.stack_env_file.stat().st_mode) == 0o600
+    for file in (small.settings.stack_env_file, small.home / internals.FILE):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
     generated = passwords(small.settings)
     assert len(set(generated)) == len(generated)
     assert min(map(len, generated)) >= 24
@@ -373,7 +375,7 @@ def test_another_user_finds_nothing_in_a_home() -> None:
         Path(folder).chmod(0o755)
         home = Path(folder, "home")
         try:
-            done = outbox("up", "postgres", home=home, **FREE_PORTS)
+            done = outbox("up", "postgres", home=home)
             assert done.returncode == 0, done.stderr
             finds = ["find", str(home), "-readable", "-printf", "%P may be read\\n"]
             found = subprocess.run(finds, user="nobody", capture_output=True, text=True, check=False)
@@ -402,11 +404,11 @@ def test_no_password_is_in_a_log_or_command_line_or_output(up: Stack) -> None:
 
 
 def stolen(settings: Settings) -> dict[str, str]:
-    """A broker's configuration that lets Kafka read the password of Postgres's superuser, and say it in an error."""
+    """A broker's configuration that lets Kafka read the password of a database's owner, and say it in an error."""
     return {
         "config.providers": "file",
         "config.providers.file.class": f"{PROVIDERS}.FileConfigProvider",
-        "num.io.threads": f"${{file:{settings.stack_env_file}:{variable(envfile.SUPERUSER)}}}",
+        "num.io.threads": f"${{file:{settings.stack_env_file}:{variable('source_db_owner_password')}}}",
     }
 
 
@@ -430,7 +432,8 @@ def answer_to_stranger(port: int, properties: Mapping[str, str]) -> bytes:
 @pytest.mark.parametrize("listener", ["clients", "controller"])
 def test_kafka_takes_no_request_without_a_login(up: Stack, listener: str) -> None:
     settings = up.settings
-    port = settings.stack_controller_port if listener == "controller" else int(settings.kafka_bootstrap.split(":")[1])
+    of_clients, of_controller = int(settings.kafka_bootstrap.split(":")[1]), internals.read(up.home).controller_port
+    port = of_clients if listener == "clients" else of_controller
     assert answer_to_stranger(port, stolen(settings)) == b""
 
 
@@ -457,7 +460,7 @@ def test_connect_takes_no_request_without_a_login(up: Stack, login: tuple[str, s
 @pytest.mark.parametrize(
     ("provider", "key", "secret"),
     [
-        ("FileConfigProvider", "{home}/stack.env:{name}", envfile.SUPERUSER),
+        ("FileConfigProvider", "{home}/stack.env:{name}", "source_db_owner_password"),
         ("EnvVarConfigProvider", "{name}", CLOUD_KEY[0]),
         (None, "{name}", "source_db_cdc_password"),  # the worker's own
     ],
@@ -570,7 +573,7 @@ def test_no_log_has_a_password(postgres: Postgres, postgres_stack: Stack) -> Non
             postgres.psql(f"ALTER ROLE postgres SET {name} = '{value}'")
         begin = postgres.log_file.stat().st_size
         for database in roles.DATABASES:
-            roles.make(postgres_stack.settings, database)
+            roles.make(postgres_stack.settings, database, roles.Administrator("postgres", postgres.password))
         logged = postgres.log_file.read_bytes()[begin:].decode()
     finally:
         postgres.psql("ALTER ROLE postgres RESET ALL")

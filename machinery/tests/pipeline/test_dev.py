@@ -60,12 +60,11 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def terminal(home: Path, folder: Path) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     file, path = home / "terminal", os.pathsep.join([str(folder), str(ROOT)])
-    free = {f"OUTBOX_STACK_{part}_PORT": "0" for part in ("POSTGRES", "KAFKA", "CONNECT", "CONTROLLER", "SPARK")}
     with file.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "outbox", "dev", "--verbose"],
             cwd=folder,
-            env=environment(home, **free, OUTBOX_SERVICE_PORT="0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
+            env=environment(home, OUTBOX_SERVICE_PORT="0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
             stdout=output,
             stderr=subprocess.STDOUT,
             # What a shell starts in the background ignores SIGINT, and so do its children.

@@ -134,7 +134,7 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "PGHOST": embedded.source_db_host,
         "PGPORT": str(embedded.source_db_port),
         "PGUSER": "postgres",
-        "PGPASSWORD": embedded.stack_postgres_password.get_secret_value(),
+        "PGPASSWORD": postgres.password,
     }
     made = Library(folder, environment, settings, connect)
     made.python("manage.py", "migrate", "loans", "0001")

@@ -17,7 +17,7 @@ from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle, slot
 from outbox_lab.soak.proxy import Proxy
-from outbox_lab.stack import ports
+from outbox_lab.stack import internals, ports
 from outbox_lab.stack.postgres import HBA_FILE, UNPRIVILEGED, Postgres, unprivileged
 from outbox_lab.stack.process import Process
 from outbox_lab.testing.homes import Homes
@@ -120,8 +120,8 @@ class Replica(Postgres):
         Process.wait_ready(self)  # not the roles: they come from the primary
 
     def _init(self) -> None:
-        password = self._settings.stack_postgres_password.get_secret_value()
-        primary = f"host={ports.LOOPBACK} port={self._primary.port} user=postgres password={password} dbname=postgres"
+        login = f"user=postgres password={self._primary.password}"
+        primary = f"host={ports.LOOPBACK} port={self._primary.port} {login} dbname=postgres"
         if os.geteuid() == 0:
             os.chown(self.folder, UNPRIVILEGED, UNPRIVILEGED)
         words: list[str | Path] = ["-d", primary, "-D", self.data, "-R", "-C", "-S", STANDBY, "-c", "fast"]
@@ -150,8 +150,11 @@ def servers(topic: Settings, homes: Homes) -> Iterator[tuple[Postgres, Replica]]
     if topic.stack_postgres_version < FAILOVER_SINCE:
         pytest.skip("this server does not copy slots to a replica")
     first, second = ports.choose(0, 0)
-    primary = Primary(topic.replace(home=homes.new("primary"), source_db_port=first))
-    replica = Replica(topic.replace(home=homes.new("replica"), source_db_port=second), primary)
+    of_primary, of_replica = homes.new("primary"), homes.new("replica")
+    for home in (of_primary, of_replica):
+        internals.read(topic.home).write(home)
+    primary = Primary(topic.replace(home=of_primary, source_db_port=first))
+    replica = Replica(topic.replace(home=of_replica, source_db_port=second), primary)
     try:
         primary.start()
         migrate(topic.replace(source_db_port=first))

@@ -17,7 +17,7 @@ import pytest
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox_lab.soak.proxy import Proxy
-from outbox_lab.stack import ports
+from outbox_lab.stack import internals, ports
 from outbox_lab.stack.postgres import MAJOR, NAMED, UNPRIVILEGED, Postgres, give, packaged, unprivileged
 from outbox_lab.testing.homes import Homes
 
@@ -45,8 +45,10 @@ class Server(Postgres):
 
     def __init__(self, topic: Settings, homes: Homes, version: int = MAJOR, *, sinks: bool = False) -> None:
         [port] = ports.choose(0)
+        home = homes.new("server")
+        internals.read(topic.home).write(home)
         places = {"source_db_port": port} | ({"sink_db_port": port} if sinks else {})
-        super().__init__(topic.replace(home=homes.new("server"), stack_postgres_version=version, **places))
+        super().__init__(topic.replace(home=home, stack_postgres_version=version, **places))
 
     @property
     def settings(self) -> Settings:
@@ -87,7 +89,7 @@ def run_client(postgres: Postgres, settings: Settings, program: str, *words: str
         "PGHOST": postgres.psql_host,
         "PGPORT": str(postgres.port),
         "PGUSER": "postgres",
-        "PGPASSWORD": settings.stack_postgres_password.get_secret_value(),
+        "PGPASSWORD": postgres.password,
     }
     argv = [str(word) for word in (postgres.program(program), *words)]
     done = subprocess.run(argv, env=environment, input=given, capture_output=True, text=True, check=False)
@@ -132,7 +134,7 @@ def dump(old: Server, new: Server) -> None:
 
 def follow(old: Server, new: Server) -> None:
     """Let the new server have the tables of the old one, and follow them by logical replication."""
-    name, password = old.settings.source_db_name, old.settings.stack_postgres_password.get_secret_value()
+    name, password = old.settings.source_db_name, old.password
     new.restore(old.client("pg_dump", "--schema-only", name), name)
     old.psql(f"CREATE PUBLICATION {COPY} FOR ALL TABLES", name)
     source = f"host={old.psql_host} port={old.port} user=postgres password={password} dbname={name}"
@@ -170,7 +172,7 @@ def pg_upgrade(old: Server, new: Server) -> subprocess.CompletedProcess[str]:
             give(folder, user)
         done = subprocess.run(
             [str(word) for word in unprivileged([new.program("pg_upgrade"), "-U", "postgres", *clusters], user)],
-            env={"PGPASSWORD": new.settings.stack_postgres_password.get_secret_value(), "PATH": os.environ["PATH"]},
+            env={"PGPASSWORD": new.password, "PATH": os.environ["PATH"]},
             cwd=work,
             capture_output=True,
             text=True,

@@ -12,7 +12,7 @@ from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.jvm import archive
 from outbox.sink.spark import session
-from outbox_lab.stack import config, jvm, ports
+from outbox_lab.stack import config, internals, jvm, ports
 from outbox_lab.stack.kafka import Kafka
 from outbox_lab.stack.spark import SparkMaster
 
@@ -43,13 +43,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 def settings(tmp_path: Path) -> Settings:
     """Settings with free ports."""
     kafka, controller, spark = ports.choose(0, 0, 0)
-    return load(
-        tmp_path / "home",
-        environment=False,
-        kafka_bootstrap=f"{ports.LOOPBACK}:{kafka}",
-        stack_controller_port=controller,
-        stack_spark_port=spark,
-    )
+    home = tmp_path / "home"
+    home.mkdir()
+    internals.generate(controller, spark).write(home)
+    return load(home, environment=False, kafka_bootstrap=f"{ports.LOOPBACK}:{kafka}")
 
 
 @pytest.mark.parametrize("name", [config.BROKER, config.WORKER, config.LOGGING, config.SPARK_LOGGING])

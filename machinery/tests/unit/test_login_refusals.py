@@ -17,6 +17,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.http.async_database import make_async_engine
 from outbox.http.database import make_engine
+from outbox_lab.stack import internals
 from outbox_lab.stack.postgres import Postgres
 from tests.support.fake_postgres import CLEAR_TEXT, MD5, NO_PASSWORD, SCRAM, listening
 
@@ -41,7 +42,8 @@ PASSWORD = "a-secret"
 
 
 def to(port: int, home: Path) -> Settings:
-    names = ("stack_postgres_password", "source_db_app_password", "sink_db_writer_password")
+    internals.generate(0, 0).write(home)
+    names = ("source_db_app_password", "sink_db_writer_password")
     return load(home, environment=False, source_db_port=port, sink_db_port=port, **dict.fromkeys(names, PASSWORD))
 
 

@@ -111,8 +111,7 @@ def test_a_command_gets_the_shell_s_variables_and_its_own_secrets_only(tmp_path:
 
     assert given(service(settings)) == {"OUTBOX_SOURCE_DB_APP_PASSWORD", "OUTBOX_SERVICE_TOKEN"}
     assert given(sink(settings, "any")) == {"OUTBOX_SINK_DB_WRITER_PASSWORD", "OUTBOX_KAFKA_PASSWORD"}
-    of_servers = {variable(name) for name in SECRET_NAMES if name.startswith("stack_")}
-    assert given(Command("check", settings, ["check"])) == {variable(name) for name in SECRET_NAMES} - of_servers
+    assert given(Command("check", settings, ["check"])) == {variable(name) for name in SECRET_NAMES}
 
 
 def test_a_wait_that_needs_a_process_ends_with_it(script: Make) -> None:

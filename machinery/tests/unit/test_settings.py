@@ -306,5 +306,5 @@ def test_a_dsn_is_that_of_the_role_in_its_database(
 
 def test_each_role_has_a_password_of_its_own() -> None:
     passwords = database_passwords()
-    assert len(set(passwords)) == len(passwords) == len(SourceRole) + len(SinkRole) + 1
+    assert len(set(passwords)) == len(passwords) == len(SourceRole) + len(SinkRole)
     assert set(passwords) <= set(FIELDS)

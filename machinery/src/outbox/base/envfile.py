@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base.errors import Failure
@@ -23,16 +23,13 @@ from outbox.base.settings import database_passwords, load, require_known, variab
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
 OWNERS = ("source_db_owner_password", "sink_db_owner_password")
 AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
-SUPERUSER = "stack_postgres_password"  # initdb sets it; with a later one nobody could log in
-ROLES = [name for name in database_passwords() if name != SUPERUSER]
-SECRETS = [*database_passwords(), "connect_password", "service_token"]
-# Further ones of the embedded stack, for the logins at its broker.
-EMBEDDED = ["kafka_password", "stack_kafka_password", "stack_connect_password"]
+ROLES = database_passwords()
+SECRETS = [*ROLES, "connect_password", "service_token"]
 NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix")
 # By service of docker-compose, the settings that its container gets in a file. No other has these passwords.
 SHARES: Mapping[str, Sequence[str]] = {
-    "postgres": [SUPERUSER],
-    "roles": [SUPERUSER, *NAMES, *ROLES],
+    "postgres": [],
+    "roles": [*NAMES, *ROLES],
     "connect": ["source_db_cdc_password", "connect_password"],
     "migrate": OWNERS,
     "apply": ["source_db_cdc_password", "source_db_auditor_password", "connect_password"],
@@ -43,6 +40,8 @@ SHARES: Mapping[str, Sequence[str]] = {
     "monitor": [*AUDITORS, "connect_password"],
     "spark": [],
 }
+# The password of Postgres's superuser is no setting. initdb sets it: with a later one nobody could log in.
+SUPERUSER, ADMINISTRATORS = "POSTGRES_PASSWORD", ("postgres", "roles")
 SPARK_PROPERTIES = "spark.properties"
 SPARK = ("spark", "sink", "outbox")  # who uses the cluster
 
@@ -69,13 +68,18 @@ def write_private(file: Path, text: str) -> None:
     staging.replace(file)
 
 
-def generate(names: Iterable[str] = SECRETS) -> dict[str, str]:
-    """A fresh secret for each setting. Fit for a shell to read, for a properties file and for a file of passwords."""
-    return {variable(name): secrets.token_urlsafe(24) for name in names}
+def secret() -> str:
+    """A fresh secret. Fit for a shell to read, for a properties file and for a file of passwords."""
+    return secrets.token_urlsafe(24)
+
+
+def generate(*names: str) -> dict[str, str]:
+    """A fresh secret for each variable of SECRETS, and for further settings."""
+    return {variable(name): secret() for name in (*SECRETS, *names)}
 
 
 def secrets_of(command: str = "") -> Sequence[str]:
-    """The secrets that the process of an `outbox` command gets on the embedded stack; those of servers go to none."""
+    """The secrets that the process of an `outbox` command gets on the embedded stack."""
     match command:
         case "serve":
             return SHARES["serve"]
@@ -97,7 +101,7 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
     require_known(os.environ)
     every = folder / "all" / "stack.env"
     generated = generate()
-    given = {name: value for name in generated if name != variable(SUPERUSER) and (value := os.environ.get(name))}
+    given = {name: value for name in generated if (value := os.environ.get(name))}
     for name, value in given.items():
         if not PLAIN.fullmatch(value):
             raise Failure(
@@ -105,13 +109,14 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
                 "use letters, digits and . , : @ % + / = ^ - _",
                 code="secret-needs-quotes",
             )
-    write(every, {**generated, **read(every), **given})
+    write(every, {SUPERUSER: secret(), **generated, **read(every), **given})
     chosen = {name: value for name in NAMES if (value := os.environ.get(variable(name)))}
     # Without the rest of .env: a file that it names is one of the host.
     settings = load(every.parent, environment=False, **chosen).as_env()
     for service, names in services.items():
         file = folder / service / "stack.env"
-        write(file, {variable(name): settings[variable(name)] for name in names})
+        superuser = {SUPERUSER: read(every)[SUPERUSER]} if service in ADMINISTRATORS else {}
+        write(file, {**superuser, **{variable(name): settings[variable(name)] for name in names}})
         if service in SPARK:
             write_private(file.with_name(SPARK_PROPERTIES), _spark_properties(every.with_name(SPARK_PROPERTIES)))
         file.parent.chmod(0o750)
@@ -121,8 +126,7 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
 def _spark_properties(kept: Path) -> str:
     """Properties that master, workers and drivers of a Spark cluster share. The secret is generated once."""
     if not kept.exists():
-        secret = secrets.token_urlsafe(24)
-        write_private(kept, f"spark.authenticate true\nspark.authenticate.secret {secret}\n")
+        write_private(kept, f"spark.authenticate true\nspark.authenticate.secret {secret()}\n")
     return kept.read_text()
 
 

@@ -127,18 +127,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     home: Annotated[Path, "folder of everything that the commands write"] = _named("home")
 
-    stack_postgres_port: Annotated[
-        PortOrAny, "ports of the embedded stack; another free one is used if it is taken or 0"
-    ] = 15432
-    stack_kafka_port: PortOrAny = 19092
-    stack_connect_port: PortOrAny = 18083
-    stack_controller_port: Annotated[PortOrAny, "port of the embedded Kafka's controller"] = 19093
-    stack_spark_port: Annotated[PortOrAny, "port of the embedded Spark cluster's master"] = 17077
-    stack_spark_workers: Annotated[Count, "workers of the embedded Spark cluster; `outbox up --workers` sets this"] = 0
     stack_postgres_version: Annotated[Annotated[int, Meta(ge=15, le=18)], "major version of the embedded Postgres"] = 18
-    stack_postgres_password: Annotated[Secret, "superuser of the embedded Postgres"] = EMPTY
-    stack_kafka_password: Annotated[Secret, "the embedded broker's login at itself"] = EMPTY
-    stack_connect_password: Annotated[Secret, "the embedded worker's login at the broker"] = EMPTY
     maven_mirror: Annotated[str | None, "URL of a mirror of Maven Central for the JVM parts"] = None
 
     source_db_host: Annotated[str, "Postgres of the service's database"] = "127.0.0.1"
@@ -365,7 +354,7 @@ def password_setting(role: Role) -> str:
 
 
 def database_passwords() -> list[str]:
-    return [*map(password_setting, (*SourceRole, *SinkRole)), "stack_postgres_password"]
+    return [*map(password_setting, (*SourceRole, *SinkRole))]
 
 
 def load(home: Path | None = None, *, environment: bool = True, defaults: Any = None, **overrides: Any) -> Settings:

@@ -17,14 +17,15 @@ from outbox.base.settings import load
 def roles_command(is_printed: bool, only: str | None) -> None:
     """Make the databases and a role for each part, or set their passwords anew.
 
-    It logs in as PGUSER with PGPASSWORD, who may create roles and databases and give the right to replicate; without
-    these variables, as the superuser of the embedded stack. Statements and logs have no password in clear text.
+    It logs in as PGUSER with PGPASSWORD, who may create roles and databases and give the right to replicate. Statements
+    and logs have no password in clear text. The embedded stack makes its roles itself, at each start.
     """
     from outbox.migrations import roles
 
-    settings, administrator = load(), None
-    if "PGUSER" in os.environ:
-        administrator = roles.Administrator(os.environ["PGUSER"], os.environ.get("PGPASSWORD", ""))
+    if not is_printed and "PGUSER" not in os.environ:
+        raise click.UsageError("set PGUSER and PGPASSWORD: who may create roles; or use --print")
+    settings = load()
+    administrator = roles.Administrator(os.environ.get("PGUSER", ""), os.environ.get("PGPASSWORD", ""))
     for database in roles.DATABASES:
         if only in (None, database):
             if is_printed:

@@ -65,28 +65,27 @@ class Statement(NamedTuple):
 
 
 class Administrator(NamedTuple):
-    """Who makes the roles; without any, the superuser of the embedded stack."""
+    """Who makes the roles."""
 
     user: str
     password: str
 
 
-def make(settings: Settings, database: Database, administrator: Administrator | None = None) -> None:
+def make(settings: Settings, database: Database, administrator: Administrator) -> None:
     """Make what is missing on a database's server, and set the passwords.
 
     Raises Failure if the server refuses the administrator, or a statement.
     """
-    login = administrator or Administrator("postgres", settings.stack_postgres_password.get_secret_value())
     name = getattr(settings, f"{database}_db_name")
     connections: dict[str, extensions.connection] = {}
     try:
-        connections[MAINTENANCE] = _connect(settings, database, MAINTENANCE, login)
+        connections[MAINTENANCE] = _connect(settings, database, MAINTENANCE, administrator)
         with connections[MAINTENANCE].cursor() as cursor:
             cursor.execute(SERVER, [RDS_REPLICATION, name])
             server = Server(*cursor.fetchone() or ())
         for one in statements(settings, database, server):
             if one.database not in connections:
-                connections[one.database] = _connect(settings, database, one.database, login)
+                connections[one.database] = _connect(settings, database, one.database, administrator)
             with connections[one.database].cursor() as cursor:
                 cursor.execute(one.sql)
     except psycopg2.Error as error:

@@ -39,6 +39,7 @@ from outbox_lab.stack import interrupt, ports
 from outbox_lab.stack.command import Command, ServiceCommand, SinkProcess
 from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import Kafka
+from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack, quiet
 
@@ -422,14 +423,14 @@ class Testbed:
 
     def superuser(self, sql: str, parameters: object = None) -> list[tuple[Any, ...]]:
         """The rows of a statement that the server's superuser runs, who may end other sessions."""
-        settings = self.settings
+        server = Postgres(self.settings)
         session = psycopg2.connect(
             host=ports.LOOPBACK,
-            port=settings.source_db_port,
+            port=server.port,
             user="postgres",
-            password=settings.stack_postgres_password.get_secret_value(),
+            password=server.password,
             require_auth=SCRAM,
-            dbname=settings.source_db_name,
+            dbname=self.settings.source_db_name,
             connect_timeout=5,
         )
         with closing(session) as connection, connection, connection.cursor() as cursor:

@@ -21,7 +21,7 @@ from outbox.sink import discovery
 from outbox_lab.stack.command import Command
 from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
-from outbox_lab.stack.stack import FREE_PORTS, Stack
+from outbox_lab.stack.stack import Stack
 
 TIMEOUT_S = 300.0  # without an archive, and with one to write: on a busy machine a start takes minutes
 
@@ -70,7 +70,7 @@ def _run(stack: Stack, report: Progress) -> None:
 
 def _stack() -> Stack:
     # Below the project's own home, so that `outbox down` finds it too.
-    return RecordedStack(load(project.current().home / "archives", environment=False, **FREE_PORTS))
+    return RecordedStack(load(project.current().home / "archives", environment=False), any_ports=True)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from outbox.base import envfile
 from outbox.base.settings import Settings
 from outbox.jvm.jars import resolve
 from outbox.kafka.clients import jaas
-from outbox_lab.stack import config, ports
+from outbox_lab.stack import config, internals, ports
 from outbox_lab.stack.jvm import Jvm
 from outbox_lab.stack.kafka import MECHANISM, WORKER
 
@@ -60,10 +60,11 @@ class Connect(Jvm):
 
     def properties(self) -> Mapping[str, str]:
         """Properties to add to the worker's file; the last of two equal names counts."""
+        password = internals.read(self.home).connect_password.get_secret_value()
         client = {
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanism": MECHANISM,
-            "sasl.jaas.config": jaas(MECHANISM, WORKER, self._settings.stack_connect_password.get_secret_value()),
+            "sasl.jaas.config": jaas(MECHANISM, WORKER, password),
         }
         return {
             **{f"{prefix}{name}": value for prefix in CLIENTS for name, value in client.items()},

@@ -13,7 +13,7 @@ from outbox.base import envfile
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.kafka.clients import client_config, jaas
-from outbox_lab.stack import config, ports
+from outbox_lab.stack import config, internals, ports
 from outbox_lab.stack.jvm import Jvm
 
 MECHANISM = "SCRAM-SHA-256"
@@ -30,7 +30,6 @@ class Kafka(Jvm):
         super().__init__("kafka", settings.home)
         self._settings = settings
         self.bootstrap = settings.kafka_bootstrap
-        self.controller_port = settings.stack_controller_port
         self._port = int(self.bootstrap.rpartition(":")[2])
         self._config = self.folder / "server.properties"
         self._data = self.folder / "data"
@@ -40,18 +39,20 @@ class Kafka(Jvm):
 
     def prepare(self) -> None:
         ports.require_free(self._port, "kafka")
-        ports.require_free(self.controller_port, "kafka's controller")
+        ports.require_free(internals.read(self.home).controller_port, "kafka's controller")
         envfile.write_private(self._config, config.with_properties(config.BROKER, self.properties()))
         self._format()
 
     def properties(self) -> Mapping[str, str]:
         """Properties to add to the broker's file; the last of two equal names counts."""
-        password = self._settings.stack_kafka_password.get_secret_value()
+        kept = internals.read(self.home)
+        password = kept.kafka_password.get_secret_value()
         own = jaas(MECHANISM, BROKER, password)
+        controller = f"{ports.LOOPBACK}:{kept.controller_port}"
         return {
-            "listeners": f"CLIENT://{self.bootstrap},CONTROLLER://{ports.LOOPBACK}:{self.controller_port}",
+            "listeners": f"CLIENT://{self.bootstrap},CONTROLLER://{controller}",
             "advertised.listeners": f"CLIENT://{self.bootstrap}",
-            "controller.quorum.voters": f"1@{ports.LOOPBACK}:{self.controller_port}",
+            "controller.quorum.voters": f"1@{controller}",
             "log.dirs": "data",  # in its working directory: a properties file cannot contain every path
             "listener.security.protocol.map": ",".join(
                 f"{name}:SASL_PLAINTEXT" for name in ("CONTROLLER", *self.listeners)
@@ -69,11 +70,11 @@ class Kafka(Jvm):
 
     def users(self) -> Mapping[str, str]:
         """The passwords of those who may log in."""
-        settings = self._settings
+        kept = internals.read(self.home)
         passwords = {
-            BROKER: settings.stack_kafka_password,
-            WORKER: settings.stack_connect_password,
-            CLIENT: settings.kafka_password,
+            BROKER: kept.kafka_password,
+            WORKER: kept.connect_password,
+            CLIENT: self._settings.kafka_password,
         }
         return {name: password.get_secret_value() for name, password in passwords.items()}
 

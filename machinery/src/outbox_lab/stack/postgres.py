@@ -23,7 +23,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Settings
 from outbox.jvm import ivy
 from outbox.migrations import roles
-from outbox_lab.stack import ports
+from outbox_lab.stack import internals, ports
 from outbox_lab.stack.process import Process, is_ours
 
 MAJOR = 18  # of the wheel
@@ -56,6 +56,11 @@ class Postgres(Process):
         self.port = settings.source_db_port
         self.data = self.folder / "data"
         self.psql_host = ports.LOOPBACK
+
+    @property
+    def password(self) -> str:
+        """The password of the superuser."""
+        return internals.read(self.home).postgres_password.get_secret_value()
 
     def prepare(self) -> None:
         ports.require_free(self.port, "postgres")
@@ -95,7 +100,7 @@ class Postgres(Process):
         # At every start: the first one may have been interrupted before.
         for database in roles.DATABASES:
             if getattr(self._settings, f"{database}_db_port") == self.port:  # otherwise it is on another server
-                roles.make(self._settings, database)
+                roles.make(self._settings, database, roles.Administrator("postgres", self.password))
 
     def owns(self, process: psutil.Process) -> bool:
         # A backend overwrites its environment, and our mark, with its title. It still works in the data folder.
@@ -121,7 +126,7 @@ class Postgres(Process):
                 "PGHOST": self.psql_host,
                 "PGPORT": str(self.port),
                 "PGUSER": "postgres",
-                "PGPASSWORD": self._settings.stack_postgres_password.get_secret_value(),
+                "PGPASSWORD": self.password,
                 "PGCONNECT_TIMEOUT": "5",
                 "PGREQUIREAUTH": SCRAM,
             },
@@ -140,7 +145,7 @@ class Postgres(Process):
         staging.mkdir(mode=0o700)
         password_file = staging / "password"
         password_file.touch(mode=0o600)
-        password_file.write_text(self._settings.stack_postgres_password.get_secret_value())
+        password_file.write_text(self.password)
         user = pwd.getpwnam(NAMED).pw_uid
         give(staging, user)
         made = staging / "data"

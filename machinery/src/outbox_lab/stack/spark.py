@@ -22,7 +22,7 @@ from outbox.base import envfile, project
 from outbox.base.settings import Settings
 from outbox.jvm.jars import pyspark_folder
 from outbox.jvm.java import java_home, property_value
-from outbox_lab.stack import config, ports
+from outbox_lab.stack import config, internals, ports
 from outbox_lab.stack.process import Process
 
 DAEMON_HEAP = "192m"
@@ -87,9 +87,13 @@ class SparkDaemon(Process):
 
     def __init__(self, name: str, settings: Settings) -> None:
         super().__init__(name, settings.home)
-        self.port = settings.stack_spark_port
         self._properties = self.folder / "daemon.properties"
         self._shared_properties = settings.stack_spark_properties
+
+    @property
+    def port(self) -> int:
+        """The port of the cluster's master."""
+        return internals.read(self.home).spark_port
 
     def arguments(self) -> Sequence[str | Path]:
         """The arguments of the main class."""

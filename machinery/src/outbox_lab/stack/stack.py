@@ -1,7 +1,8 @@
 """The embedded stack: Postgres, Kafka and Kafka Connect on loopback, without containers and without root.
 
 A stack lives in one home folder, so that several stacks run side by side. ``up`` keeps the ports it chose and the
-passwords it generated in ``stack.env``, which every other command reads as settings.
+passwords it generated: in ``stack.env``, which every other command reads as settings, and what only its servers need
+in ``stack.json``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from outbox.base import envfile
@@ -22,7 +24,7 @@ from outbox.base.settings import PREFIX, Settings, load, variable
 from outbox.base.terminal import Progress
 from outbox.jvm.jars import resolve
 from outbox.relay import lifecycle
-from outbox_lab.stack import ports
+from outbox_lab.stack import internals, ports
 from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import CLIENT, MECHANISM, Kafka
 from outbox_lab.stack.postgres import Postgres
@@ -32,12 +34,8 @@ from outbox_lab.stack.spark import SparkMaster, SparkWorker, write_properties
 PARTS = ("postgres", "kafka", "connect")
 SERVERS = {"postgres", "kafka", "spark-master"}  # they need no other part, and others need them
 SPARK_WORKER = re.compile(r"spark-worker-([1-9]\d*)")
-CLUSTER = ("spark_master", "stack_spark_workers")  # settings that lead to the cluster
-# Settings of a stack that chooses its ports.
-FREE_PORTS = {
-    f"{name}_port": 0
-    for name in ("stack_postgres", "stack_kafka", "stack_controller", "stack_connect", "stack_spark", "service")
-}
+# The ports of its parts. All are others if one is taken.
+PREFERRED = {"postgres": 15432, "kafka": 19092, "controller": 19093, "connect": 18083, "spark": 17077}
 
 
 def quiet(_: str) -> None:
@@ -47,9 +45,13 @@ def quiet(_: str) -> None:
 class Stack:
     """The parts of one home folder. Data survives ``down`` and any crash; ``reset`` deletes it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, any_ports: bool = False) -> None:
+        """``any_ports``: prefer none, not even the one that the settings name for the service."""
         self.home = settings.home
         self._given = settings
+        self._preferred = {**PREFERRED, "service": settings.service_port}
+        if any_ports:
+            self._preferred = dict.fromkeys(self._preferred, 0)
 
     @property
     def settings(self) -> Settings:
@@ -61,9 +63,15 @@ class Stack:
     @property
     def parts(self) -> Sequence[str]:
         """The names of its parts, in the order in which they start."""
-        workers = self.settings.stack_spark_workers
+        workers = self._workers
         cluster = ["spark-master", *(f"spark-worker-{number + 1}" for number in range(workers))] if workers else []
         return [*PARTS, *cluster]
+
+    @property
+    def _workers(self) -> int:
+        """The size of its Spark cluster."""
+        kept = internals.find(self.home)
+        return kept.spark_workers if kept else 0
 
     def up(
         self, only: Iterable[str] = (), workers: int | None = None, report: Progress = quiet, *, wait: bool = True
@@ -78,10 +86,10 @@ class Stack:
         with self.locked(), self._addresses(report) as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
             file = self._given.stack_env_file
-            generated = envfile.generate([*envfile.SECRETS, *envfile.EMBEDDED])
-            envfile.write(file, {**chosen, **generated, **envfile.read(file)})
-            if workers is not None or self.settings.stack_spark_workers:
-                self._resize(self.settings.stack_spark_workers if workers is None else workers, report)
+            values = {**chosen, **envfile.generate("kafka_password"), **envfile.read(file)}
+            envfile.write(file, values)
+            if workers is not None or self._workers or variable("spark_master") in values:
+                self._resize(self._workers if workers is None else workers, report)
             requested = set(only) or set(self.parts)
             if requested & {"kafka", "connect"}:
                 resolve("kafka", report)
@@ -163,13 +171,15 @@ class Stack:
 
     def _resize(self, workers: int, report: Progress) -> None:
         """Let the cluster have so many workers, and stop those that are too many."""
-        file = self._given.stack_env_file
-        values = {name: value for name, value in envfile.read(file).items() if name not in map(variable, CLUSTER)}
-        values[variable("stack_spark_workers")] = str(workers)
+        file, kept = self._given.stack_env_file, internals.read(self.home)
+        master = variable("spark_master")
+        values = {name: value for name, value in envfile.read(file).items() if name != master}
         if workers:
             write_properties(self.settings.stack_spark_properties, workers)
-            values[variable("spark_master")] = f"spark://{ports.LOOPBACK}:{self.settings.stack_spark_port}"
+            values[master] = f"spark://{ports.LOOPBACK}:{kept.spark_port}"
+        # If this command is killed in between, the next `up` goes back to the number before.
         envfile.write(file, values)
+        msgspec.structs.replace(kept, spark_workers=workers).write(self.home)
         # Also those that a command has left which was killed here.
         for process in reversed([other for other in self._others() if other.name.startswith("spark-")]):
             report(f"{process.name}: stopping")
@@ -207,11 +217,14 @@ class Stack:
     @contextmanager
     def _addresses(self, report: Progress) -> Iterator[dict[str, str]]:
         """Settings with ports that no other stack takes meanwhile, and who logs in there."""
-        preferred = {name.removesuffix("_port"): getattr(self._given, name) for name in FREE_PORTS}
+        preferred = self._preferred
         with ports.reserved(*preferred.values()) as chosen:
             if not self._given.stack_env_file.exists():
                 _report_moved(preferred, chosen, report)
-            postgres, kafka, controller, connect, spark, service = chosen
+                # Before the settings: once these are there, servers are made with both.
+                postgres, kafka, controller, connect, spark, service = chosen
+                internals.generate(controller, spark).write(self.home)
+            postgres, kafka, _, connect, _, service = chosen
             values = {
                 "source_db_port": postgres,
                 "sink_db_port": postgres,
@@ -219,8 +232,6 @@ class Stack:
                 "kafka_security_protocol": "SASL_PLAINTEXT",
                 "kafka_sasl_mechanism": MECHANISM,
                 "kafka_username": CLIENT,
-                "stack_controller_port": controller,
-                "stack_spark_port": spark,
                 "connect_url": f"http://{ports.LOOPBACK}:{connect}",
                 "connect_username": CLIENT,
                 "service_port": service,
@@ -232,8 +243,7 @@ def _report_moved(preferred: Mapping[str, int], chosen: Sequence[int], report: P
     """Say which port is taken, and that all have moved."""
     taken = [port for port in preferred.values() if port and not ports.is_free(port)]
     if taken:
-        names = (name.removeprefix("stack_") for name in preferred)
-        others = ", ".join(f"{name} {port}" for name, port in zip(names, chosen, strict=True))
+        others = ", ".join(f"{name} {port}" for name, port in zip(preferred, chosen, strict=True))
         report(f"port {', '.join(map(str, taken))} is taken, so this stack has other ports: {others}")
 
 

@@ -1,0 +1,57 @@
+"""What an embedded stack keeps to itself: no setting, because only its own servers need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from outbox.base import envfile
+from outbox.base.errors import Failure
+from outbox.base.settings import Secret
+
+FILE = "stack.json"
+
+
+class Internals(msgspec.Struct, frozen=True, kw_only=True):
+    """Passwords and ports that were chosen at the first start, and the size of the Spark cluster."""
+
+    postgres_password: Secret  # of the superuser
+    kafka_password: Secret  # with which the broker logs in at itself
+    connect_password: Secret  # with which the worker logs in at the broker
+    controller_port: int
+    spark_port: int
+    spark_workers: int = 0
+
+    def write(self, home: Path) -> None:
+        """Let the home have these, and keep them there. Mode 600."""
+        text = msgspec.json.encode(self, enc_hook=Secret.get_secret_value)
+        envfile.write_private(home / FILE, msgspec.json.format(text).decode())
+
+
+def find(home: Path) -> Internals | None:
+    """Those of a home folder; none before the first start."""
+    file = home / FILE
+    if not file.exists():
+        return None
+    return msgspec.json.decode(file.read_bytes(), type=Internals, dec_hook=lambda kind, value: kind(value))
+
+
+def read(home: Path) -> Internals:
+    """Those of a home folder. Raises Failure before the first start."""
+    found = find(home)
+    if found is None:
+        raise Failure(f"the stack in {home} was never started", "`outbox up` starts it", code="stack-not-ready")
+    return found
+
+
+def generate(controller_port: int, spark_port: int) -> Internals:
+    """Fresh passwords, with these ports."""
+    postgres, kafka, connect = (Secret(envfile.secret()) for _ in range(3))
+    return Internals(
+        postgres_password=postgres,
+        kafka_password=kafka,
+        connect_password=connect,
+        controller_port=controller_port,
+        spark_port=spark_port,
+    )
