@@ -97,7 +97,7 @@ def over_http(load: Load) -> Iterator[Callable[[], None]]:
     """Sends requests to the service, one after the other on one connection."""
     settings = load.settings
     authorization = f"Bearer {settings.service_token.get_secret_value()}"
-    with closing(HTTPConnection(settings.service_host, settings.service_port)) as connection:
+    with closing(HTTPConnection(settings.service_bind)) as connection:
 
         def make() -> None:
             headers = {

@@ -26,7 +26,7 @@ class Client:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._url = f"http://{settings.service_host}:{settings.service_port}"
+        self._url = settings.service_url
         self._accounts: list[str] = []
         self._random = random.Random()
 

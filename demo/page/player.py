@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg2
-from outbox import Failure, load_settings
+from outbox import Failure
 from outbox_lab.walkthrough import Player, Story
 
 from demo.page.actions import ACTIONS, Action, Hands
@@ -124,12 +124,11 @@ class PagePlayer(Player, Desk):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        settings = load_settings()
-        server = self.server = _listening(settings.demo_host, settings.demo_port)
+        server = self.server = _listening(*self.page)
         guard = Guard()
         server.start(create_app(self.hub, self, guard))
         self._poller.start()
-        note = "" if settings.demo_host in LOOPBACK else " (`docker compose run --service-ports` publishes it)"
+        note = "" if self.page[0] in LOOPBACK else " (`docker compose run --service-ports` publishes it)"
         self._terminal.address(f"http://127.0.0.1:{server.port}/#token={guard.token}", note)
 
     def ask(self, label: str, do: Callable[[], None]) -> bool:

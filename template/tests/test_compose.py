@@ -319,8 +319,6 @@ def test_every_setting_reaches_the_containers_that_read_it() -> None:
         if setting == "maven_mirror":
             builds = {of["build"]["target"]: of["build"] for of in SERVICES.values() if "build" in of}
             assert builds["connect"]["args"] == builds["sink"]["args"] == {name: None}
-        elif setting.startswith(("demo_", "monitor_")):
-            assert name in environment_of(setting.partition("_")[0])
         elif setting == "connect_fetch_max_wait_ms":
             assert name in environment_of("connect")
         elif ELSEWHERE.match(setting):
@@ -336,10 +334,10 @@ def test_ports_and_limits_are_settings_with_example_defaults() -> None:
     text = "".join(file.read_text() for file in (COMPOSE_FILE, *PARTS.values()))
     used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
     assert used == {name: example[name] for name in used}
-    assert "OUTBOX_SERVICE_PORT" in used
+    assert "OUTBOX_SERVICE_BIND" in used
     for service in SERVICES.values():
         for port in service.get("ports", []):
-            assert re.fullmatch(r"127\.0\.0\.1:(\$\{\w+:-\d+\}):(\d+|\1)", port)
+            assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", port))
     of_worker = re.findall(r"\$\{env:(\w+)\}", (config.OURS / config.WORKER).read_text())
     known = {*example, *of_worker, project.VARIABLE}
     assert {word for name in SERVICES for word in re.findall(rf"\b{PREFIX}\w+", words(name))} <= known
@@ -353,9 +351,9 @@ sharing = {name: service for name, service in SERVICES.items() if "pid" in servi
 @pytest.mark.parametrize("name", containers.SINK_HOSTS)
 def test_sinks_are_healthy_when_each_of_them_runs(name: str) -> None:
     [port] = ports.choose(0)
-    settings = load(Path("/nonexistent"), environment=False, sink_metrics_port=port)
+    settings = load(Path("/nonexistent"), environment=False, sink_metrics=f"{ports.LOOPBACK}:{port}")
     test = SERVICES[name]["healthcheck"]["test"]
-    assert environment_of(name)["OUTBOX_SINK_METRICS_PORT"] == containers.SINK_PORT
+    assert environment_of(name)["OUTBOX_SINK_METRICS"] == f"0.0.0.0:{containers.SINK_PORT}"
     assert f":{containers.SINK_PORT}/" in test
     command = shlex.split(re.sub(r":\d+/", f":{port}/", test))
 

@@ -40,9 +40,8 @@ GROUPS = {
     "source_db_host": "Database of the service",
     "sink_db_host": "Database of the sinks",
     "kafka_bootstrap": "Kafka",
-    "prune_keep_hours": "Pruning",
     "connect_url": "Kafka Connect and the connector",
-    "service_host": "The service",
+    "service_bind": "The service",
     "sink_checkpoints": "The sinks",
     "log_level": "Logs",
 }

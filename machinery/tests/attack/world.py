@@ -193,7 +193,7 @@ class World:
     """A sink, its topic and its source, all empty at the beginning of an example."""
 
     def __init__(self, settings: Settings, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.settings = settings.replace(prune_landed_events_days=1)
+        self.settings = settings
         self._folder = folder
         self._catalogs: dict[frozenset[str], Catalog] = {}
         self._idle: dict[str, list[Pooled]] = {}
@@ -569,7 +569,7 @@ class World:
         with self._owner.cursor() as cursor:
             cursor.execute("SELECT horizon FROM dedup_horizon")
             ((horizon,),) = cursor.fetchall()
-        expiry.expire(self.settings, UUID(horizon), oldest=self._oldest)
+        expiry.expire(self.settings, UUID(horizon), keep_days=1, oldest=self._oldest)
         return str(horizon)
 
     def _oldest(self, *_: object) -> datetime | None:

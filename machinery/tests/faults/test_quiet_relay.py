@@ -100,11 +100,11 @@ def test_apply_repeats_requests_for_which_the_worker_was_forgotten(stack: Stack)
 
 def test_monitor_restarts_a_task_that_was_forgotten(stack: Stack) -> None:
     [port] = ports.choose(0)
-    settings = stack.settings.replace(monitor_port=port)
+    settings = stack.settings
     lifecycle.apply(settings)
     error, lines, ended = quiet(settings), list[str](), threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(monitor.serve, settings, 3600, lines.append, ended)
+        serving = pool.submit(monitor.serve, settings, ("127.0.0.1", port), 3600, lines.append, ended)
         try:
             records = relayed(settings)
             metrics = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text

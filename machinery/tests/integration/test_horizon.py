@@ -139,7 +139,7 @@ class TestOlderEvents:
         old = aged(6)
         apply(databases, old, name=name)
         retention.drop(databases, ago(5))
-        expiry.expire(databases.replace(prune_landed_events_days=1), horizon(database))
+        expiry.expire(databases, horizon(database), keep_days=1)
         assert database.query("SELECT FROM landed_events") == []
         assert database.processed() == 0
         assert apply(databases, old, start=1, name=name) == Counts(1, rejected=1)

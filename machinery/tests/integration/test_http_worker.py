@@ -18,7 +18,7 @@ import pytest
 import requests
 
 from outbox.base import project
-from outbox.base.settings import Settings, load
+from outbox.base.settings import Settings, address, load
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.http.body import MAX_BYTES
 from outbox.http.worker import CONNECTIONS, HEAD_MAX_BYTES
@@ -58,7 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     settings = load(
         root / "home",
         environment=False,
-        service_port=ports.choose(0)[0],
+        service_bind=f"127.0.0.1:{ports.choose(0)[0]}",
         service_token=TOKEN,
         service_workers=1,
         service_threads=2,
@@ -79,8 +79,8 @@ class Service(Command):
     """`outbox serve`, ready when its process is."""
 
     def __init__(self, settings: Settings) -> None:
-        self.address = (settings.service_host, settings.service_port)
-        self.url = f"http://{settings.service_host}:{settings.service_port}"
+        self.address = address(settings.service_bind)
+        self.url = settings.service_url
         super().__init__("service", settings, ["serve"])
 
     def is_ready(self) -> bool:

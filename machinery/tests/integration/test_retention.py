@@ -359,8 +359,7 @@ class TestLandedEvents:
         assert kept_rows.landed(databases) == {near, young}
         retention.drop(databases, ago(2))
         assert expiry.expire(databases, kept_rows.horizon(databases)) == {}, "it is kept for its readers"
-        soon = databases.replace(prune_landed_events_days=1)
-        assert expiry.expire(soon, kept_rows.horizon(databases)) == {"landed_events": 2}
+        assert expiry.expire(databases, kept_rows.horizon(databases), keep_days=1) == {"landed_events": 2}
 
     def test_below_the_horizon_is_forgotten_above_is_a_duplicate(self, databases: Settings) -> None:
         events = [aged(number) for number in range(1, 200)]

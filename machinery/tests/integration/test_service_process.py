@@ -20,7 +20,7 @@ import requests
 from requests.exceptions import ChunkedEncodingError
 
 from outbox.base import project
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, address
 from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
 from outbox_lab.stack import ports
@@ -72,14 +72,14 @@ def served(
 @pytest.fixture
 def apart(private: Stack, tmp_path: Path) -> Settings:
     """Settings of a service on the same database that runs beside the others."""
-    return private.settings.replace(home=tmp_path / "home", service_port=ports.choose(0)[0])
+    return private.settings.replace(home=tmp_path / "home", service_bind=f"{LOOPBACK}:{ports.choose(0)[0]}")
 
 
 class Work:
     """Clients that make movements without a pause, each until it has an answer: with the same key."""
 
     def __init__(self, settings: Settings, items: list[str]) -> None:
-        self._url = f"http://{settings.service_host}:{settings.service_port}/movements"
+        self._url = f"{settings.service_url}/movements"
         self._headers = {"Authorization": f"Bearer {settings.service_token.get_secret_value()}"}
         self._items = items
         self._lock = threading.Lock()
@@ -173,7 +173,7 @@ def test_a_database_that_ends_under_load_gives_503_until_it_is_back(
 
 def test_an_idle_service_outlives_a_restart_of_its_database(private: Stack, served: Command) -> None:
     settings, postgres = private.settings, private.part("postgres")
-    ready = f"http://{settings.service_host}:{settings.service_port}/readyz"
+    ready = f"{settings.service_url}/readyz"
 
     def ask() -> set[int]:
         # More requests than there are connections, so that each of these is used.
@@ -265,7 +265,7 @@ def test_its_counts_are_removed_with_it(apart: Settings, tmp_path: Path, monkeyp
 
 def test_each_line_of_a_traced_request_carries_its_id(private: Stack, served: Command) -> None:
     settings, (traced, unsampled) = private.settings, (uuid.uuid4().hex, uuid.uuid4().hex)
-    ready = f"http://{settings.service_host}:{settings.service_port}/readyz"
+    ready = f"{settings.service_url}/readyz"
 
     def ask(traceparent: str | None) -> int:
         return requests.get(ready, headers={"traceparent": traceparent}, timeout=60).status_code
@@ -293,7 +293,7 @@ def lines(process: Command, before: int) -> list[dict[str, object]]:
 
 def counted(settings: Settings) -> float:
     """Completed requests for a movement that all workers have counted."""
-    told = requests.get(f"http://{settings.service_host}:{settings.service_port}/metrics", timeout=10).text
+    told = requests.get(f"{settings.service_url}/metrics", timeout=10).text
     labels = 'http_request_duration_seconds_count{method="POST",route="/movements",status="201"}'
     return sum(float(line.rpartition(" ")[2]) for line in told.splitlines() if line.startswith(labels))
 
@@ -308,7 +308,7 @@ class Answering(BaseHTTPRequestHandler):
 
 def test_another_program_on_its_port_is_not_seen_as_the_service(apart: Settings) -> None:
     process = service(apart)
-    with HTTPServer((LOOPBACK, apart.service_port), Answering) as other:
+    with HTTPServer(address(apart.service_bind), Answering) as other:
         threading.Thread(target=other.serve_forever, name="other", daemon=True).start()
         try:
             with raises("port-taken", "service"):

@@ -72,7 +72,7 @@ def move(settings: Settings, quantity: int = 7, traceparent: str | None = None) 
         "traceparent": traceparent,
     }
     movement = {"item_id": str(uuid.uuid4()), "quantity": quantity, "unit": "KGM"}
-    url = f"http://{settings.service_host}:{settings.service_port}/movements"
+    url = f"{settings.service_url}/movements"
     return requests.post(url, json=movement, headers=headers, timeout=30).status_code
 
 

@@ -27,7 +27,7 @@ import pytest
 import requests
 from confluent_kafka import Producer
 
-from outbox.base.settings import SECRET_NAMES, Settings, SinkRole, SourceRole, load, variable
+from outbox.base.settings import SECRET_NAMES, Settings, SinkRole, SourceRole, address, load, variable
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
@@ -284,7 +284,7 @@ def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes, monkeypatch: 
         assert other.settings.source_db_port != taken
         [moved] = [line for line in reported if str(taken) in line]
         assert f"postgres {other.settings.source_db_port}" in moved
-        assert f"service {other.settings.service_port}" in moved
+        assert f"service {address(other.settings.service_bind)[1]}" in moved
         other.up(only=["postgres"], report=reported.append)
         assert sum(str(taken) in line for line in reported) == 1
         assert set(passwords(other.settings)).isdisjoint(passwords(small.settings))

@@ -62,7 +62,7 @@ def move(secured: Secured, quantity: int) -> None:
     """A movement, over HTTP."""
     settings = secured.settings
     answer = requests.post(
-        f"http://{settings.service_host}:{settings.service_port}/movements",
+        f"{settings.service_url}/movements",
         json={"item_id": str(uuid.uuid4()), "quantity": quantity, "unit": "KGM"},
         headers={
             "Authorization": f"Bearer {settings.service_token.get_secret_value()}",

@@ -64,7 +64,7 @@ def terminal(home: Path, folder: Path) -> Iterator[tuple[Terminal, subprocess.Po
         process = subprocess.Popen(
             [sys.executable, "-m", "outbox", "dev", "--verbose"],
             cwd=folder,
-            env=environment(home, OUTBOX_SERVICE_PORT="0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
+            env=environment(home, OUTBOX_SERVICE_BIND="127.0.0.1:0", PYTHONPATH=path, OUTBOX_DOTENV=os.devnull),
             stdout=output,
             stderr=subprocess.STDOUT,
             # What a shell starts in the background ignores SIGINT, and so do its children.

@@ -101,7 +101,10 @@ def stop_by(sink: SinkProcess, number: signal.Signals) -> None:
 def test_between_triggers_a_sink_is_idle_and_stops_at_once(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
-    later = {"sink_trigger_interval_ms": 10**12, "sink_metrics_port": ports.choose(0)[0]}  # the next one is in 2033
+    later = {
+        "sink_trigger_interval_ms": 10**12,
+        "sink_metrics": f"127.0.0.1:{ports.choose(0)[0]}",
+    }  # the next one is in 2033
     rare = topic.replace(**later)
     some = publisher.events(40)
     publisher.send(some[:20])
@@ -298,7 +301,7 @@ def test_metrics_of_a_running_sink_show_what_it_has_applied(
     assert sum(before["markers"].offsets[name].values()) > 0
     assert before["markers"].age_s == 0.0, "behind by no record"
 
-    observed = topic.replace(sink_metrics_port=ports.choose(0)[0])
+    observed = topic.replace(sink_metrics=f"127.0.0.1:{ports.choose(0)[0]}")
     with running_warm(observed) as sink:
         wait_applied(sink, database, 40)
 
@@ -351,7 +354,7 @@ def test_ui_names_jobs_to_its_owner_only_and_ends_by_ctrl_c(
 
 
 def scrape(settings: Settings) -> str:
-    return requests.get(f"http://127.0.0.1:{settings.sink_metrics_port}/metrics", timeout=30).text
+    return requests.get(f"http://{settings.sink_metrics}/metrics", timeout=30).text
 
 
 def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(

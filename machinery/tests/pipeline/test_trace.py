@@ -39,7 +39,7 @@ class Caller:
     """A client of the service that sends a traceparent with its requests."""
 
     def __init__(self, settings: Settings) -> None:
-        self._url = f"http://{settings.service_host}:{settings.service_port}"
+        self._url = settings.service_url
         self._authorization = {"Authorization": f"Bearer {settings.service_token.get_secret_value()}"}
 
     def post(self, path: str, body: dict[str, Any], traceparent: str | None = None) -> requests.Response:

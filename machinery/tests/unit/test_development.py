@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from outbox.base import project
-from outbox.base.settings import Settings, load
+from outbox.base.settings import Settings, address, load
 from outbox.events import catalog
 from outbox_lab.commands import dev
 from outbox_lab.stack import deployment, development, ports, sink_files
@@ -109,7 +109,7 @@ class Developed:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Settings with a free port for the service."""
-    return load(tmp_path, environment=False, service_port=ports.choose(0)[0])
+    return load(tmp_path, environment=False, service_bind=f"{ports.LOOPBACK}:{ports.choose(0)[0]}")
 
 
 @pytest.fixture
@@ -200,10 +200,11 @@ def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
 ) -> None:
     monkeypatch.setattr(ports, "RELEASE_TIMEOUT_S", 0)
     developed.service.answers = True  # as the program does that has the port
-    with socket.create_server((ports.LOOPBACK, settings.service_port)):
+    at = address(settings.service_bind)
+    with socket.create_server(at):
         *applied, failed, first, second = developed.start()
         assert applied == APPLIED
-        assert f"port {settings.service_port} of service is taken" in failed
+        assert f"port {at[1]} of service is taken" in failed
         assert "end that program" in failed, "its remedy"
         assert [first, second] == STARTING[1:]
         assert developed.look() == [], "it is not ready"
@@ -217,7 +218,7 @@ def test_the_address_is_shown_once_the_service_is_ready_after_each_start(
     assert developed.start() == [*APPLIED, *STARTING]
     assert developed.look() == []
     developed.service.answers = True
-    there = f"the service is on http://{settings.service_host}:{settings.service_port}"
+    there = f"the service is on {settings.service_url}"
     assert developed.look() == [there]
     assert developed.look() == []
     developed.development.apply(SCHEMA)

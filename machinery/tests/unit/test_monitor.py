@@ -94,15 +94,14 @@ def test_a_port_that_is_taken_is_reported(settings: Settings) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        there = settings.replace(monitor_port=taken.getsockname()[1])
         with raises("port-taken"):
-            monitor.serve(there, 1, lambda _: None, threading.Event())
+            monitor.serve(settings, taken.getsockname(), 1, lambda _: None, threading.Event())
 
 
 def test_a_web_page_whose_name_leads_to_the_monitor_reads_nothing(settings: Settings) -> None:
     [port] = ports.choose(0)
     ended, said = threading.Event(), queue.SimpleQueue[str]()
-    serving = threading.Thread(target=monitor.serve, args=(settings.replace(monitor_port=port), 3600, said.put, ended))
+    serving = threading.Thread(target=monitor.serve, args=(settings, ("127.0.0.1", port), 3600, said.put, ended))
     serving.start()
     try:
         url = said.get(timeout=60).partition(" on ")[2]

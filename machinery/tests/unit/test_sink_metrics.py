@@ -25,7 +25,7 @@ COUNTS = Counts(rows=10, applied=6, duplicates=3, rejected=1, dead=1, skipped=4)
 def settings(tmp_path: Path) -> Settings:
     """Settings whose Kafka is away and whose metrics are served on a free port."""
     kafka, port = ports.choose(0, 0)
-    return load(tmp_path, environment=False, kafka_bootstrap=f"127.0.0.1:{kafka}", sink_metrics_port=port)
+    return load(tmp_path, environment=False, kafka_bootstrap=f"127.0.0.1:{kafka}", sink_metrics=f"127.0.0.1:{port}")
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -103,7 +103,7 @@ class TestLag:
 
 class TestServed:
     def test_over_http_within_the_block_even_without_kafka(self, settings: Settings) -> None:
-        url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/metrics"
+        url = f"http://{settings.sink_metrics}/metrics"
         metrics = Metrics()
         metrics.started("a", {"t": {0: 0}})
         with served(settings, metrics):
@@ -115,8 +115,8 @@ class TestServed:
             pass
 
     def test_a_web_page_whose_name_leads_here_reads_nothing(self, settings: Settings) -> None:
-        port = settings.sink_metrics_port
-        url = f"http://{settings.sink_metrics_host}:{port}"
+        url = f"http://{settings.sink_metrics}"
+        port = url.rpartition(":")[2]
         with served(settings, Metrics()):
             for path in ("/metrics", "/healthz"):
                 for host in ("evil.example", f"127.0.0.1.evil.example:{port}", f"evil.example.:{port}", "[::1"):
@@ -126,7 +126,7 @@ class TestServed:
                 assert requests.get(f"{url}/healthz", headers={"Host": host}, timeout=30).status_code == 200
 
     def test_health_is_red_until_every_sink_runs(self, settings: Settings) -> None:
-        url = f"http://{settings.sink_metrics_host}:{settings.sink_metrics_port}/healthz"
+        url = f"http://{settings.sink_metrics}/healthz"
         metrics = Metrics()
         for sink in ("a", "b"):
             metrics.now(sink, State.STARTING)
@@ -144,17 +144,15 @@ class TestServed:
         }
         assert [value(metrics, "outbox_sink_up", sink=sink) for sink in ("a", "b")] == [1, 0]
 
-    def test_on_loopback_and_not_at_all_by_default(self) -> None:
-        default = Settings()
-        assert (default.sink_metrics_host, default.sink_metrics_port) == ("127.0.0.1", 0)
+    def test_not_at_all_by_default(self) -> None:
         metrics = Metrics()
-        with served(default, metrics):
+        with served(Settings(), metrics):
             assert b"kafka" not in generate_latest(metrics.registry)
 
     def test_a_port_that_is_taken_is_one_clear_line(self, settings: Settings) -> None:
         with (
             served(settings, Metrics()),
-            pytest.raises(Failure, match=rf":{settings.sink_metrics_port}: .*OUTBOX_SINK_METRICS_PORT"),
+            pytest.raises(Failure, match=rf"{settings.sink_metrics}: .*OUTBOX_SINK_METRICS"),
             served(settings, Metrics()),
         ):
             pytest.fail("two on one port")

@@ -63,7 +63,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         given = load(tmp_path, environment=False)
-        yield given.replace(service_host="127.0.0.1", service_port=server.server_port)
+        yield given.replace(service_bind=f"127.0.0.1:{server.server_port}")
         server.shutdown()
 
 

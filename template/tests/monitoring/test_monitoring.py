@@ -203,6 +203,10 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
+def port(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
 def test_what_is_scraped_is_where_compose_runs_it() -> None:
     targets = {
         job["job_name"]: {tuple(target.split(":")) for config in job["static_configs"] for target in config["targets"]}
@@ -210,10 +214,10 @@ def test_what_is_scraped_is_where_compose_runs_it() -> None:
         for job in SCRAPED["scrape_configs"]
     }
     assert targets == {
-        "monitor": {("monitor", str(SERVICES["monitor"]["environment"]["OUTBOX_MONITOR_PORT"]))},
-        "service": {("serve", str(SERVICES["serve"]["environment"]["OUTBOX_SERVICE_PORT"]))},
+        "monitor": {("monitor", port(SERVICES["monitor"]["command"][-1]))},
+        "service": {("serve", port(SERVICES["serve"]["environment"]["OUTBOX_SERVICE_BIND"]))},
         "sinks": {
-            (name, str(service["environment"]["OUTBOX_SINK_METRICS_PORT"]))
+            (name, port(service["environment"]["OUTBOX_SINK_METRICS"]))
             for name, service in SERVICES.items()
             if runs_sinks(service)
         },

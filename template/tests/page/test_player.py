@@ -37,7 +37,7 @@ SECRET = "a-password"
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Of servers of which none answers."""
-    [port, page] = ports.choose(0, 0)
+    [port] = ports.choose(0)
     return load(tmp_path, environment=False).replace(
         source_db_port=port,
         sink_db_port=port,
@@ -45,8 +45,7 @@ def settings(tmp_path: Path) -> Settings:
         sink_db_auditor_password=Secret(SECRET),
         kafka_bootstrap=f"127.0.0.1:{port}",
         connect_url=f"http://127.0.0.1:{port}",
-        service_port=port,
-        demo_port=page,
+        service_bind=f"127.0.0.1:{port}",
     )
 
 
@@ -75,10 +74,10 @@ def story(settings: Settings) -> Told:
 
 
 @pytest.fixture
-def played(settings: Settings, story: Told, monkeypatch: pytest.MonkeyPatch) -> Iterator[PagePlayer]:
+def played(story: Told) -> Iterator[PagePlayer]:
     """A player that has played the story and waits."""
-    monkeypatch.setattr(player, "load_settings", lambda: settings)
     made = PagePlayer()
+    made.page = (ports.LOOPBACK, ports.choose(0)[0])
     made.play(cast(Story, story))
     ended = threading.Event()
 
@@ -114,12 +113,10 @@ def test_the_story_is_played_and_the_address_is_on_the_terminal(
     assert f"http://127.0.0.1:{played.server and played.server.port}/#token=" in capsys.readouterr().out
 
 
-def test_each_start_has_a_token_of_its_own(
-    capsys: pytest.CaptureFixture[str], settings: Settings, story: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(player, "load_settings", lambda: settings)
+def test_each_start_has_a_token_of_its_own(capsys: pytest.CaptureFixture[str], story: Told) -> None:
     for _ in range(2):
         made = PagePlayer()
+        made.page = (ports.LOOPBACK, ports.choose(0)[0])
         made.play(cast(Story, story))
         made.close()
         story.phases.clear()

@@ -176,8 +176,13 @@ def restart_counter(registry: CollectorRegistry) -> Counter:
     return Counter(RESTARTS, *METRICS[RESTARTS], registry=registry)
 
 
-def serve(settings: Settings, every_s: float, report: Callable[[str], None], ended: threading.Event) -> None:
-    """Serve the metrics, and check every so many seconds, until ``ended``. Raises Failure if the port is taken."""
+def serve(
+    settings: Settings, at: tuple[str, int], every_s: float, report: Callable[[str], None], ended: threading.Event
+) -> None:
+    """Serve the metrics at a host and port, and check every so many seconds, until ``ended``.
+
+    Raises Failure if the port is taken.
+    """
     monitor, registry = of_project(settings), CollectorRegistry()
     registry.register(monitor)
     restarted = restart_counter(registry)
@@ -187,10 +192,8 @@ def serve(settings: Settings, every_s: float, report: Callable[[str], None], end
         report(f"connector {connector}: its task had failed and is restarted: {error}")
 
     restarts = Restarts(settings, count)
-    host = settings.monitor_host
-    app = make_wsgi_app(registry)
-    with scraped.served(app, host, settings.monitor_port, "OUTBOX_MONITOR_PORT") as port:
-        report(f"metrics on http://{host}:{port}/metrics")
+    with scraped.served(make_wsgi_app(registry), at, "--bind") as port:
+        report(f"metrics on http://{at[0]}:{port}/metrics")
         due_s = time.monotonic()
         while not ended.is_set():
             restarts.look(time.monotonic())

@@ -37,8 +37,12 @@ def is_own_name(host: str) -> bool:
 
 
 @contextmanager
-def served(app: WSGIApplication, host: str, port: int, setting: str) -> Iterator[int]:
-    """Serve within the block, and yield the port. Raises Failure if the port is taken; ``setting`` names it."""
+def served(app: WSGIApplication, at: tuple[str, int], given_by: str) -> Iterator[int]:
+    """Serve within the block at a host and port, and yield the port.
+
+    Raises Failure if the port is taken; ``given_by`` says where to choose another one.
+    """
+    host, port = at
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         own: type[ThreadingWSGIServer] = type("Server", (ThreadingWSGIServer,), {"address_family": family})
@@ -46,7 +50,7 @@ def served(app: WSGIApplication, host: str, port: int, setting: str) -> Iterator
     except OSError as error:
         raise Failure(
             f"the metrics cannot be served at {host}:{port}: {error.strerror}",
-            f"choose another {setting}",
+            f"choose another {given_by}",
             code="port-taken",
         ) from None
     thread = Thread(target=server.serve_forever, daemon=True)

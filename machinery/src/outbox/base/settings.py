@@ -52,6 +52,7 @@ LOGINS = {
     "connect_url": ("connect_username", "connect_password"),
 }
 
+ADDRESSES = ("service_bind", "sink_metrics")
 FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties")
 NAME = r"^[a-z][a-z0-9_]*\Z"
 SLOT = r"^[a-z0-9_]+\Z"
@@ -110,7 +111,6 @@ def _named(name: str) -> Any:
 
 
 EMPTY = Secret("")
-PortOrAny = Annotated[int, Meta(ge=0, le=65535)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -173,10 +173,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     topic_retention_hours: Annotated[Positive, "how long the topics keep events"] = 168
     topic_replication: Annotated[Positive, "replication factor of the topics that we create"] = 1
 
-    prune_keep_hours: Annotated[Count, "how long `outbox prune` leaves relayed events in the outbox"] = 24
-    prune_landed_events_days: Annotated[Positive, "how long strategy `merge` keeps events, at least"] = 90
-    prune_dead_letters_days: Annotated[Positive, "how long resolved dead letters are kept, at least"] = 90
-
     connect_url: Annotated[str, "Kafka Connect's REST interface"] = "http://127.0.0.1:8083"
     connect_username: Annotated[str | None, "basic auth of Connect's REST interface"] = None
     connect_password: Secret = EMPTY
@@ -203,8 +199,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     exactly_once: Annotated[bool, "the switch for Connect's exactly-once, in worker and connector"] = True
 
-    service_host: str = "127.0.0.1"
-    service_port: PortOrAny = 8080
+    service_bind: Annotated[
+        str, "host:port of the service; the embedded stack takes another port if it is taken or 0"
+    ] = "127.0.0.1:8080"
     service_workers: Annotated[Positive, "gunicorn worker processes"] = 2
     service_threads: Annotated[Positive, "threads per worker, and database connections per worker"] = 4
     service_request_timeout_s: Annotated[
@@ -231,14 +228,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Path | None, "file of further Spark properties, like spark-defaults.conf; those that we need win"
     ] = None
     sink_driver_memory: Annotated[str, "heap of the Spark driver"] = "768m"
-    sink_metrics_host: str = "127.0.0.1"
-    sink_metrics_port: Annotated[PortOrAny, "port of the sinks' metrics and health; 0: none"] = 0
-
-    monitor_host: Annotated[str, "where `outbox monitor` serves its metrics"] = "127.0.0.1"
-    monitor_port: Annotated[PortOrAny, "port of `outbox monitor`; 0: a free one"] = 9401
-
-    demo_host: Annotated[str, "where the walkthrough's player serves a page, if it has one"] = "127.0.0.1"
-    demo_port: Annotated[PortOrAny, "another free port is used if it is taken or 0"] = 8090
+    sink_metrics: Annotated[
+        str | None, "host:port of the sinks' metrics and health, for example 127.0.0.1:9400; default: none"
+    ] = None
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Annotated[Literal["auto", "text", "json"], "auto: text on a terminal, else json"] = "auto"
@@ -275,6 +267,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return all(
             str(getattr(self, name)) == (chosen.get(variable(name)) or str(FIELDS[name].default)) for name in names
         )
+
+    @property
+    def service_url(self) -> str:
+        """Where clients on this host reach the service."""
+        return f"http://{self.service_bind}"
 
     @property
     def markers_topic(self) -> str:
@@ -342,6 +339,15 @@ READERS: dict[Any, Any] = {int: int, float: float, bool: lambda text: SWITCH[tex
 
 def variable(setting: str) -> str:
     return f"{PREFIX}{setting.upper()}"
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of a text like 127.0.0.1:8080 or [::1]:8080. Raises ValueError for another text."""
+    with suppress(ValueError):
+        parts = urlsplit(f"//{text}")
+        if parts.netloc == text and "@" not in text and parts.hostname and parts.port is not None:
+            return parts.hostname, parts.port
+    raise ValueError("Expected host:port")
 
 
 def role_database(role: Role) -> Literal["source_db", "sink_db"]:
@@ -440,6 +446,8 @@ def _check(name: str, value: Any, before: Mapping[str, Any]) -> None:
             raise ValueError(f"take user and password out: {variable(USERNAME)}, {PREFIX}KAFKA_PASSWORD")
     elif value is None:
         return
+    elif name in ADDRESSES:
+        address(value)
     elif name in FILES and not (value.is_file() or (value == SYSTEM_ROOTS and name.endswith("sslrootcert"))):
         raise ValueError(f"there is no file {value}")  # once, not by each client in words of its own
     elif name == "connect_url" and "@" in urlsplit(value).netloc:  # an address is shown in messages, and passed on

@@ -10,15 +10,22 @@ import click
 from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
 from outbox.maintenance import prune, retention
+from outbox.maintenance.expiry import KEEP_DAYS
 from outbox.relay import connectors
 
 
 @click.command("prune")
-@click.option("--keep-hours", type=click.IntRange(min=0), help="Keep younger events (OUTBOX_PRUNE_KEEP_HOURS).")
+@click.option("--keep-hours", type=click.IntRange(min=0), default=24, help="Keep younger events in the outbox; 24.")
+@click.option(
+    "--keep-days",
+    type=click.IntRange(min=1),
+    default=KEEP_DAYS,
+    help=f"Keep younger landed events and resolved dead letters, which people read; {KEEP_DAYS}.",
+)
 @click.option("--only", type=click.Choice(["outbox"]), help="Only the outbox table, for a chain without our sinks.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be looked up and deleted.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
-def prune_command(*, keep_hours: int | None, only: str | None, dry_run: bool, as_json: bool) -> None:
+def prune_command(*, keep_hours: int, keep_days: int, only: str | None, dry_run: bool, as_json: bool) -> None:
     """Delete relayed outbox rows and expired rows of the sinks. Status 1 if an old event is on no topic.
 
     In the outbox it deletes an event once it has seen the event on a topic. In the sink database it deletes
@@ -29,7 +36,6 @@ def prune_command(*, keep_hours: int | None, only: str | None, dry_run: bool, as
     through the relay, which keep the slot of an idle outbox moving. A dry run deletes nothing, but may send markers.
     """
     settings = load()
-    hours = settings.prune_keep_hours if keep_hours is None else keep_hours
 
     def show(line: str) -> None:
         if not as_json:
@@ -37,11 +43,11 @@ def prune_command(*, keep_hours: int | None, only: str | None, dry_run: bool, as
 
     result = None
     if dry_run:
-        old = prune.count_old(settings, hours)
-        show(f"outbox       {old} events are older than {hours} h and would be looked up on their topics")
+        old = prune.count_old(settings, keep_hours)
+        show(f"outbox       {old} events are older than {keep_hours} h and would be looked up on their topics")
     else:
         result = prune.prune(
-            settings, keep_hours=hours, sinks=not only, report=lambda line: show(f"outbox       {line}")
+            settings, keep_hours=keep_hours, sinks=not only, report=lambda line: show(f"outbox       {line}")
         )
         kept = result.on_their_way + result.missing
         show(f"outbox       {result.deleted} events deleted" + (f", {kept} kept: on no topic" if kept else ""))
@@ -49,6 +55,7 @@ def prune_command(*, keep_hours: int | None, only: str | None, dry_run: bool, as
     if not only:
         expired = retention.expire(
             settings,
+            keep_days=keep_days,
             dry_run=dry_run,
             report=lambda line: show(f"sinks        {line}"),
             nudge=lambda: prune.mark(settings),

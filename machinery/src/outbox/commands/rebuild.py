@@ -95,7 +95,7 @@ def _from_topic(settings: Settings, declared: SinkSpec, dry_run: bool, yes: bool
         if rebuild.begin(connection, sink, described, first):
             click.echo("resuming an interrupted rebuild; --drop-copy would delete its copy")
         # The live sink has the metrics port.
-        quiet = settings.replace(sink_metrics_port=0)
+        quiet = settings.replace(sink_metrics=None)
         supervisor.run(quiet, [copy], engine=spark_engine, until_caught_up=True)
         if dry_run:
             click.echo(f"{UNCHANGED}; the copy stays: `outbox check` compares it, another run swaps it in")

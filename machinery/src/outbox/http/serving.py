@@ -17,7 +17,7 @@ from outbox.http.worker import Worker
 _settings = load()
 log.configure(_settings, is_personal=catalog.of_project(_settings).is_personal)
 
-bind = f"{_settings.service_host}:{_settings.service_port}"
+bind = _settings.service_bind
 workers = _settings.service_workers
 worker_class = "outbox.http.worker.Worker"
 threads = _settings.service_threads

@@ -4,10 +4,10 @@ Each table has a rule that says when a row is useless:
 
 - What strategies remember by event_id, as `merge` does in landed_events: the id is below the deduplication horizon, so
   nothing can bring the event again, and the strategy sets it aside if it comes; and the event is older than
-  `OUTBOX_PRUNE_LANDED_EVENTS_DAYS`, because people read such a table. Of processed_events whole partitions go
+  ``keep_days``, because people read such a table. Of processed_events whole partitions go
   (`outbox.maintenance.retention`).
-- dead_letters: a person or a replay has resolved it, its event was not seen for `OUTBOX_PRUNE_DEAD_LETTERS_DAYS`, and
-  the event cannot be applied without it. A discarded dead letter is what keeps its event from being applied, and a
+- dead_letters: a person or a replay has resolved it, its event was not seen for ``keep_days``, and the event cannot be
+  applied without it. A discarded dead letter is what keeps its event from being applied, and a
   replayed one may be the only memory of it. So the id must be below the horizon. If it is no UUIDv7, the record is no
   event and says nothing of its age: then all that its topic still has must have arrived after the record was last seen,
   or the next reader would set it aside once more. An id that claims a future time is kept until that time has passed.
@@ -49,6 +49,7 @@ from outbox.sink.remembering.strategy import Memory
 
 T = TypeVar("T")
 
+KEEP_DAYS = 90
 DELETE_ROWS = 1_000  # in one transaction, for which a sink may have to wait
 # Longer than the server's deadlock_timeout of 1 s, after which an autovacuum gives way.
 LOCK_TIMEOUT_S = 2
@@ -117,7 +118,12 @@ Oldest = Callable[[Settings, str], datetime | None]
 
 
 def expire(
-    settings: Settings, horizon: UUID, *, dry_run: bool = False, oldest: Oldest = records.oldest
+    settings: Settings,
+    horizon: UUID,
+    *,
+    keep_days: int = KEEP_DAYS,
+    dry_run: bool = False,
+    oldest: Oldest = records.oldest,
 ) -> dict[str, int]:
     """Delete rows that are useless at this horizon, in small transactions beside running sinks, and return how many of
     each table. A dry run only counts them. ``oldest`` says when the oldest record of a topic has arrived.
@@ -127,7 +133,7 @@ def expire(
     """
     deleted: Counter[str] = Counter()
     with connected(settings, SinkRole.PRUNER) as connection:
-        for rule in _rules(settings, connection, horizon, oldest):
+        for rule in _rules(settings, connection, horizon, keep_days, oldest):
             deleted[rule.table] += _count(connection, rule) if dry_run else _delete(connection, rule)
     return {table: rows for table, rows in deleted.items() if rows}
 
@@ -165,17 +171,18 @@ def between_batches(
     return result
 
 
-def _rules(settings: Settings, connection: extensions.connection, horizon: UUID, oldest: Oldest) -> Iterator[Rule]:
+def _rules(
+    settings: Settings, connection: extensions.connection, horizon: UUID, keep_days: int, oldest: Oldest
+) -> Iterator[Rule]:
     ours, memories = evidence.event_topics(settings), discovery.memories(settings)
-    of_letters: dict[str, object] = {"horizon": str(horizon), "days": settings.prune_dead_letters_days, "topics": ours}
-    names = [topic for (topic,) in _rows(connection, WITHOUT_AGE, of_letters)]
-    of_letters["oldest"] = json.dumps({name: _before(oldest(settings, name)) for name in names})
+    parameters: dict[str, object] = {"horizon": str(horizon), "days": keep_days, "topics": ours}
+    names = [topic for (topic,) in _rows(connection, WITHOUT_AGE, parameters)]
+    parameters["oldest"] = json.dumps({name: _before(oldest(settings, name)) for name in names})
     for (sink,) in _rows(connection, SINKS):
-        days: dict[str, object] = {"horizon": str(horizon), "days": settings.prune_landed_events_days}
         for memory in memories:
             if memory.is_of_ids and not memory.is_partitioned:
-                yield Rule(memory.table, memory.by, sink, IDS, days)
-        yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, of_letters)
+                yield Rule(memory.table, memory.by, sink, IDS, parameters)
+        yield Rule("dead_letters", ["identity"], sink, DEAD_LETTERS, parameters)
     for memory in memories:
         if memory.is_of_places:
             yield from _logged(settings, connection, memory)

@@ -21,7 +21,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.terminal import Progress
 from outbox.maintenance import evidence, expiry
 from outbox.maintenance.evidence import Evidence, Nudge, connected, first_uuid
-from outbox.maintenance.expiry import between_batches
+from outbox.maintenance.expiry import KEEP_DAYS, between_batches
 from outbox.sink import discovery
 from outbox.sink.decoding.ids import day_of
 from outbox.sink.remembering import fence
@@ -36,7 +36,7 @@ SELECT least(
        FROM public.dead_letters
       WHERE {expiry.RESOLVED} AND topic = ANY (%(topics)s)
         AND uuid_extract_version(event_id) = 7 AND event_id >= horizon
-        AND last_seen_at < now() - make_interval(days => %(dead_letters_days)s))
+        AND last_seen_at < now() - make_interval(days => %(keep_days)s))
 )
   FROM public.dedup_horizon, CAST(now() AT TIME ZONE 'UTC' AS date) AS today
 """  # noqa: S608
@@ -45,7 +45,7 @@ DUE_OF_IDS = """
        FROM public.sinks
             CROSS JOIN LATERAL (SELECT event_id FROM public.{table}
                                  WHERE sink = name AND event_id >= horizon ORDER BY event_id LIMIT 1) AS kept
-      WHERE kept.event_id < public.first_uuid_of(today - %(landed_events_days)s)),
+      WHERE kept.event_id < public.first_uuid_of(today - %(keep_days)s)),
 """
 BELOW = """
 SELECT name, days, estimated_rows, pg_total_relation_size(name)
@@ -91,9 +91,15 @@ class RetentionResult:
 
 
 def expire(
-    settings: Settings, *, dry_run: bool = False, report: Progress = lambda _: None, nudge: Nudge = lambda: None
+    settings: Settings,
+    *,
+    keep_days: int = KEEP_DAYS,
+    dry_run: bool = False,
+    report: Progress = lambda _: None,
+    nudge: Nudge = lambda: None,
 ) -> RetentionResult:
-    """Forget what nothing can bring again, beside running writers, relay and sinks.
+    """Forget what nothing can bring again, beside running writers, relay and sinks. What people read stays for
+    ``keep_days`` at least.
 
     It asks first what could be forgotten. If that is nothing, or if a glance shows an event that holds all of it, it
     neither waits nor reads topics. ``report`` receives a line for each piece of evidence, partition and table.
@@ -103,7 +109,7 @@ def expire(
     between their transactions. What is forgotten by then stays forgotten; run it again for the rest.
     """
     horizon, yesterday = evidence.horizon(settings)
-    day, due = day_of(horizon), _due(settings)
+    day, due = day_of(horizon), _due(settings, keep_days)
     found: tuple[Evidence, ...] = ()
     if due is not None and due <= yesterday:
         for each in evidence.gather(settings, due, nudge):
@@ -118,7 +124,7 @@ def expire(
         partitions = drop(settings, day)
     for partition in partitions:
         report(f"{'would drop' if dry_run else 'dropped'} {partition}")
-    deleted = expiry.expire(settings, max(horizon, first_uuid(day)), dry_run=dry_run)
+    deleted = expiry.expire(settings, max(horizon, first_uuid(day)), keep_days=keep_days, dry_run=dry_run)
     for table, rows in deleted.items():
         report(f"{'would delete' if dry_run else 'deleted'} {rows:,} rows of {table}")
     return RetentionResult(day, due, found, partitions, deleted)
@@ -144,12 +150,8 @@ def drop(settings: Settings, day: date) -> tuple[Partition, ...]:
     return dropped
 
 
-def _due(settings: Settings) -> date | None:
-    parameters = {
-        "topics": evidence.event_topics(settings),
-        "landed_events_days": settings.prune_landed_events_days,
-        "dead_letters_days": settings.prune_dead_letters_days,
-    }
+def _due(settings: Settings, keep_days: int) -> date | None:
+    parameters = {"topics": evidence.event_topics(settings), "keep_days": keep_days}
     tables = [one.table for one in discovery.memories(settings) if one.is_of_ids and not one.is_partitioned]
     of_ids = "".join(DUE_OF_IDS.format(table=table) for table in tables)
     with connected(settings, SinkRole.PRUNER) as connection, connection.cursor() as cursor:

@@ -12,7 +12,7 @@ import click
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox.base.settings import load
+from outbox.base.settings import address, load
 from outbox_lab.stack import interrupt
 
 if TYPE_CHECKING:
@@ -47,7 +47,13 @@ This command stays until Ctrl-C. The containers go on after it. In another termi
     type=click.Path(path_type=Path),
     help="Break the containers of docker-compose beside this one; the folder is shared with the one of Connect.",
 )
-def demo(once: bool, seed: int | None, shared: Path | None) -> None:
+@click.option(
+    "--page",
+    type=address,
+    metavar="HOST:PORT",
+    help="Where the player serves its page, if it has one; 127.0.0.1:8090. A free port takes the place of a taken one.",
+)
+def demo(*, once: bool, seed: int | None, shared: Path | None, page: tuple[str, int] | None) -> None:
     """Play the walkthrough: traffic without faults, three faults, and a verdict.
 
     It runs on a new, empty stack of its own in .outbox/demo. With --containers it runs on the chain of docker-compose,
@@ -58,6 +64,7 @@ def demo(once: bool, seed: int | None, shared: Path | None) -> None:
 
     interrupt.once()
     chosen = player.load()
+    chosen.page = page or chosen.page
     screen = chosen.screen
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
     story, is_over = None, False

@@ -31,7 +31,7 @@ def dev(sinks: tuple[str, ...], verbose: bool) -> None:
     from outbox_lab.stack.stack import Stack
 
     # One line a record, which is shown as `outbox_lab.stack.shown` says; each sink has a port of its own.
-    given = load(defaults=PATIENT_MS).replace(log_format="json", sink_metrics_port=0)
+    given = load(defaults=PATIENT_MS).replace(log_format="json", sink_metrics=None)
     names = sinks or project.current().sinks
     deployment = Deployment(Stack(given), names)
     width = max(len(name) for name in ("postgres", *(f"sink-{name}" for name in names)))

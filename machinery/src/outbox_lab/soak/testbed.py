@@ -21,7 +21,7 @@ import psycopg2
 from outbox.base import envfile
 from outbox.base.database import query
 from outbox.base.errors import Failure
-from outbox.base.settings import SCRAM, Role, Settings, SourceRole
+from outbox.base.settings import SCRAM, Role, Settings, SourceRole, address
 from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
@@ -144,7 +144,7 @@ class LinkedStack(Stack):
                     database = "sink_db_port" if name.startswith("sinks") else "source_db_port"
                     changed[database] = port
                 case _:
-                    changed["service_port"] = port
+                    changed["service_bind"] = f"{ports.LOOPBACK}:{port}"
         return self.settings.replace(**changed)
 
 
@@ -344,7 +344,7 @@ class Testbed:
         """Start every part and the relay, on empty data."""
         self.stack.up(["postgres"], report=report)  # which chooses all ports
         settings = self.settings
-        postgres, service = settings.source_db_port, settings.service_port
+        postgres, service = settings.source_db_port, address(settings.service_bind)[1]
         kafka = ports.choose(0, 0)
         targets = dict(zip(LINKS, (service, postgres, postgres, *kafka, postgres), strict=True))
         self.stack.links = {name: Proxy(name, port) for name, port in targets.items()}

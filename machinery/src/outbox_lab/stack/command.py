@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 
 from outbox.base import envfile
-from outbox.base.settings import DOTENV, PREFIX, Settings, variable
+from outbox.base.settings import DOTENV, PREFIX, Settings, address, variable
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import KEPT, Process, environment
 
-PORT = variable("sink_metrics_port")
+METRICS = variable("sink_metrics")
 
 
 class Command(Process):
@@ -43,14 +43,14 @@ class Command(Process):
 
 
 class SinkProcess(Command):
-    """Sinks in one process, ready when its ``/healthz`` says so. Without a port for it they get a free one."""
+    """Sinks in one process, ready when its ``/healthz`` says so. Without an address for it they get a free port."""
 
     start_timeout_s = 180.0  # on a busy machine Spark takes minutes; one that has ended is noticed at once
     poll_s = 0.3
 
     def env(self) -> Mapping[str, str]:
         given = super().env()
-        return given if self._settings.sink_metrics_port else {**given, PORT: str(ports.choose(0)[0])}
+        return {METRICS: f"{ports.LOOPBACK}:{ports.choose(0)[0]}", **given}
 
     def is_ready(self) -> bool:
         from outbox.sink.running.metrics import HEALTH
@@ -60,23 +60,26 @@ class SinkProcess(Command):
     def url(self) -> str:
         """Where its metrics and its health are. Raises Failure if it has ended."""
         self.require_running()
-        port = environment(psutil.Process(self.pid())).get(PORT)
-        return f"http://{self._settings.sink_metrics_host}:{port}"
+        return f"http://{environment(psutil.Process(self.pid())).get(METRICS)}"
 
 
 class ServiceCommand(Command):
     """The service, ready when it listens on its port and its ``/readyz`` says so. Another program may answer there."""
 
     def prepare(self) -> None:
-        ports.require_free(self._settings.service_port, "service")
+        ports.require_free(self._port, "service")
 
     def is_ready(self) -> bool:
-        listens = any(ports.listens(one, self._settings.service_port) for one in self.processes())
+        listens = any(ports.listens(one, self._port) for one in self.processes())
         return listens and ports.answers(f"{self.url()}/readyz")
 
     def url(self) -> str:
         """Where it listens once it is ready."""
-        return f"http://{self._settings.service_host}:{self._settings.service_port}"
+        return self._settings.service_url
+
+    @property
+    def _port(self) -> int:
+        return address(self._settings.service_bind)[1]
 
 
 def service(settings: Settings) -> ServiceCommand:

@@ -20,7 +20,7 @@ import psutil
 
 from outbox.base import envfile
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Settings, load, variable
+from outbox.base.settings import PREFIX, Settings, address, load, variable
 from outbox.base.terminal import Progress
 from outbox.jvm.jars import resolve
 from outbox.relay import lifecycle
@@ -49,7 +49,7 @@ class Stack:
         """``any_ports``: prefer none, not even the one that the settings name for the service."""
         self.home = settings.home
         self._given = settings
-        self._preferred = {**PREFERRED, "service": settings.service_port}
+        self._preferred = {**PREFERRED, "service": address(settings.service_bind)[1]}
         if any_ports:
             self._preferred = dict.fromkeys(self._preferred, 0)
 
@@ -234,7 +234,7 @@ class Stack:
                 "kafka_username": CLIENT,
                 "connect_url": f"http://{ports.LOOPBACK}:{connect}",
                 "connect_username": CLIENT,
-                "service_port": service,
+                "service_bind": f"{self._given.service_bind.rpartition(':')[0]}:{service}",
             }
             yield {variable(name): str(value) for name, value in values.items()}
 

@@ -164,7 +164,7 @@ class Containers(Chain):
         self._effective: bool | None = settings.exactly_once  # None: unknown until the worker has started again
         self._mode_file = shared / MODE_FILE
         hosts = SINK_HOSTS[: len(sinks)]
-        self.service = Service(f"http://{settings.service_host}:{settings.service_port}/readyz")
+        self.service = Service(f"{settings.service_url}/readyz")
         connectors = f"{settings.connect_url}/connectors"
         login = settings.connect_login
         self.worker = Container("connect", settings, find, count=1, owns=_is_worker, urls=[connectors], login=login)
@@ -185,7 +185,7 @@ class Containers(Chain):
             part.start()
         self.service.start()
         report(f"connector: {lifecycle.status(self.settings).mode}")
-        report(f"service on http://{self.settings.service_host}:{self.settings.service_port}")
+        report(f"service on {self.settings.service_url}")
 
     def request(self, *, exactly_once: bool) -> None:
         """Write the file of the mode: whole or not at all, because the worker may start at any time."""

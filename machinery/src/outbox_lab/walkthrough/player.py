@@ -15,8 +15,11 @@ class Player:
     """Plays the story on the terminal. ``player`` in ``[tool.outbox]`` names a subclass, as ``module:class``.
 
     One object plays one run of `outbox demo`; it is made without arguments. Whatever it shows elsewhere, the exit
-    status of the command is decided by its ``screen``: the first expectation that did not hold.
+    status of the command is decided by its ``screen``: the first expectation that did not hold. ``page`` is the host
+    and port for a player that serves a page. A free port takes the place of a taken one.
     """
+
+    page = ("127.0.0.1", 8090)
 
     def __init__(self) -> None:
         self.screen = Screen()

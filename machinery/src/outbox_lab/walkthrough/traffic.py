@@ -25,7 +25,7 @@ class Service:
     """The service, as its clients reach it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._url = f"http://{settings.service_host}:{settings.service_port}"
+        self._url = settings.service_url
         self._token = settings.service_token.get_secret_value()
 
     def send(self, session: requests.Session, request: Request, key: str | None, timeout_s: float) -> requests.Response:

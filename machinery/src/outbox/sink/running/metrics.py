@@ -41,7 +41,7 @@ from prometheus_client.registry import Collector
 
 from outbox.base import scraped
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, address
 from outbox.kafka.clients import consumer
 from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.writer import Counts
@@ -164,16 +164,15 @@ class Metrics:
 
 @contextmanager
 def served(settings: Settings, metrics: Metrics) -> Iterator[None]:
-    """Serve the metrics, with the lag, over HTTP within the block; nothing at all if no port is set.
+    """Serve the metrics, with the lag, over HTTP within the block; nothing at all without an address for it.
 
     Raises Failure if the port is taken.
     """
-    host, port = settings.sink_metrics_host, settings.sink_metrics_port
-    if port == 0:
+    if settings.sink_metrics is None:
         yield
         return
     metrics.collect_lag(partial(ask_lag, settings))
-    with scraped.served(_app(metrics), host, port, "OUTBOX_SINK_METRICS_PORT"):
+    with scraped.served(_app(metrics), address(settings.sink_metrics), "OUTBOX_SINK_METRICS"):
         yield
 
 
