@@ -62,7 +62,7 @@ CLIENTS = (1, 4, 16)
 LATENCY_SIDES = ("ours", "plain", "transform", "defaults")
 BACKLOG_SIDES = ("spark", "plain", "plain on one core", "by hand", "limit")
 SINK = "balances"
-SINK_DATABASE = ("sink_db_port", *map(password_setting, SinkRole))  # what differs between the servers of two stacks
+SINK_DATABASE = ("sink_db_url", *map(password_setting, SinkRole))  # what differs between the servers of two stacks
 IDLE_SINKS = ("balances", "accounts")
 STARTED_WITH_EVENTS = 1_000  # more than a driver decodes itself, so that executors have a part in the start
 

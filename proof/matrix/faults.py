@@ -139,10 +139,10 @@ class ConnectionTerminated(_Window):
         with closing(
             psycopg2.connect(
                 host=ports.LOOPBACK,
-                port=settings.source_db_port,
+                port=settings.source_db_url.port,
                 user="postgres",
                 password=internals.read(settings.home).postgres_password.get_secret_value(),
-                dbname=settings.source_db_name,
+                dbname=settings.source_db_url.name,
             )
         ) as connection:
             connection.autocommit = True

@@ -267,7 +267,7 @@ SHARES = {service: {*map(variable, names)} for service, names in envfile.SHARES.
 
 # Not of a stack that is all in containers: the embedded stack's own, and foreign servers, files, folders and logins.
 ELSEWHERE = re.compile(
-    r"home|stack_postgres_version|(source|sink)_db_(port|sslmode|sslrootcert)|db_password_command|kafka_(?!bootstrap)"
+    r"home|stack_postgres_version|db_password_command|kafka_(?!bootstrap)"
     r"|spark_properties"
     r"|connect_(username|cafile|group_id|offsets_topic|source_db_)|sink_(checkpoints|lakehouse)"
 )
@@ -716,8 +716,6 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(secrets: Path) -> Non
         assert set(read) == names
         assert (envfile.SUPERUSER in done.stdout) is (service in ("postgres", "roles"))
         assert {name: read[name] for name in names & SECRETS} == {name: passwords[name] for name in names & SECRETS}
-    roles = envfile.read(secrets / "roles" / "stack.env")
-    assert roles["OUTBOX_SOURCE_DB_NAME"] == roles["OUTBOX_SOURCE_DB_ROLE_PREFIX"] == project.current().source_database
 
     envfile.share(secrets)
     assert every.read_text() == first

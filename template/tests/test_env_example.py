@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
 from unittest import mock
+from urllib.parse import unquote
 
 import pytest
 from dotenv import dotenv_values
@@ -19,7 +20,7 @@ from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 from outbox.base import project
 from outbox.base.project import Project
-from outbox.base.settings import FIELDS, PREFIX, READ_ELSEWHERE, Secret, load
+from outbox.base.settings import FIELDS, PREFIX, READ_ELSEWHERE, DatabaseUrl, Secret, load
 
 from template.tests.paths import ROOT
 
@@ -37,8 +38,8 @@ HEAD = """\
 GROUPS = {
     "home": "Files",
     "stack_postgres_version": "The embedded stack",
-    "source_db_host": "Database of the service",
-    "sink_db_host": "Database of the sinks",
+    "source_db_url": "Database of the service",
+    "sink_db_url": "Database of the sinks",
     "kafka_bootstrap": "Kafka",
     "connect_url": "Kafka Connect and the connector",
     "service_bind": "The service",
@@ -105,6 +106,8 @@ def _default(field: FieldInfo) -> str:
     match default:
         case None:
             return ""
+        case DatabaseUrl() as url:
+            return unquote(str(url))
         case Secret() as secret:
             return secret.get_secret_value()
         case Path() as path:

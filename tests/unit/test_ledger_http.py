@@ -30,7 +30,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     home: Path = tmp_path_factory.mktemp("home")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        yield load_settings(home, service_token=TOKEN, source_db_port=taken.getsockname()[1])
+        yield load_settings(home, service_token=TOKEN, source_db_url=f"postgresql://127.0.0.1:{taken.getsockname()[1]}")
 
 
 @pytest.fixture(scope="module")

@@ -200,8 +200,8 @@ class World:
         self.now_ms = NOW_MS
         self._patch(patch)
         owners: dict[str, Role] = {
-            settings.sink_db_name: SinkRole.OWNER,
-            settings.source_db_name: SourceRole.OWNER,
+            settings.sink_db_url.name: SinkRole.OWNER,
+            settings.source_db_url.name: SourceRole.OWNER,
         }
         for name, owner in owners.items():
             _execute(settings, owner, f"ALTER DATABASE {name} SET synchronous_commit = off")  # no crash is tried here

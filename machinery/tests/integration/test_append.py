@@ -194,7 +194,7 @@ def other_outbox(fresh_databases: Callable[[], AbstractContextManager[Settings]]
         query(settings, "CREATE TABLE app.outbox (LIKE public.outbox INCLUDING DEFAULTS)")
         app = settings.role_name(SourceRole.APP)
         query(settings, f"GRANT USAGE ON SCHEMA app TO {app}; GRANT ALL ON app.outbox TO {app}")
-        query(settings, f"ALTER DATABASE {settings.source_db_name} SET search_path = app, public")
+        query(settings, f"ALTER DATABASE {settings.source_db_url.name} SET search_path = app, public")
         yield settings
 
 

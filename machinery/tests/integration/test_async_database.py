@@ -90,9 +90,13 @@ def secured(homes: Homes) -> Iterator[Secured]:
         yield secured
 
 
+def with_tls(secured: Secured, **parts: object) -> Settings:
+    return secured.settings.replace(source_db_url=secured.settings.source_db_url.replace(**parts))
+
+
 @pytest.mark.parametrize("mode", ["prefer", "require", "verify-ca", "verify-full"])
 def test_tls_is_as_the_settings_say(secured: Secured, mode: str) -> None:
-    settings = secured.settings.replace(source_db_sslmode=mode)
+    settings = with_tls(secured, sslmode=mode)
     assert answer(settings, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == "True"
 
 
@@ -100,9 +104,9 @@ def test_tls_is_as_the_settings_say(secured: Secured, mode: str) -> None:
 def test_a_server_of_another_authority_is_refused(secured: Secured, authority: str) -> None:
     rootcert = {"other": secured.certificates.other, "system": SYSTEM_ROOTS}[authority]
     with pytest.raises(OperationalError, match=r"(?i)certificate"):
-        answer(secured.settings.replace(source_db_sslrootcert=rootcert))
+        answer(with_tls(secured, sslrootcert=rootcert))
 
 
 def test_a_server_that_wants_tls_refuses_a_client_without(secured: Secured) -> None:
     with pytest.raises(OperationalError, match="no encryption"):
-        answer(secured.settings.replace(source_db_sslmode="disable"))
+        answer(with_tls(secured, sslmode="disable"))

@@ -27,7 +27,7 @@ def test_error_while_reading_has_the_remedy_of_its_cause(
     databases: Settings, query: str, code: str, remedy: str
 ) -> None:
     with (
-        raises(code, databases.sink_db_name, f"— {remedy}"),
+        raises(code, databases.sink_db_url.name, f"— {remedy}"),
         snapshot(databases, SinkRole.AUDITOR) as connection,
         connection.cursor() as cursor,
     ):

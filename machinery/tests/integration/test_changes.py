@@ -337,7 +337,7 @@ def may_read(settings: Settings) -> bool:
 
 
 def test_what_capturing_needs_is_made_on_demand_and_taken_back(databases: Settings) -> None:
-    settings = databases.replace(connector=f"outbox_{databases.source_db_name}")
+    settings = databases.replace(connector=f"outbox_{databases.source_db_url.name}")
     changes, other = load(settings, NAME), load(databases, NAME)
     assert not may_read(databases)
     with pytest.raises(Failure, match=r"publication .* does not exist — `outbox connect remove changes"):

@@ -443,7 +443,7 @@ def test_values_are_equal_as_the_page_says_whatever_the_settings_of_a_database(d
         "bytea_output = 'escape'",
         "DateStyle = 'German'",
     ):
-        query(databases, SourceRole.OWNER, f"ALTER DATABASE {databases.source_db_name} SET {setting}")
+        query(databases, SourceRole.OWNER, f"ALTER DATABASE {databases.source_db_url.name} SET {setting}")
     for source, sink, is_equal in VALUES:
         mine, others = text_of(databases, SourceRole.AUDITOR, source), text_of(databases, SinkRole.AUDITOR, sink)
         assert (mine == others, not Difference.of("a", mine, others).columns) == (is_equal, is_equal), source

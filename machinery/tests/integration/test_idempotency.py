@@ -170,7 +170,7 @@ def test_keys_are_in_our_table_whatever_the_search_path_finds_first(databases: S
     query(databases, "CREATE TABLE app.idempotency_keys (LIKE public.idempotency_keys INCLUDING INDEXES)")
     app = databases.role_name(SourceRole.APP)
     query(databases, f"GRANT USAGE ON SCHEMA app TO {app}; GRANT ALL ON app.idempotency_keys TO {app}")
-    query(databases, f"ALTER DATABASE {databases.source_db_name} SET search_path = app, public")
+    query(databases, f"ALTER DATABASE {databases.source_db_url.name} SET search_path = app, public")
     key = Key("POST /movements", "k", b"hash", ttl_hours=1)
     for is_repeated in (False, True):
         with engine.begin() as connection:

@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from outbox.audit.doctor import examine
 from outbox.base import project
 from outbox.base.database import connect
-from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.base.settings import DatabaseUrl, Role, Settings, SinkRole, SourceRole
 from outbox.http.database import make_engine
 from outbox.migrations import migrate
 from outbox.migrations.grants import Database
@@ -40,7 +40,10 @@ APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES 
 @pytest.fixture
 def empty(databases: Settings, postgres: Postgres) -> Settings:
     """Settings of two databases that nothing has been migrated in."""
-    owners: dict[str, Role] = {databases.source_db_name: SourceRole.OWNER, databases.sink_db_name: SinkRole.OWNER}
+    owners: dict[str, Role] = {
+        databases.source_db_url.name: SourceRole.OWNER,
+        databases.sink_db_url.name: SinkRole.OWNER,
+    }
     for name, role in owners.items():
         owner = databases.role_name(role)
         postgres.psql("DROP PUBLICATION IF EXISTS outbox", dbname=name)
@@ -80,7 +83,7 @@ def test_two_runs_at_once_wait_for_each_other(empty: Settings) -> None:
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty: Settings) -> None:
     query(empty, "CREATE VIEW items AS SELECT 1")  # in the way of the second migration
-    with raises("migration-failed", f"database {empty.source_db_name}", 'relation "items" already exists'):
+    with raises("migration-failed", f"database {empty.source_db_url.name}", 'relation "items" already exists'):
         migrate.migrate(empty)
     assert query(empty, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
     assert query(empty, "SELECT pubname FROM pg_publication") == []
@@ -127,7 +130,7 @@ def test_a_migration_that_names_no_role_is_refused(empty: Settings, plain_projec
 
 
 def test_a_search_path_of_the_database_moves_no_table(empty: Settings, postgres: Postgres) -> None:
-    for name in (empty.source_db_name, empty.sink_db_name):
+    for name in (empty.source_db_url.name, empty.sink_db_url.name):
         postgres.psql("CREATE SCHEMA app; GRANT ALL ON SCHEMA app TO PUBLIC", dbname=name)
         postgres.psql(f"ALTER DATABASE {name} SET search_path = app, public")
     migrate.migrate(empty)
@@ -143,10 +146,11 @@ def test_a_search_path_of_the_database_moves_no_table(empty: Settings, postgres:
 def test_an_encoding_that_cannot_hold_json_is_named(
     databases: Settings, superuser: extensions.cursor, database: Database, encoding: str
 ) -> None:
-    name = f"{getattr(databases, f'{database}_db_name')}_{encoding.lower()}"
+    url: DatabaseUrl = getattr(databases, f"{database}_db_url")
+    name = f"{url.name}_{encoding.lower()}"
     owner = databases.role_name(migrate.ROLES[database].OWNER)
     superuser.execute(f"CREATE DATABASE {name} OWNER {owner} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
-    unfit = databases.replace(**{f"{database}_db_name": name})
+    unfit = databases.replace(**{f"{database}_db_url": url.replace(name=name)})
     try:
         with raises("encoding-unfit", f"database {name} has the encoding {encoding}", "ENCODING 'UTF8'"):
             migrate.migrate(unfit)
@@ -219,8 +223,8 @@ def test_a_function_of_the_service_is_left_as_it_is(empty: Settings) -> None:
 
 
 def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
-    nowhere = databases.replace(sink_db_port=ports.choose(0)[0])
-    with raises("database-unavailable", f"{databases.sink_db_name} at 127.0.0.1:{nowhere.sink_db_port}"):
+    nowhere = databases.replace(sink_db_url=databases.sink_db_url.replace(port=ports.choose(0)[0]))
+    with raises("database-unavailable", f"{databases.sink_db_url.name} at 127.0.0.1:{nowhere.sink_db_url.port}"):
         migrate.migrate(nowhere)
 
 

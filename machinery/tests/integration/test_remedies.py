@@ -37,7 +37,7 @@ EVENT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES (
 @pytest.fixture
 def slotted(databases: Settings) -> Iterator[Settings]:
     """A migrated pair whose outbox has a slot; nobody reads it."""
-    settings = databases.replace(connector=databases.source_db_name)
+    settings = databases.replace(connector=databases.source_db_url.name)
     migrate(settings)  # the markers of this connector
     query(settings, f"SELECT pg_create_logical_replication_slot('{settings.connector}', 'pgoutput')", SourceRole.CDC)
     yield settings
@@ -56,7 +56,7 @@ def carry_out(settings: Settings, postgres: Postgres, remedy: str) -> None:
     else:
         assert remedy.isascii()
         assert "`" not in remedy
-        postgres.psql(remedy, settings.source_db_name)
+        postgres.psql(remedy, settings.source_db_url.name)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_remedy_repairs_what_the_doctor_has_found(
 
 
 def test_a_publication_of_somebody_else_is_not_taken_away(slotted: Settings, postgres: Postgres) -> None:
-    name = slotted.source_db_name
+    name = slotted.source_db_url.name
     postgres.psql("DROP PUBLICATION outbox", name)
     postgres.psql("CREATE PUBLICATION outbox FOR TABLE items", name)
     with raises("publication-foreign", "belongs to role postgres", "DROP PUBLICATION outbox"):
@@ -239,7 +239,7 @@ EXPECTED = {
 @pytest.fixture
 def hostile(databases: Settings, postgres: Postgres) -> Settings:
     """Databases that set all that our statements rely on to something else."""
-    for name in (databases.source_db_name, databases.sink_db_name):
+    for name in (databases.source_db_url.name, databases.sink_db_url.name):
         postgres.psql("; ".join(f"ALTER DATABASE {name} SET {key} = {value}" for key, value in HOSTILE.items()))
     return databases
 

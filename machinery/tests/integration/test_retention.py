@@ -172,7 +172,7 @@ class TestHorizon:
         remember(databases, aged(6), aged(0))
         before = kept_rows.names(databases)
         deadly = f"CREATE TEMPORARY TABLE dropped AS {retention.DROP}; SELECT pg_terminate_backend(pg_backend_pid())"
-        kept_rows.query(databases, f"GRANT TEMPORARY ON DATABASE {databases.sink_db_name} TO PUBLIC")
+        kept_rows.query(databases, f"GRANT TEMPORARY ON DATABASE {databases.sink_db_url.name} TO PUBLIC")
         with monkeypatch.context() as patched:
             patched.setattr(retention, "DROP", deadly)
             with pytest.raises(Failure, match="lost its database connection"):

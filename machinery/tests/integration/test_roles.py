@@ -36,7 +36,7 @@ def managed(template: Settings, superuser: extensions.cursor) -> Iterator[tuple[
     settings, admin = template.replace(**names), Administrator(f"admin_{suffix}", "of-the-admin")
     superuser.execute(f"CREATE ROLE {admin.user} LOGIN CREATEROLE CREATEDB REPLICATION PASSWORD '{admin.password}'")
     yield settings, admin
-    for name in (settings.source_db_name, settings.sink_db_name):
+    for name in (settings.source_db_url.name, settings.sink_db_url.name):
         superuser.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
     for role in (*SourceRole, *SinkRole):
         superuser.execute(f"DROP ROLE IF EXISTS {settings.role_name(role)}")

@@ -388,7 +388,7 @@ class TestSchema:
         writer, names = databases.role_name(SinkRole.WRITER), [*self.OURS, *self.MEMORY]
         copies = "; ".join(f"CREATE TABLE app.{name} (LIKE public.{name} INCLUDING DEFAULTS)" for name in names)
         grants = f"GRANT USAGE ON SCHEMA app TO {writer}; GRANT ALL ON ALL TABLES IN SCHEMA app TO {writer}"
-        postgres.psql(f"CREATE SCHEMA app; {copies}; {grants}", databases.sink_db_name)
+        postgres.psql(f"CREATE SCHEMA app; {copies}; {grants}", databases.sink_db_url.name)
         some = events(2)
         with closing(connect(databases, SinkRole.WRITER)) as connection:
             with connection, connection.cursor() as cursor:

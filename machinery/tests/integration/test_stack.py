@@ -89,7 +89,7 @@ def remember(settings: Settings, what: str) -> None:
     """Leave a row in Postgres and a record in Kafka, both acknowledged."""
     Postgres(settings).psql(
         f"CREATE TABLE IF NOT EXISTS memory (what text); INSERT INTO memory VALUES ('{what}')",
-        settings.source_db_name,
+        settings.source_db_url.name,
     )
     topics.create(settings, connectors.topic_specs(settings))
     errors: list[object] = []
@@ -101,7 +101,7 @@ def remember(settings: Settings, what: str) -> None:
 
 def remembered(settings: Settings) -> tuple[list[str], int]:
     """The rows in Postgres, and how many records Kafka has."""
-    rows = Postgres(settings).psql("SELECT what FROM memory ORDER BY what", settings.source_db_name).stdout.split()
+    rows = Postgres(settings).psql("SELECT what FROM memory ORDER BY what", settings.source_db_url.name).stdout.split()
     return rows, topics.last_stable_offsets(settings, topic_of(settings))[0]
 
 
@@ -275,22 +275,22 @@ def test_two_commands_at_once_on_one_home_are_told_so(small: Stack) -> None:
 
 def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both prefer the same ports; the second takes others.
-    taken = small.settings.source_db_port
+    taken = small.settings.source_db_url.port
     monkeypatch.setitem(PREFERRED, "postgres", taken)
     other = Stack(load(homes.new("other"), environment=False))
     try:
         reported: list[str] = []
         other.up(only=["postgres"], report=reported.append)
-        assert other.settings.source_db_port != taken
+        assert other.settings.source_db_url.port != taken
         [moved] = [line for line in reported if str(taken) in line]
-        assert f"postgres {other.settings.source_db_port}" in moved
+        assert f"postgres {other.settings.source_db_url.port}" in moved
         assert f"service {address(other.settings.service_bind)[1]}" in moved
         other.up(only=["postgres"], report=reported.append)
         assert sum(str(taken) in line for line in reported) == 1
         assert set(passwords(other.settings)).isdisjoint(passwords(small.settings))
-        Postgres(small.settings).psql("CREATE TABLE only_here ()", small.settings.source_db_name)
+        Postgres(small.settings).psql("CREATE TABLE only_here ()", small.settings.source_db_url.name)
         with raises("psql-failed", "only_here"):
-            Postgres(other.settings).psql("SELECT FROM only_here", other.settings.source_db_name)
+            Postgres(other.settings).psql("SELECT FROM only_here", other.settings.source_db_url.name)
         pid = small.part("postgres").pid()
         other.reset()
         assert small.part("postgres").pid() == pid
@@ -302,7 +302,7 @@ def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes, monkeypatch: 
 
 def test_a_port_that_somebody_took_meanwhile_is_named(small: Stack) -> None:
     small.down()
-    port = small.settings.source_db_port
+    port = small.settings.source_db_url.port
     with (
         socket.create_server((ports.LOOPBACK, port)),
         raises("port-taken", f"port {port} of postgres"),
@@ -524,7 +524,7 @@ def test_debezium_sends_no_password_if_it_is_asked_in_another_way(up: Stack, que
     settings = up.settings
     url = f"{settings.connect_url}/connector-plugins/PostgresConnector/config/validate"
     with listening(question) as fake:
-        config = connectors.load(settings.replace(source_db_port=fake.port)).config
+        config = connectors.load(settings.replace(source_db_url=settings.source_db_url.replace(port=fake.port))).config
         config |= {"name": "theirs", "database.password": "hush"}
         assert requests.put(url, json=config, auth=settings.connect_login, timeout=60).ok
         assert fake.logins
@@ -601,7 +601,7 @@ def test_no_role_is_wider_than_it_must_be(postgres: Postgres, postgres_stack: St
 @pytest.mark.parametrize("role", [*SourceRole, *SinkRole])
 def test_a_role_cannot_enter_the_other_database(role: SourceRole | SinkRole, postgres_stack: Stack) -> None:
     settings = postgres_stack.settings
-    other = settings.sink_db_name if isinstance(role, SourceRole) else settings.source_db_name
+    other = settings.sink_db_url.name if isinstance(role, SourceRole) else settings.source_db_url.name
     with pytest.raises(psycopg2.OperationalError, match="permission denied for database"):
         log_in(settings, role, dbname=other)
 

@@ -113,9 +113,19 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "changed", "reason", "remedy"),
     [
-        ("migrate", {"SOURCE_DB_SSLROOTCERT": "OTHER"}, "certificate verify failed", "OUTBOX_SOURCE_DB_SSLROOTCERT"),
-        ("migrate", {"SOURCE_DB_HOST": "localhost"}, "does not match host name", "OUTBOX_SOURCE_DB_HOST"),
-        ("migrate", {"SOURCE_DB_SSLMODE": "disable"}, "no encryption", "set OUTBOX_SOURCE_DB_SSLMODE"),
+        (
+            "migrate",
+            {"SOURCE_DB_URL": "sslrootcert=OTHER"},
+            "certificate verify failed",
+            "sslrootcert in OUTBOX_SOURCE_DB_URL",
+        ),
+        (
+            "migrate",
+            {"SOURCE_DB_URL": "host=localhost"},
+            "does not match host name",
+            "OUTBOX_SOURCE_DB_URL, or its host",
+        ),
+        ("migrate", {"SOURCE_DB_URL": "sslmode=disable"}, "no encryption", "set sslmode in OUTBOX_SOURCE_DB_URL"),
         (
             "migrate",
             {"SOURCE_DB_OWNER_PASSWORD": "not-it"},
@@ -125,7 +135,7 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
         # With "prefer", libpq tries again without TLS, and that is refused for another reason.
         (
             "migrate",
-            {"SINK_DB_OWNER_PASSWORD": "not-it", "SINK_DB_SSLMODE": "prefer"},
+            {"SINK_DB_OWNER_PASSWORD": "not-it", "SINK_DB_URL": "sslmode=prefer"},
             "password authentication",
             "OUTBOX_SINK_DB_OWNER_PASSWORD",
         ),
@@ -152,10 +162,17 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
 def test_a_wrong_setting_is_one_line_that_names_it(
     relaying: Secured, arguments: str, changed: dict[str, str], reason: str, remedy: str
 ) -> None:
-    values = {"OTHER": str(relaying.certificates.other), "http": relaying.settings.connect_url.replace("https", "http")}
-    done = run(
-        relaying, *arguments.split(), **{f"OUTBOX_{name}": values.get(value, value) for name, value in changed.items()}
-    )
+    settings, authority = relaying.settings, str(relaying.certificates.other)
+    values = {"OTHER": authority, "http": settings.connect_url.replace("https", "http")}
+
+    def wrong(name: str, value: str) -> str:
+        if name.endswith("_DB_URL"):  # the part of it that is wrong
+            part, _, text = value.partition("=")
+            return str(getattr(settings, name.lower()).replace(**{part: values.get(text, text)}))
+        return values.get(value, value)
+
+    variables = {f"OUTBOX_{name}": wrong(name, value) for name, value in changed.items()}
+    done = run(relaying, *arguments.split(), **variables)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     told, _, what_to_do = line.partition(" — ")

@@ -37,7 +37,7 @@ from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, logged, reported_failure
 from tests.support.topic_reader import Log, Record
 
-NAMES = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
+NAMES = ("source_db_url", "sink_db_url", "topic_prefix", "connector")
 
 
 @pytest.fixture

@@ -197,8 +197,8 @@ def history(topic: Settings) -> Iterator[History]:
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
-    return {f"OUTBOX_{name.upper()}": getattr(settings, name) for name in names}
+    names = ("source_db_url", "sink_db_url", "topic_prefix", "connector")
+    return {f"OUTBOX_{name.upper()}": str(getattr(settings, name)) for name in names}
 
 
 def foreign(item: str, version: int, quantity: int = 5) -> Event:
@@ -252,7 +252,7 @@ def test_sink_that_no_job_declares_is_noted_and_not_counted(
     rename = "UPDATE sinks SET name = 'gone'"
     for table in ("positions", "stock", "dead_letters"):
         rename += f"; UPDATE {table} SET sink = 'gone'"
-    postgres.psql(rename, topic.sink_db_name)
+    postgres.psql(rename, topic.sink_db_url.name)
     report = check.check(topic, incremental=True)
     assert (codes(report), report.settled) == ([], True)
     assert report.sink("gone").not_compared == sinks.UNDECLARED
@@ -276,7 +276,7 @@ def test_without_a_view_of_the_source_only_versions_are_unknown(
     events = history.item(5, 6)
     history.publish(*events)
     history.sink(**{events[0].item: 11})
-    postgres.psql("ALTER VIEW source_orders RENAME TO gone", topic.source_db_name)
+    postgres.psql("ALTER VIEW source_orders RENAME TO gone", topic.source_db_url.name)
     report = check.check(topic, incremental=True)
     assert codes(report) == []
     assert [note for note in report.notes if "source_orders" in note]
@@ -286,15 +286,15 @@ def test_without_a_view_of_the_source_only_versions_are_unknown(
 @pytest.mark.parametrize(
     ("database", "damage", "problem"),
     [
-        ("sink_db_name", "DROP VIEW sink_totals", "does not exist"),
-        ("source_db_name", "REVOKE SELECT ON source_totals FROM {auditor}", "permission denied"),
+        ("sink_db_url", "DROP VIEW sink_totals", "does not exist"),
+        ("source_db_url", "REVOKE SELECT ON source_totals FROM {auditor}", "permission denied"),
     ],
 )
 def test_a_comparison_that_cannot_be_run_is_a_failure(
     topic: Settings, postgres: Postgres, database: str, damage: str, problem: str
 ) -> None:
     auditor = topic.role_name(SourceRole.AUDITOR)
-    postgres.psql(damage.format(auditor=auditor), getattr(topic, database))
+    postgres.psql(damage.format(auditor=auditor), getattr(topic, database).name)
     with raises("comparison-unusable", "/comparisons/", problem):
         check.check(topic)
 
@@ -326,8 +326,8 @@ def test_corrupted_table_is_found_if_compared_else_named(
     events = history.item(5, 6)
     history.publish(*events)
     history.sink(**{events[0].item: 11})
-    postgres.psql(TALLIES.format(auditor=topic.role_name(SinkRole.AUDITOR)), topic.sink_db_name)
-    postgres.psql("UPDATE receipts SET receipts = receipts + 5", topic.sink_db_name)
+    postgres.psql(TALLIES.format(auditor=topic.role_name(SinkRole.AUDITOR)), topic.sink_db_url.name)
+    postgres.psql("UPDATE receipts SET receipts = receipts + 5", topic.sink_db_url.name)
     report = check.check(topic)
     assert (codes(report), report.uncompared_tables) == ([], ["receipts"])
     assert [note for note in report.notes if "table receipts" in note]
@@ -352,14 +352,14 @@ def test_partitions_are_compared_as_their_table(topic: Settings, postgres: Postg
         CREATE TABLE movements_1 PARTITION OF movements FOR VALUES IN (1);
         CREATE TABLE movements_2 PARTITION OF movements FOR VALUES IN (2);
     """
-    postgres.psql(statements, topic.sink_db_name)
-    postgres.psql(f"GRANT SELECT ON movements TO {topic.role_name(SinkRole.OWNER)}", topic.sink_db_name)
+    postgres.psql(statements, topic.sink_db_url.name)
+    postgres.psql(f"GRANT SELECT ON movements TO {topic.role_name(SinkRole.OWNER)}", topic.sink_db_url.name)
     assert check.check(topic).uncompared_tables == ["movements"]
     also = (
         " CREATE OR REPLACE VIEW sink_totals AS SELECT sink, item_id::text AS key, stock AS total, version FROM stock"
     )
     also += " UNION ALL SELECT sink, '', moved, NULL FROM movements WHERE moved = 2"
-    postgres.psql(also, topic.sink_db_name)
+    postgres.psql(also, topic.sink_db_url.name)
     assert check.check(topic).uncompared_tables == []
 
 

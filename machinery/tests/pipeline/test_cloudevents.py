@@ -55,7 +55,7 @@ def chain(databases: Settings, stack: Stack, tmp_path: Path, monkeypatch: pytest
     """A chain without a connector; the events of orders have a topic of their own."""
     root = suite.copied_to(tmp_path / "project")
     monkeypatch.setenv(project.VARIABLE, str(root))
-    suffix = databases.source_db_name.rpartition("_")[2]
+    suffix = databases.source_db_url.name.rpartition("_")[2]
     orders = root / "events" / "order" / catalog.AGGREGATE_FILE
     orders.write_text(f'{orders.read_text()}\ntopic = "Sales-{suffix}"\n')
     with topic_of(databases, stack) as settings:

@@ -81,7 +81,7 @@ def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, po
         assert problems(chain) == {"source-db": ["role-too-wide"]}
 
     grant, revoke = f"GRANT SELECT ON outbox TO {app}", f"REVOKE SELECT ON public.outbox FROM {app}"
-    with changed(postgres, grant, revoke, chain.source_db_name):
+    with changed(postgres, grant, revoke, chain.source_db_url.name):
         assert problems(chain) == {"source-db": ["outbox-readable"]}
         assert diagnosed(chain, "outbox-readable").remedy == revoke
 
@@ -104,7 +104,7 @@ def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, po
 
 def test_a_damaged_database_is_found_with_its_cause(topic: Settings, postgres: Postgres) -> None:
     """One pair of databases for all damage that can be undone."""
-    sink, source, auditor = topic.sink_db_name, topic.source_db_name, topic.role_name(SinkRole.AUDITOR)
+    sink, source, auditor = topic.sink_db_url.name, topic.source_db_url.name, topic.role_name(SinkRole.AUDITOR)
     [(owner,)] = Database(topic).query("SELECT tableowner FROM pg_tables WHERE tablename = 'outbox_version'")
     for do, undo, hop, code, remedy in (
         (
@@ -182,8 +182,8 @@ def test_unavailable_server_does_not_hide_the_rest(topic: Settings, monkeypatch:
     for setting, value, hops in (
         ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks", "retention"}),
         ("connect_url", "http://127.0.0.1:1", {"connector"}),
-        ("sink_db_port", 1, {"sink-db", "sinks", "retention", "clocks"}),
-        ("source_db_port", 1, {"source-db", "slot", "retention", "clocks"}),
+        ("sink_db_url", topic.sink_db_url.replace(port=1), {"sink-db", "sinks", "retention", "clocks"}),
+        ("source_db_url", topic.source_db_url.replace(port=1), {"source-db", "slot", "retention", "clocks"}),
     ):
         assert set(problems(topic.replace(**{setting: value}))) - before == hops - before, setting
 
@@ -227,7 +227,7 @@ def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres:
     old = uuid7(Random(1), NOW_MS - 9 * 24 * 60 * 60 * 1000)  # noqa: S311
     columns = "id, aggregatetype, aggregateid, type, payload"
     insert_old = f"INSERT INTO outbox ({columns}) VALUES ('{old}', 'item', 'b', 'received', '{{}}')"
-    postgres.psql(insert_old, topic.source_db_name)
+    postgres.psql(insert_old, topic.source_db_url.name)
     assert "retention" not in problems(topic)
     retention.drop(topic, datetime.now(UTC).date() - timedelta(days=5))
     assert problems(topic)["retention"] == ["outbox-older-than-horizon"]
@@ -249,7 +249,7 @@ def test_a_sink_is_looked_at_on_each_of_its_topics(topic: Settings, postgres: Po
         INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES {positions};
         INSERT INTO skipped_events VALUES ('activity', '{order}', 'order.placed.v1');
     """
-    postgres.psql(statements, topic.sink_db_name)
+    postgres.psql(statements, topic.sink_db_url.name)
     assert problems(topic)["sinks"] == ["topic-recreated", "sink-not-running", "job-changed"]
     assert f"offset 7 of {order}, partition 0" in diagnosed(topic, "topic-recreated").message
     gone = topic.replace(topic_prefix="missing")
@@ -258,8 +258,8 @@ def test_a_sink_is_looked_at_on_each_of_its_topics(topic: Settings, postgres: Po
 
 def test_command_prints_every_diagnosis_and_ends_with_1(topic: Settings) -> None:
     names = {
-        "OUTBOX_SOURCE_DB_NAME": topic.source_db_name,
-        "OUTBOX_SINK_DB_NAME": topic.sink_db_name,
+        "OUTBOX_SOURCE_DB_URL": str(topic.source_db_url),
+        "OUTBOX_SINK_DB_URL": str(topic.sink_db_url),
         "OUTBOX_TOPIC_PREFIX": topic.topic_prefix,
         "OUTBOX_CONNECTOR": topic.connector,
     }

@@ -102,14 +102,16 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     postgres.psql(f"CREATE ROLE library LOGIN PASSWORD '{PASSWORD}'")
     postgres.psql("CREATE DATABASE library OWNER library")
     settings = embedded.replace(
-        **{"source_db_name": "library", "source_db_role_prefix": "library"}
-        | {"topic_prefix": "library", "connector": "library_outbox"}
+        source_db_url=embedded.source_db_url.replace(name="library"),
+        source_db_role_prefix="library",
+        topic_prefix="library",
+        connector="library_outbox",
     )
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(
-            host=embedded.source_db_host,
-            port=embedded.source_db_port,
+            host=embedded.source_db_url.host,
+            port=embedded.source_db_url.port,
             dbname="library",
             user="library",
             password=PASSWORD,
@@ -117,7 +119,7 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     with closing(connect()) as connection, connection:
         connection.execute(THEIRS)
-    variables = dict(line.split("=", 1) for line in block("OUTBOX_SOURCE_DB_HOST").splitlines())
+    variables = dict(line.split("=", 1) for line in block("OUTBOX_SOURCE_DB_URL").splitlines())
     path = [str(Path(sys.executable).parent), str(postgres.program("psql").parent), os.environ["PATH"]]
     passwords = {"OWNER": "of-owner", "PRUNER": "of-pruner", "AUDITOR": "of-auditor"}
     # The worker knows one password of Debezium's role.
@@ -127,12 +129,11 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         **{name: value for name, value in os.environ.items() if not name.startswith(("OUTBOX_", "PYTHONPATH"))},
         **variables,
         **{f"OUTBOX_SOURCE_DB_{role}_PASSWORD": password for role, password in passwords.items()},
-        "OUTBOX_SOURCE_DB_HOST": embedded.source_db_host,
-        "OUTBOX_SOURCE_DB_PORT": str(embedded.source_db_port),
+        "OUTBOX_SOURCE_DB_URL": str(settings.source_db_url),
         **{variable(name): of_stack[variable(name)] for one in LOGINS.items() for name in (one[0], *one[1])},
         "PATH": os.pathsep.join(path),
-        "PGHOST": embedded.source_db_host,
-        "PGPORT": str(embedded.source_db_port),
+        "PGHOST": embedded.source_db_url.host,
+        "PGPORT": str(embedded.source_db_url.port),
         "PGUSER": "postgres",
         "PGPASSWORD": postgres.password,
     }

@@ -40,7 +40,7 @@ def version(settings: Settings, role: Role = SourceRole.AUDITOR) -> int:
 @pytest.fixture
 def mixed(chain: Settings, other: Settings) -> Settings:
     """The chain, with the sink database on the other server."""
-    names = ["sink_db_host", "sink_db_port", "sink_db_name", *map(password_setting, SinkRole)]
+    names = ["sink_db_url", *map(password_setting, SinkRole)]
     return chain.replace(**{name: getattr(other, name) for name in names})
 
 

@@ -40,7 +40,7 @@ MIB = 2**20
 
 def variables(settings: Settings) -> dict[str, str]:
     """Settings of a chain for a command, as environment variables."""
-    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
+    names = ("source_db_url", "sink_db_url", "topic_prefix", "connector")
     return {f"OUTBOX_{name.upper()}": str(getattr(settings, name)) for name in names}
 
 
@@ -97,7 +97,9 @@ def test_no_snapshot_is_open_while_topics_are_read(shared_chain: Settings) -> No
 
     def report(line: str) -> None:
         pruner = shared_chain.role_name(SourceRole.PRUNER)
-        found = kept_rows.query(shared_chain, snapshots, pruner, shared_chain.source_db_name, role=SourceRole.PRUNER)
+        found = kept_rows.query(
+            shared_chain, snapshots, pruner, shared_chain.source_db_url.name, role=SourceRole.PRUNER
+        )
         seen.append((line.partition(" ")[0], found))
 
     assert prune.prune(shared_chain, keep_hours=0, report=report).deleted == 2
@@ -154,7 +156,7 @@ def _pruning(settings: Settings) -> bool:
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(
             "SELECT FROM pg_stat_activity WHERE usename = %s AND datname = %s",
-            [settings.role_name(SourceRole.PRUNER), settings.source_db_name],
+            [settings.role_name(SourceRole.PRUNER), settings.source_db_url.name],
         )
         return cursor.fetchone() is not None
 

@@ -119,8 +119,9 @@ def test_a_second_snapshot_may_repeat_an_event_with_exactly_once_on(chain: Setti
 
 
 def test_registering_before_migrating_is_refused_and_loses_nothing(unapplied: Settings, postgres: Postgres) -> None:
-    empty = unapplied.replace(source_db_name=f"{unapplied.source_db_name}_empty")
-    postgres.psql(f"CREATE DATABASE {empty.source_db_name} OWNER stock_source_owner")
+    url = unapplied.source_db_url
+    empty = unapplied.replace(source_db_url=url.replace(name=f"{url.name}_empty"))
+    postgres.psql(f"CREATE DATABASE {empty.source_db_url.name} OWNER stock_source_owner")
     try:
         with raises("publication-wrong", "outbox migrate"):
             lifecycle.apply(empty)
@@ -131,7 +132,7 @@ def test_registering_before_migrating_is_refused_and_loses_nothing(unapplied: Se
         assert [record.id for record in relayed(empty)] == ids(empty) != []
     finally:
         lifecycle.remove(empty, drop_slot=True)
-        postgres.psql(f"DROP DATABASE {empty.source_db_name} WITH (FORCE)")
+        postgres.psql(f"DROP DATABASE {empty.source_db_url.name} WITH (FORCE)")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_registering_before_migrating_is_refused_and_loses_nothing(unapplied: Se
 def test_a_publication_that_would_relay_nothing_is_refused(
     unapplied: Settings, postgres: Postgres, broken: str
 ) -> None:
-    postgres.psql(broken, unapplied.source_db_name)
+    postgres.psql(broken, unapplied.source_db_url.name)
     with raises("publication-wrong"):
         lifecycle.apply(unapplied)
     assert lifecycle.status(unapplied).connector == "MISSING"
@@ -237,7 +238,7 @@ def test_stopped_or_removed_it_goes_on_where_it_was_and_forgotten_it_begins_agai
 
 
 def test_the_commands_say_what_was_done_and_what_is_in_force(unapplied: Settings) -> None:
-    names = ("source_db_name", "sink_db_name", "topic_prefix", "connector")
+    names = ("source_db_url", "sink_db_url", "topic_prefix", "connector")
     env = {f"OUTBOX_{name.upper()}": str(getattr(unapplied, name)) for name in names}
 
     def run(*arguments: str) -> Any:
@@ -276,7 +277,7 @@ def test_a_slot_that_has_lost_events_is_refused_until_told_to_forget(
     insert(chain, row())  # in no slot, or in the slot until it moves on
     if how == "made again":
         create = f"SELECT pg_create_logical_replication_slot('{chain.connector}', 'pgoutput')"
-        postgres.psql(create, chain.source_db_name)
+        postgres.psql(create, chain.source_db_url.name)
     else:
         slots.advance(chain)
     with raises("slot-ahead", "outbox connect remove --drop-slot"):

@@ -114,7 +114,7 @@ def test_rows_that_are_deleted_changed_or_rolled_back_are_no_events(shared_chain
     with transaction(shared_chain, SourceRole.PRUNER) as cursor:
         cursor.execute("DELETE FROM outbox WHERE id = %s", [written[0].id])
     change = f"UPDATE outbox SET traceparent = 'changed' WHERE id = '{written[1].id}'"
-    postgres.psql(change, shared_chain.source_db_name)
+    postgres.psql(change, shared_chain.source_db_url.name)
     with transaction(shared_chain) as cursor:
         cursor.execute(f"{COLUMNS}) VALUES ('item', 'a', 'received', '{{}}')")
         cursor.connection.rollback()

@@ -42,7 +42,7 @@ STILL_S = 5.0
 def project(databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project's folder of events: two aggregates on one topic, and one with a topic of its own."""
     events = work_for(tmp_path / "project", monkeypatch)
-    suffix = databases.source_db_name.rpartition("_")[2]
+    suffix = databases.source_db_url.name.rpartition("_")[2]
     declare(events, "item", "received", partitions=2)
     declare(events, "Return", "returned", partitions=2, topic=f"{databases.topic_prefix}.{suffix}.item")
     declare(events, "Order", "placed", partitions=3, topic=f"Sales-{suffix}")

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import DatabaseUrl, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import clients, records, topics
 from outbox.kafka.clients import client_config
@@ -299,7 +299,7 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
         ("kafka_bootstrap", "127.0.0.1:1", "Kafka at"),
         ("topic_prefix", "no.such", "no.such.item"),
         ("connector", "no_such_slot", "slot no_such_slot does not exist"),
-        ("source_db_port", 1, "database source"),
+        ("source_db_url", DatabaseUrl(port=1), "database source"),
     ],
 )
 def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(
@@ -325,7 +325,7 @@ def test_with_a_real_relay_a_commit_nudges_the_slot(chain: Settings) -> None:
 
 def test_with_nothing_to_forget_kafka_and_the_source_are_not_asked(settled: Settings) -> None:
     expire(settled)
-    nowhere = settled.replace(kafka_bootstrap="127.0.0.1:1", source_db_port=1)
+    nowhere = settled.replace(kafka_bootstrap="127.0.0.1:1", source_db_url=DatabaseUrl(port=1))
     assert retention.expire(nowhere, nudge=unwanted) == RetentionResult(ago(1))
 
 

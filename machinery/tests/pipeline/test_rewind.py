@@ -122,7 +122,7 @@ def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(applied: Setting
 
 
 def test_the_command(applied: Settings) -> None:
-    names = {"OUTBOX_SINK_DB_NAME": applied.sink_db_name, "OUTBOX_TOPIC_PREFIX": applied.topic_prefix}
+    names = {"OUTBOX_SINK_DB_URL": str(applied.sink_db_url), "OUTBOX_TOPIC_PREFIX": applied.topic_prefix}
 
     def run(*words: str) -> tuple[int, str]:
         done = outbox("rewind", *words, home=applied.home, **names)

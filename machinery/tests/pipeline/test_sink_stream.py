@@ -257,11 +257,11 @@ def test_empty_database_with_a_used_checkpoint_is_not_a_new_sink(
     assert catch_up(topic).returncode == 0
     publisher.send(some[20:])
     with fresh_databases() as empty:
-        assert catch_up(topic.replace(sink_db_name=empty.sink_db_name)).returncode == 0
+        assert catch_up(topic.replace(sink_db_url=empty.sink_db_url)).returncode == 0
         assert Database(empty).totals() == sums(some), "the topic has everything"
     drop_records(topic)
     with fresh_databases() as empty:
-        done = catch_up(topic.replace(sink_db_name=empty.sink_db_name))
+        done = catch_up(topic.replace(sink_db_url=empty.sink_db_url))
         assert [line["code"] for line in logged(done, "sink failed")] == ["events-lost"]
         assert "were never applied" in reported_failure(done)
 

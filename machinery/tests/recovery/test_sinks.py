@@ -35,7 +35,7 @@ def test_checkpoint_that_was_lost(rehearsal: Rehearse) -> None:
 def test_sink_database_that_was_restored_from_a_backup(rehearsal: Rehearse, superuser: extensions.cursor) -> None:
     one = rehearsal("The sink database was restored from a backup")
     one.working(1, 2)
-    name, owner = one.settings.sink_db_name, one.settings.role_name(SinkRole.OWNER)
+    name, owner = one.settings.sink_db_url.name, one.settings.role_name(SinkRole.OWNER)
     superuser.execute(f"CREATE DATABASE {name}_backup TEMPLATE {name} OWNER {owner}")
     one.working(3, 4)
     superuser.execute(f"DROP DATABASE {name} WITH (FORCE)")

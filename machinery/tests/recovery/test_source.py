@@ -32,7 +32,7 @@ def test_source_that_was_restored_from_an_older_backup(
     rehearsal: Rehearse, postgres: Postgres, superuser: extensions.cursor
 ) -> None:
     one = rehearsal("The source was restored from an older backup")
-    name = one.settings.source_db_name
+    name = one.settings.source_db_url.name
     one.working(1, 2)
     backup = run_client(postgres, one.settings, "pg_dump", name)
     backup = backup.replace("SET transaction_timeout = 0;\n", "")  # of a newer pg_dump than the server
@@ -62,7 +62,7 @@ def test_disk_of_the_source_that_was_put_back(topic: Settings, homes: Homes, is_
     """With a running connector the log still ends before its offset; with a removed one it has grown beyond it."""
     server = Server(topic, homes, topic.stack_postgres_version)
     with server.running(), address_of(topic, server) as address:
-        settings = topic.replace(source_db_port=address.port)
+        settings = topic.replace(source_db_url=topic.source_db_url.replace(port=address.port))
         migrate(settings)
         lifecycle.apply(settings)
         one = Rehearsal(settings, client_of(settings), "The disk of the source was put back to a snapshot")
@@ -153,11 +153,11 @@ def servers(topic: Settings, homes: Homes) -> Iterator[tuple[Postgres, Replica]]
     of_primary, of_replica = homes.new("primary"), homes.new("replica")
     for home in (of_primary, of_replica):
         internals.read(topic.home).write(home)
-    primary = Primary(topic.replace(home=of_primary, source_db_port=first))
-    replica = Replica(topic.replace(home=of_replica, source_db_port=second), primary)
+    primary = Primary(topic.replace(home=of_primary, source_db_url=topic.source_db_url.replace(port=first)))
+    replica = Replica(topic.replace(home=of_replica, source_db_url=topic.source_db_url.replace(port=second)), primary)
     try:
         primary.start()
-        migrate(topic.replace(source_db_port=first))
+        migrate(topic.replace(source_db_url=topic.source_db_url.replace(port=first)))
         replica.start()
         yield primary, replica
     finally:
@@ -178,7 +178,7 @@ def test_source_that_failed_over_to_a_replica(
     topic: Settings, servers: tuple[Postgres, Replica], address: Proxy
 ) -> None:
     primary, replica = servers
-    settings = topic.replace(source_db_port=address.port)
+    settings = topic.replace(source_db_url=topic.source_db_url.replace(port=address.port))
     one = Rehearsal(settings, client_of(settings), "The source failed over to a replica")
     lifecycle.apply(settings)
     try:

@@ -52,8 +52,7 @@ def upgraded(topic: Settings, homes: Homes, version: int, *, sinks: bool = False
         old.start()
         migrate(old.settings)
         with servers.address_of(topic, old) as address:
-            ports = {"source_db_port": address.port} | ({"sink_db_port": address.port} if sinks else {})
-            settings = topic.replace(**ports)
+            settings = servers.moved(topic, address.port, sinks=sinks)
             lifecycle.apply(settings)
             one = Rehearsal(settings, client_of(settings), SOURCE)
             one.working(1, 2)

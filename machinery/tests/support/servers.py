@@ -40,6 +40,12 @@ exec '{program}' -n "$seen"
 """
 
 
+def moved(settings: Settings, port: int, *, sinks: bool) -> Settings:
+    """The settings with another port for the source, and for the database of the sinks if that is there too."""
+    names = ["source_db_url", "sink_db_url"] if sinks else ["source_db_url"]
+    return settings.replace(**{name: getattr(settings, name).replace(port=port) for name in names})
+
+
 class Server(Postgres):
     """A server of a version, on a free port, with the databases of ``topic`` once it has started."""
 
@@ -47,8 +53,7 @@ class Server(Postgres):
         [port] = ports.choose(0)
         home = homes.new("server")
         internals.read(topic.home).write(home)
-        places = {"source_db_port": port} | ({"sink_db_port": port} if sinks else {})
-        super().__init__(topic.replace(home=home, stack_postgres_version=version, **places))
+        super().__init__(moved(topic, port, sinks=sinks).replace(home=home, stack_postgres_version=version))
 
     @property
     def settings(self) -> Settings:
@@ -72,7 +77,7 @@ class Server(Postgres):
     def databases(self) -> list[str]:
         """The names of those that it serves: of the service, and of the sinks if these are here."""
         settings = self.settings
-        return [settings.source_db_name] + [settings.sink_db_name] * (settings.sink_db_port == self.port)
+        return [settings.source_db_url.name] + [settings.sink_db_url.name] * (settings.sink_db_url.port == self.port)
 
     def client(self, program: str, *words: str | Path, given: str = "") -> str:
         """Run a client program as the superuser, and return what it printed."""
@@ -104,7 +109,7 @@ def address_of(topic: Settings, server: Postgres) -> Iterator[Proxy]:
         file = topic.home / "connect" / "pgpass"
         password = topic.source_db_cdc_password.get_secret_value()
         with file.open("a") as lines:
-            lines.write(f"{topic.source_db_host}:{proxy.port}:*:*:{password}\n")
+            lines.write(f"{topic.source_db_url.host}:{proxy.port}:*:*:{password}\n")
         yield proxy
 
 
@@ -134,7 +139,7 @@ def dump(old: Server, new: Server) -> None:
 
 def follow(old: Server, new: Server) -> None:
     """Let the new server have the tables of the old one, and follow them by logical replication."""
-    name, password = old.settings.source_db_name, old.password
+    name, password = old.settings.source_db_url.name, old.password
     new.restore(old.client("pg_dump", "--schema-only", name), name)
     old.psql(f"CREATE PUBLICATION {COPY} FOR ALL TABLES", name)
     source = f"host={old.psql_host} port={old.port} user=postgres password={password} dbname={name}"
@@ -143,7 +148,7 @@ def follow(old: Server, new: Server) -> None:
 
 def leave(old: Server, new: Server) -> None:
     """Wait until the new server has all that the old one has committed, and let it follow no more."""
-    name = old.settings.source_db_name
+    name = old.settings.source_db_url.name
     end = old.psql("SELECT pg_current_wal_lsn()").stdout.strip()
     behind = f"SELECT FROM pg_replication_slots WHERE slot_name = '{COPY}' AND confirmed_flush_lsn >= '{end}'"
     copied = f"SELECT count(*) FROM ({behind}) AS caught_up"

@@ -18,7 +18,7 @@ from outbox.audit.letters import Letter, TopicOffset
 from outbox.audit.report import Report
 from outbox.audit.source import LATE_MS
 from outbox.audit.verified import Doubt, TopicPoint, Verified
-from outbox.base.settings import Settings, load
+from outbox.base.settings import DatabaseUrl, Settings, load
 from outbox.sink.comparison_files import AddsLine, Comparison
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox_lab.testing.helpers import chosen_seed, seeded
@@ -410,7 +410,7 @@ def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: 
     assert verified.load(settings, chain.declared) == Verified(since.of)
     verified.store(settings, since)
     assert verified.load(settings, chain.declared) == since
-    other = settings.replace(source_db_name="elsewhere")
+    other = settings.replace(source_db_url=DatabaseUrl(name="elsewhere"))
     assert verified.load(other, chain.declared).is_beginning
     count = Comparison(Path("count.sql"), (AddsLine(1, None),), "")
     for changed in ({"names": ("stock.changed",)}, {"comparisons": (STOCK, count)}):

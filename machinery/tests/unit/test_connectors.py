@@ -273,13 +273,15 @@ def test_a_line_without_a_value_is_left_out(tmp_path: Path) -> None:
     assert "None" not in rendered(tmp_path).values()
 
 
-@pytest.mark.parametrize(
-    ("setting", "line"),
-    [("host", "database.hostname"), ("sslrootcert", "database.sslrootcert")],
-)
-def test_connect_uses_our_address_of_the_database_or_its_own(tmp_path: Path, setting: str, line: str) -> None:
-    ours = tmp_path / "ours"
-    ours.touch()
-    given = {f"source_db_{setting}": str(ours)}
-    assert rendered(tmp_path, **given)[line] == str(ours)
-    assert rendered(tmp_path, **given, **{f"connect_source_db_{setting}": "theirs"})[line] == "theirs"
+def test_connect_uses_our_address_of_the_database_or_its_own(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.touch()
+
+    def place(**settings: Any) -> list[str]:
+        config = rendered(tmp_path, **settings)
+        return [config[f"database.{part}"] for part in ("hostname", "port", "dbname", "sslmode", "sslrootcert")]
+
+    ours = {"source_db_url": f"postgresql://db:5433/ours?sslmode=verify-full&sslrootcert={authority}"}
+    assert place(**ours) == ["db", "5433", "ours", "verify-full", str(authority)]
+    theirs = "postgresql://pooled?sslrootcert=/of/connect.pem"
+    assert place(**ours, connect_source_db_url=theirs) == ["pooled", "5433", "ours", "verify-full", "/of/connect.pem"]

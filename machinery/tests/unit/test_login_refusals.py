@@ -44,7 +44,8 @@ PASSWORD = "a-secret"
 def to(port: int, home: Path) -> Settings:
     internals.generate(0, 0).write(home)
     names = ("source_db_app_password", "sink_db_writer_password")
-    return load(home, environment=False, source_db_port=port, sink_db_port=port, **dict.fromkeys(names, PASSWORD))
+    url = f"postgresql://127.0.0.1:{port}"
+    return load(home, environment=False, source_db_url=url, sink_db_url=url, **dict.fromkeys(names, PASSWORD))
 
 
 @pytest.mark.parametrize("question", [CLEAR_TEXT, MD5, NO_PASSWORD])
@@ -58,7 +59,7 @@ def test_a_process_that_takes_the_port_gets_no_password(question: bytes, tmp_pat
         assert not Postgres(settings).is_ready()
     assert (fake.logins, fake.answers) == (3, [])
     assert refused.value.code == "database-login-refused"
-    assert "OUTBOX_SINK_DB_SSLMODE=verify-full" in str(refused.value)
+    assert "sslmode=verify-full in OUTBOX_SINK_DB_URL" in str(refused.value)
 
 
 @pytest.mark.parametrize("questions", [[CLEAR_TEXT], [MD5], [NO_PASSWORD], [SCRAM, CLEAR_TEXT], [SCRAM, NO_PASSWORD]])

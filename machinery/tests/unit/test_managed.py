@@ -11,7 +11,7 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from outbox.base.settings import Settings, load
+from outbox.base.settings import DatabaseUrl, Settings, load
 from outbox.relay import connectors, managed
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
@@ -31,8 +31,8 @@ def settings(tmp_path: Path) -> Settings:
         kafka_security_protocol="SASL_SSL",
         kafka_sasl_mechanism="AWS_MSK_IAM",
         connect_source_db_password_reference=REFERENCE,
-        source_db_sslmode="verify-full",
-        connect_source_db_sslrootcert=AUTHORITY,
+        source_db_url="postgresql://db.internal?sslmode=verify-full",
+        connect_source_db_url=f"postgresql://?sslrootcert={AUTHORITY}",
     )
 
 
@@ -101,7 +101,7 @@ def test_secrets_are_references_to_a_provider_of_the_worker(settings: Settings) 
     ("changes", "code"),
     [
         ({"connect_source_db_password_reference": None}, "password-reference-missing"),
-        ({"source_db_sslrootcert": Path("/ca.pem"), "connect_source_db_sslrootcert": None}, "cafile-missing"),
+        ({"source_db_url": DatabaseUrl(sslrootcert=Path("/ca.pem")), "connect_source_db_url": None}, "cafile-missing"),
         ({"kafka_sasl_mechanism": "SCRAM-SHA-512"}, "login-not-offered"),
         ({"kafka_sasl_mechanism": "OAUTHBEARER"}, "login-not-offered"),
     ],

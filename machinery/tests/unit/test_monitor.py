@@ -19,7 +19,7 @@ from outbox.audit import monitor
 from outbox.audit.monitor import WITHIN_S, Monitor, Restarts
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, load
+from outbox.base.settings import DatabaseUrl, Settings, load
 from outbox_lab.stack import ports
 from outbox_lab.testing.failures import raises
 
@@ -33,8 +33,9 @@ REPORT = Report(
 def settings(tmp_path: Path) -> Settings:
     """Of servers of which none answers."""
     [port] = ports.choose(0)
+    url = DatabaseUrl(port=port)
     return load(tmp_path, environment=False).replace(
-        source_db_port=port, sink_db_port=port, connect_url=f"http://127.0.0.1:{port}"
+        source_db_url=url, sink_db_url=url, connect_url=f"http://127.0.0.1:{port}"
     )
 
 

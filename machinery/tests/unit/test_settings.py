@@ -15,6 +15,7 @@ from outbox.base.settings import (
     PREFIX,
     READ_ELSEWHERE,
     SECRET_NAMES,
+    DatabaseUrl,
     Role,
     Secret,
     SinkRole,
@@ -41,17 +42,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_environment_wins_over_dotenv_over_stack_env(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def port() -> int:
-        return load(project / "home").source_db_port
+        return load(project / "home").source_db_url.port
 
-    assert port() == FIELDS["source_db_port"].default
+    assert port() == 5432
     (project / "home").mkdir()
-    (project / "home" / "stack.env").write_text("OUTBOX_SOURCE_DB_PORT=1111\n")
+    (project / "home" / "stack.env").write_text("OUTBOX_SOURCE_DB_URL=postgresql://127.0.0.1:1111\n")
     assert port() == 1111
-    (project / ".env").write_text("OUTBOX_SOURCE_DB_PORT=2222\n")
+    (project / ".env").write_text("OUTBOX_SOURCE_DB_URL=postgresql://127.0.0.1:2222\n")
     assert port() == 2222
-    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "3333")
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_URL", "postgresql://127.0.0.1:3333")
     assert port() == 3333
-    assert load(project / "home", source_db_port=4444).source_db_port == 4444
+    assert load(project / "home", source_db_url=DatabaseUrl(port=4444)).source_db_url.port == 4444
 
 
 def test_the_stack_s_logins_are_for_its_own_servers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +93,8 @@ def test_a_relative_home_becomes_absolute(project: Path, monkeypatch: pytest.Mon
 
 
 def test_an_empty_variable_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "")
-    assert load().source_db_port == FIELDS["source_db_port"].default
+    monkeypatch.setenv("OUTBOX_TOPIC_PARTITIONS", "")
+    assert load().topic_partitions == FIELDS["topic_partitions"].default
 
 
 class TestUnknown:
@@ -107,8 +108,8 @@ class TestUnknown:
     @pytest.mark.parametrize("file", [".env", "home/stack.env"])
     def test_in_a_file(self, project: Path, file: str) -> None:
         (project / "home").mkdir()
-        (project / file).write_text("OUTBOX_SOURCE_DB_PROT=1\nPATH=elsewhere\n")
-        with raises("settings-wrong", "OUTBOX_SOURCE_DB_PROT", file, "OUTBOX_SOURCE_DB_PORT"):
+        (project / file).write_text("OUTBOX_SOURCE_DB_PORT=1\nPATH=elsewhere\n")
+        with raises("settings-wrong", "OUTBOX_SOURCE_DB_PORT", file, "OUTBOX_SOURCE_DB_"):
             load(project / "home")
 
     def test_wrong_values_are_named_with_it(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +132,14 @@ class TestUnknown:
 @pytest.mark.parametrize(
     ("variable", "wrong"),
     [
-        ("OUTBOX_SOURCE_DB_PORT", "http"),
-        ("OUTBOX_SOURCE_DB_PORT", "65536"),
-        ("OUTBOX_SOURCE_DB_SSLMODE", "yes"),
+        ("OUTBOX_SOURCE_DB_URL", "db:5432"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://db:http"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://db:65536"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://db?sslmode=yes"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://db?sslrootcert=/no/such/file"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://db?options=-csearch_path"),
+        ("OUTBOX_SERVICE_BIND", "8080"),
+        ("OUTBOX_SINK_METRICS", "127.0.0.1:65536"),
         ("OUTBOX_TOPIC_PARTITIONS", "0"),
         ("OUTBOX_CONNECTOR", "Out-Box"),
         ("OUTBOX_EXACTLY_ONCE", "perhaps"),
@@ -141,7 +147,6 @@ class TestUnknown:
         ("OUTBOX_SINK_DRIVER_MEMORY", "768"),
         ("OUTBOX_SINK_DRIVER_MEMORY", "100m"),  # Spark does not start with it
         ("OUTBOX_KAFKA_CAFILE", "/no/such/file"),
-        ("OUTBOX_SOURCE_DB_SSLROOTCERT", "/no/such/file"),
         ("OUTBOX_KAFKA_USERNAME", "source"),  # without SASL it would be left out in silence
         ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "a password"),
     ],
@@ -159,8 +164,11 @@ def test_a_wrong_value_is_a_failure_that_names_the_variable(
     ("variable", "value"),
     [
         ("OUTBOX_SINK_DRIVER_MEMORY", "2g"),
-        ("OUTBOX_SOURCE_DB_SSLROOTCERT", "system"),
-        ("OUTBOX_CONNECT_SOURCE_DB_SSLROOTCERT", "/on/another/machine"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://db:1/name?sslmode=verify-full&sslrootcert=system"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://[::1]:5432/name"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://%2Fvar%2Frun:5432/a%20name"),
+        ("OUTBOX_CONNECT_SOURCE_DB_URL", "postgresql://db:1/name?sslrootcert=/on/another/machine"),
+        ("OUTBOX_SERVICE_BIND", "[::1]:0"),
         ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "${secrets:payments/source-cdc:password}"),
     ],
 )
@@ -182,11 +190,18 @@ class TestNames:
         with raises("settings-wrong", f"{variable}: ", "55"):
             load()
 
-    @pytest.mark.parametrize("variable", ["OUTBOX_SOURCE_DB_NAME", "OUTBOX_SINK_DB_NAME", "OUTBOX_CONNECTOR"])
-    def test_a_name_of_postgres_has_63_bytes(self, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-        monkeypatch.setenv(variable, "x" * 63)
+    @pytest.mark.parametrize(
+        ("variable", "before"),
+        [
+            ("OUTBOX_SOURCE_DB_URL", "postgresql://db/"),
+            ("OUTBOX_SINK_DB_URL", "postgresql://db/"),
+            ("OUTBOX_CONNECTOR", ""),
+        ],
+    )
+    def test_a_name_of_postgres_has_63_bytes(self, monkeypatch: pytest.MonkeyPatch, variable: str, before: str) -> None:
+        monkeypatch.setenv(variable, before + "x" * 63)
         load()
-        monkeypatch.setenv(variable, "x" * 64)
+        monkeypatch.setenv(variable, before + "x" * 64)
         with raises("settings-wrong", f"{variable}: ", "63"):
             load()
 
@@ -197,7 +212,7 @@ class TestNames:
         with raises("settings-wrong", "OUTBOX_SOURCE_DB_ROLE_PREFIX"):
             load()
         monkeypatch.setenv("OUTBOX_SOURCE_DB_ROLE_PREFIX", "shop")
-        assert load().source_db_name == "My-Shop"
+        assert load().source_db_url.name == "My-Shop"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +265,7 @@ def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatc
     assert settings.source_db_app_password.get_secret_value() == "hush-source_db_app_password"
     for shown in (repr(settings), str(settings), f"{settings.kafka_password}"):
         assert "hush" not in shown
-    monkeypatch.setenv("OUTBOX_SOURCE_DB_PORT", "hush: a password in the wrong variable")
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_URL", "hush: a password in the wrong variable")
     with pytest.raises(Failure) as caught:
         load()
     assert "hush" not in str(caught.value)
@@ -261,6 +276,9 @@ def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatc
     [
         ("connect_url", "https://name:hush@connect.internal:8083"),
         ("connect_url", "https://hush@connect.internal:8083"),
+        ("source_db_url", "postgresql://name:hush@db.internal"),
+        ("sink_db_url", "postgresql://hush@db.internal"),
+        ("connect_source_db_url", "postgresql://db.internal?password=hush"),
         ("sink_checkpoints", "s3a://key:hush@bucket/checkpoints"),
         ("sink_lakehouse", "s3a://key:hush@bucket/tables"),
     ],
@@ -284,12 +302,8 @@ def test_a_dsn_is_that_of_the_role_in_its_database(
     database = role_database(role)
     (project / "ca.pem").touch()
     for name, value in {
-        f"{database}_host": "db.example",
-        f"{database}_port": "6543",
-        f"{database}_name": "elsewhere",
+        f"{database}_url": f"postgresql://db.example:6543/elsewhere?sslmode=verify-full&sslrootcert={project}/ca.pem",
         f"{database}_role_prefix": "ours",
-        f"{database}_sslmode": "verify-full",
-        f"{database}_sslrootcert": f"{project}/ca.pem",
         password_setting(role): "hush",
     }.items():
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", value)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import psycopg2
 import pytest
 from outbox.base.errors import Failure
-from outbox.base.settings import Secret, Settings, load
+from outbox.base.settings import DatabaseUrl, Secret, Settings, load
 from outbox.base.wait import wait_for
 from outbox_lab.stack import ports
 from outbox_lab.walkthrough import Chain, Story
@@ -39,8 +39,8 @@ def settings(tmp_path: Path) -> Settings:
     """Of servers of which none answers."""
     [port] = ports.choose(0)
     return load(tmp_path, environment=False).replace(
-        source_db_port=port,
-        sink_db_port=port,
+        source_db_url=DatabaseUrl(port=port),
+        sink_db_url=DatabaseUrl(port=port),
         source_db_auditor_password=Secret(SECRET),
         sink_db_auditor_password=Secret(SECRET),
         kafka_bootstrap=f"127.0.0.1:{port}",

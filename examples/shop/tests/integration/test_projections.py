@@ -77,7 +77,7 @@ def test_an_event_behind_a_dead_letter_of_its_order_is_parked(engine: Engine, da
 
 
 def test_a_day_is_the_same_in_every_time_zone(engine: Engine, databases: Settings) -> None:
-    zone = f"ALTER DATABASE {databases.sink_db_name} SET timezone = 'Pacific/Auckland'"
+    zone = f"ALTER DATABASE {databases.sink_db_url.name} SET timezone = 'Pacific/Auckland'"
     query(databases, zone, SinkRole.OWNER)
     order = at(place([TEA, CUP]), datetime(2026, 11, 21, 23, 59, tzinfo=UTC))
     cancelled = at(cancel(order), datetime(2026, 11, 22, 0, 1, tzinfo=UTC))

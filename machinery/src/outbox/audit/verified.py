@@ -122,8 +122,8 @@ def identity(settings: Settings, declared: Declared) -> str:
     """A digest of what is compared: a point is of use for the same only."""
     compared = [
         *(FORMAT, KEY_MAX_BYTES, settings.sink_id_age_max_days, settings.kafka_bootstrap),
-        *(settings.source_db_host, settings.source_db_port, settings.source_db_name),
-        *(settings.sink_db_host, settings.sink_db_port, settings.sink_db_name),
+        *(settings.source_db_url.server, settings.source_db_url.name),
+        *(settings.sink_db_url.server, settings.sink_db_url.name),
         [
             [topic.name, topic.decoder.key, topic.decoder.version, sorted(topic.kinds), topic.properties, topic.sources]
             for topic in declared.topics

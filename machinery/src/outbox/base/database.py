@@ -168,20 +168,19 @@ def refusal_of(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[st
     libpq reports one line per attempt. After a refused attempt with TLS it may try one without, which a server may
     refuse for that reason alone.
     """
-    prefix = f"{PREFIX}{role_database(role).upper()}"
-    place = f"{prefix}_HOST and {prefix}_PORT"
+    url = f"{PREFIX}{role_database(role).upper()}_URL"
     password = f"{PREFIX}{password_setting(role).upper()}"
     causes = {
         "authentication method requirement": (
             "login-refused",
-            f"let it ask for a password by SCRAM, or set {prefix}_SSLMODE=verify-full: then it may ask otherwise",
+            f"let it ask for a password by SCRAM, or set sslmode=verify-full in {url}: then it may ask otherwise",
         ),
-        "certificate": ("tls", f"correct {prefix}_SSLROOTCERT, or {prefix}_HOST: use a name in the certificate"),
+        "certificate": ("tls", f"correct sslrootcert in {url}, or its host: use a name in the certificate"),
         "password": ("login-refused", f"correct {password}; `outbox roles` sets it in the database"),
-        "no encryption": ("tls", f"set {prefix}_SSLMODE: the server requires TLS"),
+        "no encryption": ("tls", f"set sslmode in {url}: the server requires TLS"),
         **dict.fromkeys(NOT_NOW, ("unavailable", "wait until it takes logins")),
         NO_ROOM: ("unavailable", "give its disk room"),
-        "SSL": ("tls", f"correct {prefix}_SSLMODE, or {place}"),
+        "SSL": ("tls", f"correct {url}: its sslmode, host or port"),
         "FATAL": (
             "login-refused",
             "`outbox roles` makes roles and databases; pg_hba.conf says who may log in from where",
@@ -191,8 +190,8 @@ def refusal_of(settings: Settings, role: Role, lines: Sequence[str]) -> tuple[st
         found = [line for line in lines if sign in line]
         if found:
             return found[0], remedy, f"database-{code}"
-    remedy = f"start it, or correct {place}"
-    if "refused" in lines[-1] and settings.is_embedded(f"{role_database(role)}_host", f"{role_database(role)}_port"):
+    remedy = f"start it, or correct {url}"
+    if "refused" in lines[-1] and settings.is_embedded(f"{role_database(role)}_url"):
         remedy = "`outbox up` starts the embedded one"
     return lines[-1], remedy, "database-unavailable"
 

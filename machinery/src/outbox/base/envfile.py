@@ -2,7 +2,7 @@
 
 python -m outbox.base.envfile FOLDER
 
-does it for a stack in containers. FOLDER/all/stack.env keeps every password, FOLDER/SERVICE/stack.env has the settings
+does it for a stack in containers. FOLDER/all/stack.env keeps every password, FOLDER/SERVICE/stack.env has those
 that this service of docker-compose needs. A password in the environment takes the place of the generated one.
 Containers of a Spark cluster, and its drivers, have the cluster's secret in ``spark.properties``.
 """
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base.errors import Failure
-from outbox.base.settings import database_passwords, load, require_known, variable
+from outbox.base.settings import database_passwords, require_known, variable
 
 # Shells and python-dotenv read such a value as it is, without quotes.
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
@@ -25,11 +25,10 @@ OWNERS = ("source_db_owner_password", "sink_db_owner_password")
 AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
 ROLES = database_passwords()
 SECRETS = [*ROLES, "connect_password", "service_token"]
-NAMES = ("source_db_name", "source_db_role_prefix", "sink_db_name", "sink_db_role_prefix")
-# By service of docker-compose, the settings that its container gets in a file. No other has these passwords.
+# By service of docker-compose, the secrets that its container gets in a file. No other has them.
 SHARES: Mapping[str, Sequence[str]] = {
     "postgres": [],
-    "roles": [*NAMES, *ROLES],
+    "roles": ROLES,
     "connect": ["source_db_cdc_password", "connect_password"],
     "migrate": OWNERS,
     "apply": ["source_db_cdc_password", "source_db_auditor_password", "connect_password"],
@@ -91,7 +90,7 @@ def secrets_of(command: str = "") -> Sequence[str]:
 def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
     """Generate the passwords that FOLDER/all/stack.env lacks, and write the ``stack.env`` of each service.
 
-    ``services`` has the names of the settings that each needs. Their files are readable by the group too, for a service
+    ``services`` has the names of the secrets that each needs. Their files are readable by the group too, for a service
     that runs as a user of its own.
 
     Raises Failure for a variable that looks like a setting but is not one: docker-compose gives this container all of
@@ -110,13 +109,11 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
                 code="secret-needs-quotes",
             )
     write(every, {SUPERUSER: secret(), **generated, **read(every), **given})
-    chosen = {name: value for name in NAMES if (value := os.environ.get(variable(name)))}
-    # Without the rest of .env: a file that it names is one of the host.
-    settings = load(every.parent, environment=False, **chosen).as_env()
+    kept = read(every)
     for service, names in services.items():
         file = folder / service / "stack.env"
-        superuser = {SUPERUSER: read(every)[SUPERUSER]} if service in ADMINISTRATORS else {}
-        write(file, {**superuser, **{variable(name): settings[variable(name)] for name in names}})
+        needed = [*map(variable, names), *([SUPERUSER] if service in ADMINISTRATORS else [])]
+        write(file, {name: kept[name] for name in needed})
         if service in SPARK:
             write_private(file.with_name(SPARK_PROPERTIES), _spark_properties(every.with_name(SPARK_PROPERTIES)))
         file.parent.chmod(0o750)

@@ -15,11 +15,13 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
+import psycopg2
 from dotenv import dotenv_values
 from msgspec import Meta
+from psycopg2.extensions import parse_dsn
 
 from outbox.base import project, wait
 from outbox.base.errors import Failure
@@ -52,8 +54,9 @@ LOGINS = {
     "connect_url": ("connect_username", "connect_password"),
 }
 
+URLS = ("source_db_url", "sink_db_url", "connect_source_db_url")
 ADDRESSES = ("service_bind", "sink_metrics")
-FILES = ("source_db_sslrootcert", "sink_db_sslrootcert", "kafka_cafile", "connect_cafile", "spark_properties")
+FILES = ("source_db_url", "sink_db_url", "kafka_cafile", "connect_cafile", "spark_properties")
 NAME = r"^[a-z][a-z0-9_]*\Z"
 SLOT = r"^[a-z0-9_]+\Z"
 # Postgres cuts a longer name off, and then does not find what it has made.
@@ -119,6 +122,38 @@ RolePrefix = Annotated[str, Meta(pattern=NAME, max_length=ROLE_PREFIX_MAX)]
 SlotName = Annotated[str, Meta(pattern=SLOT, max_length=NAME_MAX)]
 
 
+class DatabaseUrl(msgspec.Struct, frozen=True):
+    """Where a database is. Its text is ``postgresql://host:port/name?sslmode=…&sslrootcert=…``."""
+
+    host: str = "127.0.0.1"
+    port: Port = 5432
+    name: DatabaseName = ""
+    sslmode: SslMode = "prefer"
+    sslrootcert: Path | None = None  # CA file, for verify-ca and verify-full
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else quote(self.host, safe="")
+        options = {} if self.sslmode == "prefer" else {"sslmode": self.sslmode}
+        if self.sslrootcert is not None:
+            options["sslrootcert"] = str(self.sslrootcert)
+        query = urlencode(options, safe="/:${}", quote_via=quote)
+        return f"postgresql://{host}:{self.port}/{quote(self.name, safe='')}{'?' if query else ''}{query}"
+
+    def replace(self, **changes: Any) -> DatabaseUrl:
+        """A copy with other values of some parts, which are not validated."""
+        return msgspec.structs.replace(self, **changes)
+
+    @property
+    def server(self) -> tuple[str, int]:
+        """Host and port."""
+        return self.host, self.port
+
+
+def _database(default: str) -> Any:
+    """A default that is a database of the project on this host."""
+    return msgspec.field(default_factory=lambda: DatabaseUrl(name=getattr(project.current(), default)))
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings; the environment variable of a field is ``OUTBOX_`` and the field's name in capitals.
 
@@ -130,24 +165,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stack_postgres_version: Annotated[Annotated[int, Meta(ge=15, le=18)], "major version of the embedded Postgres"] = 18
     maven_mirror: Annotated[str | None, "URL of a mirror of Maven Central for the JVM parts"] = None
 
-    source_db_host: Annotated[str, "Postgres of the service's database"] = "127.0.0.1"
-    source_db_port: Port = 5432
-    source_db_name: DatabaseName = _named("source_database")
+    source_db_url: Annotated[
+        DatabaseUrl,
+        "the service's database: postgresql://host:port/name?sslmode=…&sslrootcert=…, without user and password; "
+        "by default sslmode is prefer, and the other parts are",
+    ] = _database("source_database")
     source_db_role_prefix: Annotated[RolePrefix, "prefix of its roles' names"] = _named("source_database")
-    source_db_sslmode: SslMode = "prefer"
-    source_db_sslrootcert: Annotated[Path | None, "CA file, for verify-ca and verify-full"] = None
     source_db_owner_password: Annotated[Secret, "role that migrates"] = EMPTY
     source_db_app_password: Annotated[Secret, "role of the service"] = EMPTY
     source_db_cdc_password: Annotated[Secret, "role of Debezium"] = EMPTY
     source_db_pruner_password: Annotated[Secret, "role that deletes relayed outbox rows"] = EMPTY
     source_db_auditor_password: Annotated[Secret, "role with which `outbox check` reads"] = EMPTY
 
-    sink_db_host: Annotated[str, "Postgres of the sinks' database"] = "127.0.0.1"
-    sink_db_port: Port = 5432
-    sink_db_name: DatabaseName = _named("sink_database")
+    sink_db_url: Annotated[DatabaseUrl, "the sinks' database, likewise"] = _database("sink_database")
     sink_db_role_prefix: Annotated[RolePrefix, "prefix of its roles' names"] = _named("sink_database")
-    sink_db_sslmode: SslMode = "prefer"
-    sink_db_sslrootcert: Annotated[Path | None, "CA file, for verify-ca and verify-full"] = None
     sink_db_owner_password: Annotated[Secret, "role that migrates"] = EMPTY
     sink_db_writer_password: Annotated[Secret, "role of the sinks"] = EMPTY
     sink_db_pruner_password: Annotated[Secret, "role that deletes expired rows"] = EMPTY
@@ -186,11 +217,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 20
     connect_group_id: Annotated[str, "the worker's group.id"] = "outbox-connect"
     connect_offsets_topic: Annotated[str, "the worker's offset.storage.topic"] = "outbox.connect.offsets"
-    connect_source_db_host: Annotated[str | None, "the source database's host as seen from Connect, if it differs"] = (
-        None
-    )
-    connect_source_db_sslrootcert: Annotated[
-        str | None, "the source database's CA file as seen from Connect, if it differs"
+    connect_source_db_url: Annotated[
+        DatabaseUrl | None, "the source database as seen from Connect: the parts of its URL that differ"
     ] = None
     connect_source_db_password_reference: Annotated[
         Annotated[str, Meta(pattern=r"^\$\{.+:.+\}\Z")] | None,
@@ -261,12 +289,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Properties with which a driver uses the embedded Spark cluster, its secret among them (mode 600)."""
         return self.home / "spark.properties"
 
-    def is_embedded(self, *names: str) -> bool:
-        """Whether these settings are what the embedded stack chose, or, before it chose, what is so by default."""
-        chosen = dotenv_values(self.stack_env_file)
-        return all(
-            str(getattr(self, name)) == (chosen.get(variable(name)) or str(FIELDS[name].default)) for name in names
-        )
+    def is_embedded(self, name: str) -> bool:
+        """Whether a setting is what the embedded stack chose, or, before it chose, what is so by default.
+
+        Of a database's URL it is the server that counts.
+        """
+        value, chosen = getattr(self, name), dotenv_values(self.stack_env_file).get(variable(name))
+        if isinstance(value, DatabaseUrl):
+            return value.server == _url(chosen or DatabaseUrl(), DatabaseUrl(name=value.name)).server
+        return str(value) == (chosen or str(FIELDS[name].default))
 
     @property
     def service_url(self) -> str:
@@ -289,23 +320,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def dsn(self, role: Role) -> dict[str, str | int]:
         """libpq connection parameters of a role, in the database that the role belongs to."""
-        database = role_database(role)
+        url: DatabaseUrl = getattr(self, f"{role_database(role)}_url")
         password: Secret = getattr(self, password_setting(role))
         parameters: dict[str, str | int] = {
-            "host": getattr(self, f"{database}_host"),
-            "port": getattr(self, f"{database}_port"),
-            "dbname": getattr(self, f"{database}_name"),
+            "host": url.host,
+            "port": url.port,
+            "dbname": url.name,
             "user": self.role_name(role),
             "password": password.get_secret_value(),
-            "sslmode": getattr(self, f"{database}_sslmode"),
+            "sslmode": url.sslmode,
         }
-        if parameters["sslmode"] != "verify-full":
+        if url.sslmode != "verify-full":
             # A process that has taken the server's port gets no password: with SCRAM it stays here, and both sides show
             # that they know it. A server whose certificate is checked may ask in other ways.
             parameters["require_auth"] = SCRAM
-        rootcert: Path | None = getattr(self, f"{database}_sslrootcert")
-        if rootcert is not None:
-            parameters["sslrootcert"] = str(rootcert)
+        if url.sslrootcert is not None:
+            parameters["sslrootcert"] = str(url.sslrootcert)
         return parameters
 
     @property
@@ -409,12 +439,39 @@ def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
             continue
         default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
         try:
-            value = _converted(given.get(name, default), field.type)
+            if name in URLS:
+                base = values.get("source_db_url", DatabaseUrl()) if default is None else default
+                value: Any = _url(given.get(name, base), base)
+            else:
+                value = _converted(given.get(name, default), field.type)
             _check(name, value, values)
             values[name] = value
         except ValueError as error:
             refused.append(f"{variable(name)}: {error}")
     return Settings(**values), refused
+
+
+def _url(value: DatabaseUrl | str, base: DatabaseUrl) -> DatabaseUrl:
+    """A URL; parts that a text leaves out are those of ``base``. Raises ValueError without the text."""
+    if isinstance(value, str):
+        try:
+            given = parse_dsn(value) if value.startswith("postgresql://") else {}
+        except psycopg2.ProgrammingError:
+            given = {}
+        if given.keys() & {"user", "password"}:
+            raise ValueError("take user and password out: they are settings of their own")
+        if "dbname" in given:
+            given["name"] = given.pop("dbname")
+        if not given or not given.keys() <= msgspec.structs.asdict(base).keys():
+            raise ValueError("Expected postgresql://host:port/name, and of options sslmode and sslrootcert")
+        value = base.replace(**given)
+    parts = {}
+    for part in msgspec.structs.fields(DatabaseUrl):
+        try:
+            parts[part.name] = _converted(getattr(value, part.name), part.type)
+        except ValueError as error:
+            raise ValueError(f"{part.name}: {error}") from None
+    return DatabaseUrl(**parts)
 
 
 def _converted(value: Any, kind: Any) -> Any:
@@ -448,8 +505,10 @@ def _check(name: str, value: Any, before: Mapping[str, Any]) -> None:
         return
     elif name in ADDRESSES:
         address(value)
-    elif name in FILES and not (value.is_file() or (value == SYSTEM_ROOTS and name.endswith("sslrootcert"))):
-        raise ValueError(f"there is no file {value}")  # once, not by each client in words of its own
+    elif name in FILES:
+        file = value.sslrootcert if isinstance(value, DatabaseUrl) else value
+        if not (file is None or file.is_file() or (file == SYSTEM_ROOTS and name in URLS)):
+            raise ValueError(f"there is no file {file}")  # once, not by each client in words of its own
     elif name == "connect_url" and "@" in urlsplit(value).netloc:  # an address is shown in messages, and passed on
         raise ValueError(f"take user and password out: {PREFIX}CONNECT_USERNAME, {PREFIX}CONNECT_PASSWORD")
     elif name in ("sink_checkpoints", "sink_lakehouse") and urlsplit(value).password is not None:

@@ -122,7 +122,7 @@ def erase(settings: Settings, one: Subject, *, dry_run: bool = False) -> Found:
     Raises Failure, with nothing changed, if an event of the key is on no topic. After any other failure what is done is
     done: repeat it.
     """
-    with closing(connect(settings, SourceRole.OWNER)) as source, _errors(source, settings.source_db_name):
+    with closing(connect(settings, SourceRole.OWNER)) as source, _errors(source, settings.source_db_url.name):
         events = _events(settings, source, one, relayed=not dry_run)
         with source, source.cursor() as cursor:
             cursor.execute(NOW_MS)
@@ -196,7 +196,7 @@ def _version(settings: Settings, one: Subject) -> int | None:
 def _erase_in_sinks(settings: Settings, one: Subject, until: str, *, dry_run: bool) -> Found:
     key_hash = hashlib.sha256(one.key.encode()).digest()
     mark = {**one.parameters, "key_hash": key_hash, "until": until, "version": _version(settings, one)}
-    with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, settings.sink_db_name):
+    with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, settings.sink_db_url.name):
 
         def in_turn(cursor: extensions.cursor) -> Found:
             found = _erase_rows(settings, cursor, one)
@@ -236,7 +236,7 @@ def _changed(cursor: extensions.cursor) -> int:
 
 
 def _erase_elsewhere(settings: Settings, spec: SinkSpec, one: Subject, *, dry_run: bool) -> Mapping[str, int]:
-    with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, settings.sink_db_name):
+    with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, settings.sink_db_url.name):
         with connection, connection.cursor() as cursor:
             cursor.execute(fence.SESSION)
         with fence.held(connection, spec.name):

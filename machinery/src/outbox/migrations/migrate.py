@@ -216,7 +216,7 @@ def _repair(settings: Settings, database: Database) -> list[str]:
 def _owner(settings: Settings, database: Database) -> Iterator[extensions.cursor]:
     """A cursor in one transaction, as the owner of a database."""
     with closing(connect(settings, ROLES[database].OWNER)) as connection:
-        name = getattr(settings, f"{database}_db_name")
+        name = getattr(settings, f"{database}_db_url").name
         with database_errors(connection, f"database {name}", "refused a statement", AGAIN), connection:
             yield connection.cursor()
 
@@ -227,7 +227,7 @@ def _database_errors(settings: Settings, database: Database) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        name = getattr(settings, f"{database}_db_name")
+        name = getattr(settings, f"{database}_db_url").name
         raise Failure(
             f"migrating database {name}: {_said(error.orig)}",
             f"the transaction was rolled back; correct the cause and {AGAIN}",

@@ -76,7 +76,7 @@ def make(settings: Settings, database: Database, administrator: Administrator) -
 
     Raises Failure if the server refuses the administrator, or a statement.
     """
-    name = getattr(settings, f"{database}_db_name")
+    name = getattr(settings, f"{database}_db_url").name
     connections: dict[str, extensions.connection] = {}
     try:
         connections[MAINTENANCE] = _connect(settings, database, MAINTENANCE, administrator)
@@ -106,7 +106,7 @@ def statements(settings: Settings, database: Database, server: Server = Server()
     roles: Sequence[Role] = [*(SourceRole if database == "source" else SinkRole)]
     names = {role: _name(settings.role_name(role)) for role in roles}
     owner, *others = names.values()
-    database_name = str(getattr(settings, f"{database}_db_name"))
+    database_name = str(getattr(settings, f"{database}_db_url").name)
     of_others = database == "source" and server.owner not in (None, settings.role_name(SourceRole.OWNER))
 
     def server_wide(sql: str) -> Statement:
@@ -151,7 +151,7 @@ def printed(settings: Settings, database: Database) -> Iterator[str]:
     connected = None
     for one in statements(settings, database, Server(owner="the service") if is_existing else Server()):
         if one.database != connected:
-            yield f"-- in database {one.database}, on the server {getattr(settings, f'{database}_db_host')}"
+            yield f"-- in database {one.database}, on the server {getattr(settings, f'{database}_db_url').host}"
             connected = one.database
         if one.sql.endswith("REPLICATION"):
             yield f"-- on RDS and Aurora instead: GRANT {RDS_REPLICATION} TO the role"

@@ -111,13 +111,15 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
     project names their source. Raises Failure if it reads another table or publication than `outbox migrate` makes, or
     if something else writes an aggregate's topic.
 
+    ``source_db_host`` and the like are parts of the database's URL as Connect sees it.
+
     A line is left out if its setting has no value. Other references, such as ``${secrets:KEY}`` of a password, stay: a
     config provider of the worker resolves them, so no configuration has a secret, nor the config topic.
     """
+    seen = settings.connect_source_db_url or settings.source_db_url
     values = {
         **msgspec.structs.asdict(settings),
-        "connect_source_db_host": settings.connect_source_db_host or settings.source_db_host,
-        "connect_source_db_sslrootcert": settings.connect_source_db_sslrootcert or settings.source_db_sslrootcert,
+        **{f"source_db_{part}": value for part, value in msgspec.structs.asdict(seen).items()},
         "source_db_cdc_role": settings.role_name(SourceRole.CDC),
         "source_db_required_auth": settings.dsn(SourceRole.CDC).get("require_auth"),
         "exactly_once_support": "required" if settings.exactly_once else "requested",

@@ -38,10 +38,11 @@ def msk_connect(settings: Settings, connector: Connector) -> dict[str, Any]:
             "set OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE, for example to ${secretsmanager:orders-cdc:password}",
             code="password-reference-missing",
         )
-    if settings.source_db_sslrootcert is not None and settings.connect_source_db_sslrootcert is None:
+    own, seen = settings.source_db_url.sslrootcert, settings.connect_source_db_url
+    if own is not None and (seen is None or seen.sslrootcert == own):
         raise Failure(
-            f"MSK Connect has no file {settings.source_db_sslrootcert}",
-            "set OUTBOX_CONNECT_SOURCE_DB_SSLROOTCERT, for example to ${s3import:<region>:<bucket>/ca.pem}",
+            f"MSK Connect has no file {own}",
+            "set OUTBOX_CONNECT_SOURCE_DB_URL=postgresql://?sslrootcert=${s3import:<region>:<bucket>/ca.pem}",
             code="cafile-missing",
         )
     protocol = settings.kafka_security_protocol

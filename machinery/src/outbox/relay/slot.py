@@ -83,7 +83,7 @@ def require_whole_table(settings: Settings, connector: Connector) -> None:
         row = cursor.fetchone()
     if wrong:
         raise Failure(
-            f"database {settings.source_db_name}: the publication {connector.publication} {wrong}",
+            f"database {settings.source_db_url.name}: the publication {connector.publication} {wrong}",
             "`outbox migrate`" if connector.is_outbox else connector.start_again,
             code="publication-wrong",
         )
@@ -93,7 +93,7 @@ def require_whole_table(settings: Settings, connector: Connector) -> None:
         if not connector.is_outbox:
             remedy = f"ALTER ROLE {role} BYPASSRLS"
         raise Failure(
-            f"database {settings.source_db_name}: row-level security of {schema}.{table} may hide rows from {role}",
+            f"database {settings.source_db_url.name}: row-level security of {schema}.{table} may hide rows from {role}",
             remedy,
             code="rows-hidden",
         )
@@ -204,7 +204,8 @@ def restored(settings: Settings, connector: Connector, slot: Slot, stored: Offse
     else:
         return None
     return Failure(
-        f"the server of database {settings.source_db_name} was restored to an earlier state, or failed over: {sign}",
+        f"the server of database {settings.source_db_url.name} was restored to an earlier state, or failed over: "
+        f"{sign}",
         f"{connector.start_again}; sinks keep what the source has lost until `outbox rebuild NAME --from source`",
         code="source-restored",
     )

@@ -141,8 +141,8 @@ class LinkedStack(Stack):
                 case "kafka":
                     changed["kafka_bootstrap"] = f"{ports.LOOPBACK}:{port}"
                 case "postgres":
-                    database = "sink_db_port" if name.startswith("sinks") else "source_db_port"
-                    changed[database] = port
+                    database = "sink_db_url" if name.startswith("sinks") else "source_db_url"
+                    changed[database] = getattr(self.settings, database).replace(port=port)
                 case _:
                     changed["service_bind"] = f"{ports.LOOPBACK}:{port}"
         return self.settings.replace(**changed)
@@ -344,7 +344,7 @@ class Testbed:
         """Start every part and the relay, on empty data."""
         self.stack.up(["postgres"], report=report)  # which chooses all ports
         settings = self.settings
-        postgres, service = settings.source_db_port, address(settings.service_bind)[1]
+        postgres, service = settings.source_db_url.port, address(settings.service_bind)[1]
         kafka = ports.choose(0, 0)
         targets = dict(zip(LINKS, (service, postgres, postgres, *kafka, postgres), strict=True))
         self.stack.links = {name: Proxy(name, port) for name, port in targets.items()}
@@ -430,7 +430,7 @@ class Testbed:
             user="postgres",
             password=server.password,
             require_auth=SCRAM,
-            dbname=self.settings.source_db_name,
+            dbname=self.settings.source_db_url.name,
             connect_timeout=5,
         )
         with closing(session) as connection, connection, connection.cursor() as cursor:

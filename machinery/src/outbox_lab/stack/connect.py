@@ -79,7 +79,7 @@ class Connect(Jvm):
     def prepare(self) -> None:
         settings = self._settings
         ports.require_free(urlsplit(settings.connect_url).port or 0, "connect")
-        server = f"{settings.connect_source_db_host or settings.source_db_host}:{settings.source_db_port}"
+        server = ":".join(map(str, (settings.connect_source_db_url or settings.source_db_url).server))
         password = re.sub(r"([\\:])", r"\\\1", settings.source_db_cdc_password.get_secret_value())
         # All paths are relative to its working directory: neither Java's options nor its files can contain every path.
         for name, content in {

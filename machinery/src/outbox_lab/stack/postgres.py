@@ -53,7 +53,7 @@ class Postgres(Process):
     def __init__(self, settings: Settings) -> None:
         super().__init__("postgres", settings.home)
         self._settings = settings
-        self.port = settings.source_db_port
+        self.port = settings.source_db_url.port
         self.data = self.folder / "data"
         self.psql_host = ports.LOOPBACK
 
@@ -99,7 +99,7 @@ class Postgres(Process):
         super().wait_ready()
         # At every start: the first one may have been interrupted before.
         for database in roles.DATABASES:
-            if getattr(self._settings, f"{database}_db_port") == self.port:  # otherwise it is on another server
+            if getattr(self._settings, f"{database}_db_url").port == self.port:  # otherwise it is on another server
                 roles.make(self._settings, database, roles.Administrator("postgres", self.password))
 
     def owns(self, process: psutil.Process) -> bool:

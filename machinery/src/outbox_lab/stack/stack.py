@@ -226,8 +226,8 @@ class Stack:
                 internals.generate(controller, spark).write(self.home)
             postgres, kafka, _, connect, _, service = chosen
             values = {
-                "source_db_port": postgres,
-                "sink_db_port": postgres,
+                "source_db_url": self._given.source_db_url.replace(port=postgres),
+                "sink_db_url": self._given.sink_db_url.replace(port=postgres),
                 "kafka_bootstrap": f"{ports.LOOPBACK}:{kafka}",
                 "kafka_security_protocol": "SASL_PLAINTEXT",
                 "kafka_sasl_mechanism": MECHANISM,

@@ -122,7 +122,7 @@ class Watchdog:
         return Failure(what, "give the calls in a handler a timeout", code="database-connection-lost")
 
     def _failure(self, guard: Guard) -> Failure:
-        where = f"{self._settings.sink_db_host}:{self._settings.sink_db_port}"
+        where = ":".join(map(str, self._settings.sink_db_url.server))
         return Failure(
             f"sink {guard.sink}: the database at {where} has not answered for {guard.silent_s():.0f} s",
             "find out why it hangs; the sink starts again by itself",
@@ -131,7 +131,7 @@ class Watchdog:
 
     def _answers(self) -> bool:
         """Whether the server answers a connection of anybody. A refusal is an answer: then the sink gets an error."""
-        host, port = self._settings.sink_db_host, self._settings.sink_db_port
+        host, port = self._settings.sink_db_url.server
         is_path = host.startswith("/")
         try:
             question = (
