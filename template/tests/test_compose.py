@@ -269,7 +269,7 @@ SHARES = {service: {*map(variable, names)} for service, names in envfile.SHARES.
 ELSEWHERE = re.compile(
     r"home|stack_postgres_version|db_password_command|kafka_(?!bootstrap)"
     r"|spark_properties"
-    r"|connect_(username|cafile|group_id|offsets_topic|source_db_)|sink_(checkpoints|lakehouse)"
+    r"|connect_(username|cafile|group_id|offsets_topic|source_db_)|sink_storage"
 )
 
 

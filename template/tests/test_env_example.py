@@ -43,7 +43,7 @@ GROUPS = {
     "kafka_bootstrap": "Kafka",
     "connect_url": "Kafka Connect and the connector",
     "service_bind": "The service",
-    "sink_checkpoints": "The sinks",
+    "sink_storage": "The sinks",
     "log_level": "Logs",
 }
 TAIL = """\

@@ -93,8 +93,7 @@ def stored(topic: Settings, object_store: ObjectStore, tmp_path: Path, monkeypat
     for name, value in object_store.environment.items():
         monkeypatch.setenv(name, value)
     return topic.replace(
-        sink_lakehouse=f"s3a://{BUCKET}/{topic.topic_prefix}/tables",
-        sink_checkpoints=f"s3a://{BUCKET}/{topic.topic_prefix}/checkpoints",
+        sink_storage=f"s3a://{BUCKET}/{topic.topic_prefix}",
         spark_properties=object_store.write_properties(tmp_path / "spark.properties"),
     )
 
@@ -111,7 +110,7 @@ def test_a_killed_sink_continues_from_its_checkpoint_in_s3(stored: Settings, pub
     again = catch_up_alone(stored, NAME)
     assert again.returncode == 0, again.stderr
     [started] = logged(again, "started")
-    assert started["checkpoint"] == f"{stored.sink_checkpoints}/{NAME}"
+    assert started["checkpoint"] == f"{stored.checkpoints}/{NAME}"
     assert int(str(logged(again, "applied")[0]["batch"])) > 0, "a query without its checkpoint begins with batch 0"
     uri = table.location(stored, NAME)
     ids = DeltaTable(uri).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist()

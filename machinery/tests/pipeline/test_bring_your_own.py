@@ -188,11 +188,11 @@ def test_authority_setting_wins_over_the_environment(relaying: Secured) -> None:
 
 
 def test_checkpoints_that_cannot_be_are_one_line(relaying: Secured) -> None:
-    done = run(relaying, "sink", "--until-caught-up", OUTBOX_SINK_CHECKPOINTS="nosuch://bucket/checkpoints")
+    done = run(relaying, "sink", "--until-caught-up", OUTBOX_SINK_STORAGE="nosuch://bucket")
     assert done.returncode == 1
     line = done.stderr.splitlines()[-1]
     assert line.startswith("outbox: checkpoint nosuch://bucket/checkpoints/dedup")
-    assert line.endswith(" — correct OUTBOX_SINK_CHECKPOINTS")
+    assert line.endswith(" — correct OUTBOX_SINK_STORAGE")
 
 
 def test_the_connector_takes_its_password_from_a_provider(relaying: Secured) -> None:

@@ -54,7 +54,7 @@ def iceberg_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
 @pytest.fixture
 def lake(databases: Settings, iceberg_spark: SparkSession, tmp_path: Path) -> Settings:
     """Settings with databases and a folder of tables of this test alone."""
-    return databases.replace(sink_lakehouse=f"file://{tmp_path}/it's a lake")
+    return databases.replace(sink_storage=f"file://{tmp_path}/it's a lake")
 
 
 def events(count: int, at_ms: int = NOW_MS, keys: int = 3) -> list[Event]:

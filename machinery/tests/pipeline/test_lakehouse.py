@@ -98,7 +98,7 @@ def events(count: int, at_ms: int = NOW_MS, keys: int = 3) -> list[Event]:
 @pytest.fixture
 def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> Settings:
     """Settings with databases and a folder of tables of this test alone."""
-    return databases.replace(sink_lakehouse=f"file://{tmp_path}/it's a lake")
+    return databases.replace(sink_storage=f"file://{tmp_path}/it's a lake")
 
 
 @contextmanager
@@ -201,7 +201,7 @@ class Notes(RecordDecoder):
 def test_more_records_than_the_heap_has_room_for_are_merged(
     topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path
 ) -> None:
-    lake, name = topic.replace(sink_lakehouse=f"file://{tmp_path}/lake"), topic_of(topic)
+    lake, name = topic.replace(sink_storage=f"file://{tmp_path}/lake"), topic_of(topic)
     schema = tmp_path / "notes.sql"
     schema.write_text(
         "CREATE TABLE IF NOT EXISTS events (event_id STRING, outbox_day DATE, partition INT, offset BIGINT,"

@@ -108,7 +108,7 @@ class Sink:
 def sink(topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     """A sink with the table of the domain."""
     monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 100)  # so that a part has two tasks
-    lake = topic.replace(sink_lakehouse=f"file://{tmp_path}/lake")
+    lake = topic.replace(sink_storage=f"file://{tmp_path}/lake")
     return Sink(lake, lakehouse_spark, "picky")
 
 
@@ -330,7 +330,7 @@ def test_a_restored_table_gets_all_events_that_are_not_left_out(
 def test_each_event_is_merged_left_out_or_set_aside(
     databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path
 ) -> None:
-    settings = databases.replace(sink_lakehouse=f"file://{tmp_path}/lake")
+    settings = databases.replace(sink_storage=f"file://{tmp_path}/lake")
     declared = discovery.resolve(settings, replace(JOB, transform="not:loaded"))
     events = [Event(uuid7(RANDOM), nth_key(1), 100 + number, 1 + number) for number in range(4)]
     made = batch([*events, events[0]])

@@ -137,7 +137,7 @@ def _ivy_file() -> Path:
 @pytest.fixture
 def remote(topic: Settings, name_node: NameNode) -> Settings:
     """A topic whose sinks keep their checkpoints in HDFS."""
-    return topic.replace(sink_checkpoints=f"{name_node.uri}/check points/{topic.topic_prefix}")
+    return topic.replace(sink_storage=f"{name_node.uri}/the sinks/{topic.topic_prefix}")
 
 
 def test_a_killed_sink_continues_where_its_remote_checkpoint_says(remote: Settings, database: Database) -> None:
@@ -154,7 +154,7 @@ def test_a_killed_sink_continues_where_its_remote_checkpoint_says(remote: Settin
     again = catch_up(remote)
     assert again.returncode == 0, again.stderr
     [started] = logged(again, "started")
-    assert started["checkpoint"] == f"{remote.sink_checkpoints}/dedup"
+    assert started["checkpoint"] == f"{remote.checkpoints}/dedup"
     assert int(str(logged(again, "applied")[0]["batch"])) > 0, "a query without its checkpoint begins with batch 0"
     assert database.totals() == sums(some)
 
@@ -175,8 +175,8 @@ def test_a_silent_file_system_is_reported_and_loses_nothing(
     publisher.send(some[20:])
     name_node.kill()
     failure = reported_failure(catch_up_alone(remote))
-    assert failure.startswith(f"outbox: checkpoint {remote.sink_checkpoints}/dedup: ")
-    assert "OUTBOX_SINK_CHECKPOINTS" in failure
+    assert failure.startswith(f"outbox: checkpoint {remote.checkpoints}/dedup: ")
+    assert "OUTBOX_SINK_STORAGE" in failure
     name_node.start()
     # The tests' shared JVM may still hold its connection to the killed server.
     done = catch_up_alone(remote)

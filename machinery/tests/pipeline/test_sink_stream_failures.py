@@ -56,7 +56,7 @@ def test_sinks_that_cannot_start_do_not_stop_their_neighbours(
     some = publisher.events(20)
     publisher.send(some)
     done = catch_up(topic, unusable_checkpoint, other_topic, "dedup")
-    assert reported_failure(done).startswith(f"outbox: checkpoint {topic.sink_checkpoints}/{unusable_checkpoint}: ")
+    assert reported_failure(done).startswith(f"outbox: checkpoint {topic.checkpoints}/{unusable_checkpoint}: ")
     failed = {str(line["sink"]): line["code"] for line in logged(done, "sink failed")}
     assert failed == {unusable_checkpoint: "checkpoint-unusable", other_topic: "topic-recreated"}
     assert database.totals() == sums(some)
@@ -87,7 +87,7 @@ def test_a_process_without_running_queries_is_not_ready(topic: Settings, publish
     shutil.rmtree(checkpoint(topic))
     checkpoint(topic).write_text("")
     process = command.sink(topic, "dedup")
-    with raises("process-ended", f"outbox: checkpoint {topic.sink_checkpoints}/dedup: "):
+    with raises("process-ended", f"outbox: checkpoint {topic.checkpoints}/dedup: "):
         process.start()
 
 

@@ -29,7 +29,7 @@ TOTALS = "SELECT item AS key, sum(number) AS total, max(serial) AS version FROM 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Settings:
-    return load(tmp_path, environment=False).replace(sink_lakehouse=f"file://{tmp_path}/lake")
+    return load(tmp_path, environment=False).replace(sink_storage=f"file://{tmp_path}/lake")
 
 
 def write(settings: Settings, *rows: tuple[str | None, int | None, int | None], said: str | None = None) -> None:

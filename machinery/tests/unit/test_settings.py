@@ -279,8 +279,7 @@ def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatc
         ("source_db_url", "postgresql://name:hush@db.internal"),
         ("sink_db_url", "postgresql://hush@db.internal"),
         ("connect_source_db_url", "postgresql://db.internal?password=hush"),
-        ("sink_checkpoints", "s3a://key:hush@bucket/checkpoints"),
-        ("sink_lakehouse", "s3a://key:hush@bucket/tables"),
+        ("sink_storage", "s3a://key:hush@bucket/sinks"),
     ],
 )
 def test_url_with_a_password_is_refused_and_not_shown(setting: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

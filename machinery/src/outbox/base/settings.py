@@ -238,8 +238,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     service_token: Annotated[Secret, "bearer token that clients of the service send"] = EMPTY
     idempotency_ttl_hours: Annotated[Positive, "how long an Idempotency-Key is remembered"] = 24
 
-    sink_checkpoints: Annotated[str | None, "URI of the Spark checkpoints; default: in the home folder"] = None
-    sink_lakehouse: Annotated[str | None, "URI of the Delta tables; default: in the home folder"] = None
+    sink_storage: Annotated[
+        str | None, "URI below which sinks keep Spark checkpoints and Delta tables; default: the home folder"
+    ] = None
     sink_max_offsets_per_trigger: Annotated[
         Positive, "maximum number of records in one micro-batch, and in each part of an earlier one"
     ] = 500_000
@@ -340,16 +341,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checkpoints(self) -> str:
-        """The folder or URI under which each sink keeps its Spark checkpoint.
-
-        As Hadoop reads it: nothing is percent-encoded, a space in a path is a space.
-        """
-        return self.sink_checkpoints or f"file://{self.home}/checkpoints"
+        """The URI under which each sink keeps its Spark checkpoint."""
+        return f"{self._storage}/checkpoints"
 
     @property
     def lakehouse(self) -> str:
-        """The folder or URI under which each sink that is a Delta table has it; written as that of the checkpoints."""
-        return self.sink_lakehouse or f"file://{self.home}/lakehouse"
+        """The URI under which each sink that is a Delta table has it."""
+        return f"{self._storage}/lakehouse"
+
+    @property
+    def _storage(self) -> str:
+        """As Hadoop reads it: nothing is percent-encoded, a space in a path is a space."""
+        return (self.sink_storage or f"file://{self.home}").rstrip("/")
 
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
@@ -511,7 +514,7 @@ def _check(name: str, value: Any, before: Mapping[str, Any]) -> None:
             raise ValueError(f"there is no file {file}")  # once, not by each client in words of its own
     elif name == "connect_url" and "@" in urlsplit(value).netloc:  # an address is shown in messages, and passed on
         raise ValueError(f"take user and password out: {PREFIX}CONNECT_USERNAME, {PREFIX}CONNECT_PASSWORD")
-    elif name in ("sink_checkpoints", "sink_lakehouse") and urlsplit(value).password is not None:
+    elif name == "sink_storage" and urlsplit(value).password is not None:
         raise ValueError(f"take the password out; it belongs into the file of {PREFIX}SPARK_PROPERTIES")
     elif name == "sink_driver_memory":
         size = re.fullmatch(r"(\d+)([mg])", value, re.IGNORECASE)

@@ -152,7 +152,7 @@ def _by_topic(cursor: extensions.cursor) -> dict[str, dict[int, int]]:
 
 def checkpoint_uri(settings: Settings, sink: str, generation: int) -> str:
     """The checkpoint of a generation of a sink: one that cannot be continued is left for the next."""
-    return f"{settings.checkpoints.rstrip('/')}/{f'{sink}.{generation}' if generation else sink}"
+    return f"{settings.checkpoints}/{f'{sink}.{generation}' if generation else sink}"
 
 
 def checkpoint_folder(uri: str) -> Path | None:

@@ -162,14 +162,12 @@ class Checkpoint:
                 raise
             raise Failure(
                 f"checkpoint {self.uri}: {reason(error)}",
-                "see whether its file system runs; or correct OUTBOX_SINK_CHECKPOINTS",
+                "see whether its file system runs; or correct OUTBOX_SINK_STORAGE",
                 code="checkpoint-unavailable",
             ) from error
 
     def _unusable(self, reason: str) -> Failure:
-        return Failure(
-            f"checkpoint {self.uri}: {reason}", "correct OUTBOX_SINK_CHECKPOINTS", code="checkpoint-unusable"
-        )
+        return Failure(f"checkpoint {self.uri}: {reason}", "correct OUTBOX_SINK_STORAGE", code="checkpoint-unusable")
 
     def _read(self, name: str) -> str:
         if self._folder is not None:  # ten calls through py4j take longer than all else that a small batch needs

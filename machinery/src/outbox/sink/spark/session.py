@@ -133,7 +133,7 @@ def launch_config(settings: Settings, targets: Iterable[Target]) -> dict[str, st
 
 def _storage(settings: Settings) -> set[str]:
     """The configurations of ivy.xml for the file systems of checkpoints and tables that PySpark does not bring."""
-    return {"s3"} if any(uri.startswith(S3) for uri in (settings.checkpoints, settings.lakehouse)) else set()
+    return {"s3"} if settings.checkpoints.startswith(S3) else set()
 
 
 def _ui(settings: Settings, properties: Path | None) -> dict[str, str]:

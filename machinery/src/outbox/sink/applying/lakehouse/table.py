@@ -31,7 +31,7 @@ IDS_PER_QUERY = 1000
 
 def location(settings: Settings, sink: str) -> str:
     """The URI of a sink's table, written as Hadoop reads it: nothing is percent-encoded."""
-    return f"{settings.lakehouse.rstrip('/')}/{sink}"
+    return f"{settings.lakehouse}/{sink}"
 
 
 def read(settings: Settings, sink: str, totals_query: Path) -> TargetState:
