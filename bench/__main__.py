@@ -186,7 +186,6 @@ def relay_backlog(events: int, rounds: int) -> None:
 @click.option("--rounds", default=1, show_default=True, help="How often each side is measured.")
 @click.option("--side", "chosen", multiple=True, type=click.Choice(LATENCY_SIDES), help="Only this one, or these.")
 @_with("--poll-interval-ms", "connector_poll_interval_ms")
-@_with("--fetch-max-wait-ms", "connect_fetch_max_wait_ms")
 def measure_latency(
     events: int, per_s: float, seconds: float, rounds: int, chosen: Sequence[str], **waits_ms: int
 ) -> None:
@@ -236,7 +235,6 @@ def measure_latency(
 @click.option("--rounds", default=2, show_default=True, help="How often each side is measured.")
 @click.option("--interval-ms", default=1000, show_default=True, help="Of the triggers of the second side.")
 @_with("--poll-interval-ms", "connector_poll_interval_ms")
-@_with("--fetch-max-wait-ms", "connect_fetch_max_wait_ms")
 def measure_idle(seconds: float, rounds: int, interval_ms: int, **waits_ms: int) -> None:
     """Measure what the chain costs while no event is written: two sinks whose batches begin at once, and two with an
     interval between their batches.

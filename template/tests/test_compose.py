@@ -319,8 +319,6 @@ def test_every_setting_reaches_the_containers_that_read_it() -> None:
         if setting == "maven_mirror":
             builds = {of["build"]["target"]: of["build"] for of in SERVICES.values() if "build" in of}
             assert builds["connect"]["args"] == builds["sink"]["args"] == {name: None}
-        elif setting == "connect_fetch_max_wait_ms":
-            assert name in environment_of("connect")
         elif ELSEWHERE.match(setting):
             continue
         elif name in SECRETS:
@@ -604,6 +602,10 @@ def test_worker_and_connector_are_given_what_they_refer_to() -> None:
     script = connect_script()
     assert "set -ea\n" in script
     assert wanted <= SHARES["connect"] | set(re.findall(r"\b(OUTBOX_\w+)=", script + words("connect")))
+    assert (
+        f"OUTBOX_CONNECT_FETCH_MAX_WAIT_MS=$(({connect.FETCH_WAITS} * ${{OUTBOX_CONNECTOR_POLL_INTERVAL_MS:-5}}))"
+        in script
+    )
     # A worker advertises the host of its listener: 0.0.0.0 would lead another worker to itself.
     listener = environment_of("connect")["OUTBOX_CONNECT_LISTENER"]
     assert listener == environment_of("apply")["OUTBOX_CONNECT_URL"]

@@ -212,9 +212,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     connector_poll_interval_ms: Annotated[
         Positive, "how long a poll of the connector collects events; a shorter time makes more work for an idle one"
     ] = 5
-    connect_fetch_max_wait_ms: Annotated[
-        Positive, "how long the worker's fetches wait for records; a shorter time makes more work for an idle one"
-    ] = 20
     connect_group_id: Annotated[str, "the worker's group.id"] = "outbox-connect"
     connect_offsets_topic: Annotated[str, "the worker's offset.storage.topic"] = "outbox.connect.offsets"
     connect_source_db_url: Annotated[

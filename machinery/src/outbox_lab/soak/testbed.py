@@ -61,7 +61,7 @@ SLOT_AHEAD = {"slot-ahead", "slot-missing", "slot-released"}
 TRIGGER_INTERVAL_MS = 2000
 MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs as much as one of thousands
 # The many short waits of a worker that is fast cost half a core, which a soak needs for what its faults do.
-WAITS_MS = {"connector_poll_interval_ms": 50, "connect_fetch_max_wait_ms": 200}
+WAITS_MS = {"connector_poll_interval_ms": 50}
 WRITTEN_PARTITIONS = 3  # of a topic that a sink writes to
 START_TIMEOUT_S = 300.0  # of service and sinks: beside clients, and whatever else starts again after a fault
 # By engine, the command that runs sinks on it.

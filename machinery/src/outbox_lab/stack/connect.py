@@ -20,6 +20,7 @@ PROVIDER = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"
 ALLOWED = "org.apache.kafka.automatic.config.providers"
 BASIC_AUTH = "org.apache.kafka.connect.rest.basic.auth.extension"
 JAAS = f'KafkaConnect {{ {BASIC_AUTH}.PropertyFileLoginModule required file="users.properties"; }};\n'
+FETCH_WAITS = 4  # a worker that may be slow to poll may be slow to fetch; connect.sh has it too
 CLIENTS = ("", "producer.", "consumer.", "admin.")  # the worker's, and those that it does not pass its settings to
 
 
@@ -54,7 +55,7 @@ class Connect(Jvm):
             "OUTBOX_KAFKA_BOOTSTRAP": settings.kafka_bootstrap,
             "OUTBOX_CONNECT_LISTENER": settings.connect_url,
             "OUTBOX_CONNECT_EXACTLY_ONCE": "enabled" if settings.exactly_once else "disabled",
-            "OUTBOX_CONNECT_FETCH_MAX_WAIT_MS": str(settings.connect_fetch_max_wait_ms),
+            "OUTBOX_CONNECT_FETCH_MAX_WAIT_MS": str(FETCH_WAITS * settings.connector_poll_interval_ms),
             "PGPASSFILE": "pgpass",
         }
 

@@ -26,6 +26,8 @@ case "$OUTBOX_EXACTLY_ONCE" in
     ;;
 esac
 
+OUTBOX_CONNECT_FETCH_MAX_WAIT_MS=$((4 * ${OUTBOX_CONNECTOR_POLL_INTERVAL_MS:-5}))
+
 umask 077
 cd /tmp
 auth=org.apache.kafka.connect.rest.basic.auth.extension

@@ -14,7 +14,7 @@ from outbox_lab.stack.stack import Stack, quiet
 
 # A chain that waits for requests or for people polls all the time: with the defaults, two idle sinks and their servers
 # take about one core, with these a quarter of one (`python -m bench idle`). An event arrives 0.1 s later.
-PATIENT_MS = {"connector_poll_interval_ms": 25, "connect_fetch_max_wait_ms": 100, "sink_trigger_interval_ms": 100}
+PATIENT_MS = {"connector_poll_interval_ms": 25, "sink_trigger_interval_ms": 100}
 
 
 class Deployment:
