@@ -303,7 +303,7 @@ def drain_backlog(events: int, rounds: int, busy_cores: int, chosen: Sequence[st
 @click.option("--rounds", default=3, show_default=True, help="How often each side drains the backlog.")
 def drain_on_versions(version: int, events: int, rounds: int) -> None:
     """Drain a backlog into a sink database on an older Postgres, and on the newest one, in turns."""
-    with _stack() as newest, _stack(["postgres"], OLDER_HOME, stack_postgres_version=version) as older:
+    with _stack() as newest, _stack(["postgres"], OLDER_HOME, postgres_version=version) as older:
         topics.create(newest, connectors.topic_specs(newest))
         backlog.produce(newest, events, report=click.echo)
         of_servers = [newest.replace(**{name: getattr(one, name) for name in SINK_DATABASE}) for one in (older, newest)]

@@ -267,7 +267,7 @@ SHARES = {service: {*map(variable, names)} for service, names in envfile.SHARES.
 
 # Not of a stack that is all in containers: the embedded stack's own, and foreign servers, files, folders and logins.
 ELSEWHERE = re.compile(
-    r"home|stack_postgres_version|db_password_command|kafka_(?!bootstrap)"
+    r"home|db_password_command|kafka_(?!bootstrap)"
     r"|spark_properties"
     r"|connect_(username|cafile|group_id|offsets_topic|source_db_)|sink_storage"
 )

@@ -36,8 +36,7 @@ HEAD = """\
 """
 # The field that begins each group.
 GROUPS = {
-    "home": "Files",
-    "stack_postgres_version": "The embedded stack",
+    "home": "Files and downloads",
     "source_db_url": "Database of the service",
     "sink_db_url": "Database of the sinks",
     "kafka_bootstrap": "Kafka",

@@ -24,7 +24,7 @@ VERSION = "SELECT current_setting('server_version_num')::int / 10000"
 @pytest.fixture(scope="module")
 def other(homes: Homes, template: Settings) -> Iterator[Settings]:
     """Databases on a server of another version than the session's."""
-    made = private_stack(homes.new("other"), stack_postgres_version=MAJOR if version(template) == MINIMUM else MINIMUM)
+    made = private_stack(homes.new("other"), MAJOR if version(template) == MINIMUM else MINIMUM)
     made.up(only=["postgres"])
     migrate(made.settings)
     yield made.settings

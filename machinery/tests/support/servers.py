@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from outbox.base.settings import Settings
@@ -52,8 +53,8 @@ class Server(Postgres):
     def __init__(self, topic: Settings, homes: Homes, version: int = MAJOR, *, sinks: bool = False) -> None:
         [port] = ports.choose(0)
         home = homes.new("server")
-        internals.read(topic.home).write(home)
-        super().__init__(moved(topic, port, sinks=sinks).replace(home=home, stack_postgres_version=version))
+        msgspec.structs.replace(internals.read(topic.home), postgres_version=version).write(home)
+        super().__init__(moved(topic, port, sinks=sinks).replace(home=home))
 
     @property
     def settings(self) -> Settings:
@@ -163,7 +164,7 @@ def pg_upgrade(old: Server, new: Server) -> subprocess.CompletedProcess[str]:
     """Upgrade the data of a server that is stopped into that of one that was never started."""
     if not new.data.exists():
         new.initdb()
-        if old.settings.stack_postgres_version < CHECKSUMS_SINCE:  # both must have them, or neither
+        if old.version < CHECKSUMS_SINCE:  # both must have them, or neither
             subprocess.run(unprivileged([new.program("pg_checksums"), "--disable", "-D", new.data]), check=True)
     work = new.folder / "pg_upgrade"
     shutil.rmtree(work, ignore_errors=True)
@@ -192,7 +193,7 @@ def pg_upgrade(old: Server, new: Server) -> subprocess.CompletedProcess[str]:
 
 def programs_of(server: Server, folder: Path) -> Path:
     """A folder with the programs of an older server that `pg_upgrade` starts."""
-    version = server.settings.stack_postgres_version
+    version = server.version
     wheel = server.program("psql").parent
     if version == MAJOR:
         return wheel

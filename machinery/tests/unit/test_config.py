@@ -14,6 +14,7 @@ from outbox.jvm import archive
 from outbox.sink.spark import session
 from outbox_lab.stack import config, internals, jvm, ports
 from outbox_lab.stack.kafka import Kafka
+from outbox_lab.stack.postgres import MAJOR
 from outbox_lab.stack.spark import SparkMaster
 
 OWN = "# the project's own\n"
@@ -45,7 +46,7 @@ def settings(tmp_path: Path) -> Settings:
     kafka, controller, spark = ports.choose(0, 0, 0)
     home = tmp_path / "home"
     home.mkdir()
-    internals.generate(controller, spark).write(home)
+    internals.generate(MAJOR, controller, spark).write(home)
     return load(home, environment=False, kafka_bootstrap=f"{ports.LOOPBACK}:{kafka}")
 
 

@@ -43,6 +43,7 @@ READ_ELSEWHERE = {
     "OUTBOX_PROMETHEUS_PORT": "docker-compose.yml",
     "OUTBOX_SINK_MEMORY_LIMIT": "docker-compose.yml",
     "OUTBOX_SPARK_CORES": "docker-compose.yml",
+    "OUTBOX_TEST_POSTGRES": "tests",
     "OUTBOX_TEST_SEED": "tests",
 }
 SYSTEM_ROOTS = Path("system")  # libpq's word for the certificate authorities that the system trusts
@@ -162,7 +163,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     home: Annotated[Path, "folder of everything that the commands write"] = _named("home")
 
-    stack_postgres_version: Annotated[Annotated[int, Meta(ge=15, le=18)], "major version of the embedded Postgres"] = 18
     maven_mirror: Annotated[str | None, "URL of a mirror of Maven Central for the JVM parts"] = None
 
     source_db_url: Annotated[

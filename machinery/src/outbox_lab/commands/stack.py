@@ -10,6 +10,8 @@ import click
 
 from outbox.base.errors import Failure
 from outbox.base.settings import load
+from outbox_lab.stack import internals
+from outbox_lab.stack.postgres import MAJOR, PACKAGED
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import PARTS, Stack
 
@@ -26,11 +28,22 @@ def _stack() -> Stack:
     metavar="N",
     help="Add a Spark cluster of N workers; sinks that start later run on it. 0 ends it.",
 )
-def up(parts: tuple[str, ...], workers: int | None) -> None:
+@click.option(
+    "--postgres",
+    type=click.IntRange(min(PACKAGED), MAJOR),
+    metavar="VERSION",
+    help=f"Major version of Postgres, for a stack without data; {MAJOR}.",
+)
+def up(parts: tuple[str, ...], workers: int | None, postgres: int | None) -> None:
     """Start the embedded stack, or only the named parts. Running parts stay as they are."""
     if parts and workers is not None:
         raise click.UsageError("--workers cannot be combined with names of parts")
-    stack = _stack()
+    stack = Stack(load(), postgres_version=postgres or MAJOR)
+    kept = internals.find(stack.home)
+    if kept and postgres not in (None, kept.postgres_version):
+        raise click.UsageError(
+            f"the data in {stack.home} is of Postgres {kept.postgres_version}; `outbox reset` deletes it"
+        )
     started_at = time.monotonic()
     stack.up(only=parts, workers=workers, report=click.echo)
     master = load().spark_master

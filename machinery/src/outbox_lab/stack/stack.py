@@ -27,7 +27,7 @@ from outbox.relay import lifecycle
 from outbox_lab.stack import internals, ports
 from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import CLIENT, MECHANISM, Kafka
-from outbox_lab.stack.postgres import Postgres
+from outbox_lab.stack.postgres import MAJOR, Postgres
 from outbox_lab.stack.process import MARK, Process, environment, is_ours
 from outbox_lab.stack.spark import SparkMaster, SparkWorker, write_properties
 
@@ -45,10 +45,14 @@ def quiet(_: str) -> None:
 class Stack:
     """The parts of one home folder. Data survives ``down`` and any crash; ``reset`` deletes it."""
 
-    def __init__(self, settings: Settings, *, any_ports: bool = False) -> None:
-        """``any_ports``: prefer none, not even the one that the settings name for the service."""
+    def __init__(self, settings: Settings, *, any_ports: bool = False, postgres_version: int = MAJOR) -> None:
+        """At its first start the stack chooses ports, and gets data of this version of Postgres.
+
+        ``any_ports``: prefer no ports, not even the one that the settings name for the service.
+        """
         self.home = settings.home
         self._given = settings
+        self._postgres_version = postgres_version
         self._preferred = {**PREFERRED, "service": address(settings.service_bind)[1]}
         if any_ports:
             self._preferred = dict.fromkeys(self._preferred, 0)
@@ -223,7 +227,7 @@ class Stack:
                 _report_moved(preferred, chosen, report)
                 # Before the settings: once these are there, servers are made with both.
                 postgres, kafka, controller, connect, spark, service = chosen
-                internals.generate(controller, spark).write(self.home)
+                internals.generate(self._postgres_version, controller, spark).write(self.home)
             postgres, kafka, _, connect, _, service = chosen
             values = {
                 "source_db_url": self._given.source_db_url.replace(port=postgres),
