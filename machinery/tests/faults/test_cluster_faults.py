@@ -56,7 +56,7 @@ def cluster(homes: Homes) -> Iterator[Stack]:
 def clustered(topic: Settings, cluster: Stack) -> Settings:
     """A topic, and the cluster to run sinks on."""
     found = cluster.settings
-    own = {"spark_master": found.spark_master, "spark_properties": found.stack_spark_properties}
+    own = {"spark_master": found.spark_master, "spark_properties": found.spark_properties}
     return topic.replace(**own)
 
 

@@ -12,10 +12,11 @@ from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.jvm import archive
 from outbox.sink.spark import session
-from outbox_lab.stack import config, internals, jvm, ports
+from outbox_lab.stack import config, jvm, ports
+from outbox_lab.stack.internals import Internals
 from outbox_lab.stack.kafka import Kafka
 from outbox_lab.stack.postgres import MAJOR
-from outbox_lab.stack.spark import SparkMaster
+from outbox_lab.stack.spark import SHARED, SparkMaster
 
 OWN = "# the project's own\n"
 SPARK_ENVIRONMENT = (
@@ -46,7 +47,7 @@ def settings(tmp_path: Path) -> Settings:
     kafka, controller, spark = ports.choose(0, 0, 0)
     home = tmp_path / "home"
     home.mkdir()
-    internals.generate(MAJOR, controller, spark).write(home)
+    Internals(postgres_version=MAJOR, controller_port=controller, spark_port=spark).write(home)
     return load(home, environment=False, kafka_bootstrap=f"{ports.LOOPBACK}:{kafka}")
 
 
@@ -83,7 +84,7 @@ def test_broker_and_worker_log_as_the_project_s_file_says(
 def test_the_spark_cluster_logs_as_the_project_s_file_says(settings: Settings, write: Write) -> None:
     master = SparkMaster(settings)
     master.folder.mkdir(parents=True)
-    settings.stack_spark_properties.touch()
+    (settings.home / SHARED).touch()
     used = master.folder / "log4j2.properties"
     master.prepare()
     assert used.read_text() == (config.OURS / config.SPARK_LOGGING).read_text()

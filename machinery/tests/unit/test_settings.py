@@ -15,7 +15,6 @@ from outbox.base.settings import (
     PREFIX,
     READ_ELSEWHERE,
     SECRET_NAMES,
-    DatabaseUrl,
     Role,
     Secret,
     SinkRole,
@@ -52,7 +51,7 @@ def test_the_environment_wins_over_dotenv_over_stack_env(project: Path, monkeypa
     assert port() == 2222
     monkeypatch.setenv("OUTBOX_SOURCE_DB_URL", "postgresql://127.0.0.1:3333")
     assert port() == 3333
-    assert load(project / "home", source_db_url=DatabaseUrl(port=4444)).source_db_url.port == 4444
+    assert load(project / "home", source_db_url="postgresql://127.0.0.1:4444").source_db_url.port == 4444
 
 
 def test_the_stack_s_logins_are_for_its_own_servers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +164,9 @@ def test_a_wrong_value_is_a_failure_that_names_the_variable(
     [
         ("OUTBOX_SINK_DRIVER_MEMORY", "2g"),
         ("OUTBOX_SOURCE_DB_URL", "postgresql://db:1/name?sslmode=verify-full&sslrootcert=system"),
-        ("OUTBOX_SOURCE_DB_URL", "postgresql://[::1]:5432/name"),
-        ("OUTBOX_SOURCE_DB_URL", "postgresql://%2Fvar%2Frun:5432/a%20name"),
-        ("OUTBOX_CONNECT_SOURCE_DB_URL", "postgresql://db:1/name?sslrootcert=/on/another/machine"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://[::1]:5432/name?sslmode=prefer"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://%2Fvar%2Frun:5432/a%20name?sslmode=disable"),
+        ("OUTBOX_CONNECT_SOURCE_DB_URL", "postgresql://db:1/name?sslmode=verify-ca&sslrootcert=/on/another/machine"),
         ("OUTBOX_SERVICE_BIND", "[::1]:0"),
         ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "${secrets:payments/source-cdc:password}"),
     ],

@@ -18,13 +18,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
-import psycopg2
 from dotenv import dotenv_values
 from msgspec import Meta
-from psycopg2.extensions import parse_dsn
 
 from outbox.base import project, wait
 from outbox.base.errors import Failure
+from outbox.base.heavy import extensions, psycopg2
 
 PREFIX = "OUTBOX_"
 DOTENV = "OUTBOX_DOTENV"  # names another file in place of .env
@@ -49,10 +48,11 @@ READ_ELSEWHERE = {
 SYSTEM_ROOTS = Path("system")  # libpq's word for the certificate authorities that the system trusts
 DRIVER_MEMORY_MIN_MIB = 512  # Spark refuses to start with less than 450, of which the JVM keeps some to itself
 
-# The embedded stack's logins are for its own servers: with another address they do not count.
+# The embedded stack's logins, and the file with one, are for its own servers: with another address they do not count.
 LOGINS = {
     "kafka_bootstrap": ("kafka_security_protocol", "kafka_sasl_mechanism", "kafka_username", "kafka_password"),
     "connect_url": ("connect_username", "connect_password"),
+    "spark_master": ("spark_properties",),
 }
 
 URLS = ("source_db_url", "sink_db_url", "connect_source_db_url")
@@ -134,11 +134,9 @@ class DatabaseUrl(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else quote(self.host, safe="")
-        options = {} if self.sslmode == "prefer" else {"sslmode": self.sslmode}
-        if self.sslrootcert is not None:
-            options["sslrootcert"] = str(self.sslrootcert)
-        query = urlencode(options, safe="/:${}", quote_via=quote)
-        return f"postgresql://{host}:{self.port}/{quote(self.name, safe='')}{'?' if query else ''}{query}"
+        rootcert = {} if self.sslrootcert is None else {"sslrootcert": self.sslrootcert}
+        options = urlencode({"sslmode": self.sslmode, **rootcert}, safe="/:${}", quote_via=quote)
+        return f"postgresql://{host}:{self.port}/{quote(self.name, safe='')}?{options}"
 
     def replace(self, **changes: Any) -> DatabaseUrl:
         """A copy with other values of some parts, which are not validated."""
@@ -167,8 +165,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     source_db_url: Annotated[
         DatabaseUrl,
-        "the service's database: postgresql://host:port/name?sslmode=…&sslrootcert=…, without user and password; "
-        "by default sslmode is prefer, and the other parts are",
+        "the service's database, without user and password; sslrootcert may be added; what is left out is as here",
     ] = _database("source_database")
     source_db_role_prefix: Annotated[RolePrefix, "prefix of its roles' names"] = _named("source_database")
     source_db_owner_password: Annotated[Secret, "role that migrates"] = EMPTY
@@ -282,11 +279,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Where the embedded stack keeps the ports it chose and the passwords it generated (mode 600)."""
         return self.home / "stack.env"
 
-    @property
-    def stack_spark_properties(self) -> Path:
-        """Properties with which a driver uses the embedded Spark cluster, its secret among them (mode 600)."""
-        return self.home / "spark.properties"
-
     def is_embedded(self, name: str) -> bool:
         """Whether a setting is what the embedded stack chose, or, before it chose, what is so by default.
 
@@ -294,7 +286,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         value, chosen = getattr(self, name), dotenv_values(self.stack_env_file).get(variable(name))
         if isinstance(value, DatabaseUrl):
-            return value.server == _url(chosen or DatabaseUrl(), DatabaseUrl(name=value.name)).server
+            default = DatabaseUrl(name="any")
+            return value.server == _url(chosen or default, default).server
         return str(value) == (chosen or str(FIELDS[name].default))
 
     @property
@@ -362,9 +355,6 @@ PROTOCOL, MECHANISM, USERNAME, TOKEN_URL = LOGIN = (
     "kafka_token_url",
 )
 OAUTHBEARER, MSK_IAM = "OAUTHBEARER", "AWS_MSK_IAM"
-# How a text is read; a text that no reader accepts is refused by msgspec.
-SWITCH = {"t": True, "yes": True, "y": True, "on": True, "f": False, "no": False, "n": False, "off": False}
-READERS: dict[Any, Any] = {int: int, float: float, bool: lambda text: SWITCH[text.lower()]}
 
 
 def variable(setting: str) -> str:
@@ -455,7 +445,7 @@ def _url(value: DatabaseUrl | str, base: DatabaseUrl) -> DatabaseUrl:
     """A URL; parts that a text leaves out are those of ``base``. Raises ValueError without the text."""
     if isinstance(value, str):
         try:
-            given = parse_dsn(value) if value.startswith("postgresql://") else {}
+            given = extensions.parse_dsn(value) if value.startswith("postgresql://") else {}
         except psycopg2.ProgrammingError:
             given = {}
         if given.keys() & {"user", "password"}:
@@ -465,21 +455,13 @@ def _url(value: DatabaseUrl | str, base: DatabaseUrl) -> DatabaseUrl:
         if not given or not given.keys() <= msgspec.structs.asdict(base).keys():
             raise ValueError("Expected postgresql://host:port/name, and of options sslmode and sslrootcert")
         value = base.replace(**given)
-    parts = {}
-    for part in msgspec.structs.fields(DatabaseUrl):
-        try:
-            parts[part.name] = _converted(getattr(value, part.name), part.type)
-        except ValueError as error:
-            raise ValueError(f"{part.name}: {error}") from None
-    return DatabaseUrl(**parts)
+    url: DatabaseUrl = _converted(msgspec.structs.asdict(value), DatabaseUrl)
+    return url
 
 
 def _converted(value: Any, kind: Any) -> Any:
     """A value of the type. Raises ValueError without the value, which may be a secret in the wrong variable."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if isinstance(value, str) and plain in READERS:
-        with suppress(ValueError, KeyError):
-            value = READERS[plain](value)
     if get_origin(plain) is Literal and value not in get_args(plain):
         raise ValueError(f"Expected one of {', '.join(get_args(plain))}")
     try:
@@ -520,9 +502,8 @@ def _check(name: str, value: Any, before: Mapping[str, Any]) -> None:
 
 
 def _given(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """The settings among variables, whatever their case. An empty variable stands for the default."""
-    named = {name.upper(): value for name, value in variables.items() if value}
-    return {name: named[variable(name)] for name in FIELDS if variable(name) in named}
+    """The settings among variables. An empty variable stands for the default."""
+    return {name: value for name in FIELDS if (value := variables.get(variable(name)))}
 
 
 def _logins_of_others(chosen: Mapping[str, str], given: Mapping[str, str]) -> dict[str, Any]:
@@ -536,12 +517,8 @@ def _logins_of_others(chosen: Mapping[str, str], given: Mapping[str, str]) -> di
 
 
 def require_known(environment: Mapping[str, str]) -> None:
-    """Raises Failure naming each variable of a container that looks like a setting but is not one, and each that is not
-    written in capitals, because a container reads no other.
-    """
-    small = [name for name in environment if name.upper().startswith(PREFIX) and name != name.upper()]
-    wrong = [*_unknown(".env", environment), *(f"{name} in .env: write it in capitals" for name in small)]
-    if wrong:
+    """Raises Failure naming each variable of a container that looks like a setting but is not one."""
+    if wrong := [*_unknown(".env", environment)]:
         raise _wrong(wrong, ".env")
 
 
@@ -559,7 +536,7 @@ def _unknown(place: str | Path, names: Iterable[str]) -> Iterator[str]:
     Without this a misspelled setting would have no effect, and nobody would notice.
     """
     known = {variable(name) for name in FIELDS}
-    for name in map(str.upper, names):  # as `_given` compares them
-        if name.startswith(PREFIX) and name not in known and name not in READ_ELSEWHERE:
-            [nearest] = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0)
+    for name in names:
+        if name.upper().startswith(PREFIX) and name not in known and name not in READ_ELSEWHERE:
+            [nearest] = difflib.get_close_matches(name.upper(), sorted(known), n=1, cutoff=0)
             yield f"{name} in {place}: there is no such setting; {nearest} is the nearest"

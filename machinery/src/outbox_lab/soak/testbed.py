@@ -41,6 +41,7 @@ from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import Kafka
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.process import Process
+from outbox_lab.stack.spark import SHARED
 from outbox_lab.stack.stack import Stack, quiet
 
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
@@ -98,7 +99,7 @@ class LinkedStack(Stack):
     @property
     def settings(self) -> Settings:
         """The settings of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
-        return super().settings.replace(spark_master=IN_DRIVER, **WAITS_MS)
+        return super().settings.replace(spark_master=IN_DRIVER, spark_properties=None, **WAITS_MS)
 
     def on_cluster(self, settings: Settings) -> Settings:
         """The settings of sinks whose tasks run on the cluster, and whose driver says what runs there."""
@@ -120,7 +121,7 @@ class LinkedStack(Stack):
         self.up(["spark-master"], workers=WORKERS, report=report)
         for number in range(WORKERS):
             self.part(f"spark-worker-{number + 1}").spawn()
-        shared = self.settings.stack_spark_properties.read_text()
+        shared = (self.home / SHARED).read_text()
         own = CLUSTER_PROPERTIES.format(port=ports.choose(0)[0])
         envfile.write_private(self._properties, shared + own)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,15 +12,16 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Secret
 
 FILE = "stack.json"
+FRESH: Any = msgspec.field(default_factory=lambda: Secret(envfile.secret()))
 
 
 class Internals(msgspec.Struct, frozen=True, kw_only=True):
     """Passwords, ports and a version that were chosen at the first start, and the size of the Spark cluster."""
 
     postgres_version: int  # the major one
-    postgres_password: Secret  # of the superuser
-    kafka_password: Secret  # with which the broker logs in at itself
-    connect_password: Secret  # with which the worker logs in at the broker
+    postgres_password: Secret = FRESH  # of the superuser
+    kafka_password: Secret = FRESH  # with which the broker logs in at itself
+    connect_password: Secret = FRESH  # with which the worker logs in at the broker
     controller_port: int
     spark_port: int
     spark_workers: int = 0
@@ -44,16 +46,3 @@ def read(home: Path) -> Internals:
     if found is None:
         raise Failure(f"the stack in {home} was never started", "`outbox up` starts it", code="stack-not-ready")
     return found
-
-
-def generate(postgres_version: int, controller_port: int, spark_port: int) -> Internals:
-    """Fresh passwords, with this version and these ports."""
-    postgres, kafka, connect = (Secret(envfile.secret()) for _ in range(3))
-    return Internals(
-        postgres_version=postgres_version,
-        postgres_password=postgres,
-        kafka_password=kafka,
-        connect_password=connect,
-        controller_port=controller_port,
-        spark_port=spark_port,
-    )

@@ -25,6 +25,7 @@ from outbox.jvm.java import java_home, property_value
 from outbox_lab.stack import config, internals, ports
 from outbox_lab.stack.process import Process
 
+SHARED = "spark.properties"  # in the home folder: with which a driver uses the cluster, its secret among them
 DAEMON_HEAP = "192m"
 EXECUTOR_HEAP = "512m"
 # A worker has room for two executors: `outbox rebuild` runs beside a sink, each with one on every worker.
@@ -88,7 +89,7 @@ class SparkDaemon(Process):
     def __init__(self, name: str, settings: Settings) -> None:
         super().__init__(name, settings.home)
         self._properties = self.folder / "daemon.properties"
-        self._shared_properties = settings.stack_spark_properties
+        self._shared_properties = self.home / SHARED
 
     @property
     def port(self) -> int:

@@ -26,10 +26,11 @@ from outbox.jvm.jars import resolve
 from outbox.relay import lifecycle
 from outbox_lab.stack import internals, ports
 from outbox_lab.stack.connect import Connect
+from outbox_lab.stack.internals import Internals
 from outbox_lab.stack.kafka import CLIENT, MECHANISM, Kafka
 from outbox_lab.stack.postgres import MAJOR, Postgres
 from outbox_lab.stack.process import MARK, Process, environment, is_ours
-from outbox_lab.stack.spark import SparkMaster, SparkWorker, write_properties
+from outbox_lab.stack.spark import SHARED, SparkMaster, SparkWorker, write_properties
 
 PARTS = ("postgres", "kafka", "connect")
 SERVERS = {"postgres", "kafka", "spark-master"}  # they need no other part, and others need them
@@ -175,12 +176,12 @@ class Stack:
 
     def _resize(self, workers: int, report: Progress) -> None:
         """Let the cluster have so many workers, and stop those that are too many."""
-        file, kept = self._given.stack_env_file, internals.read(self.home)
-        master = variable("spark_master")
-        values = {name: value for name, value in envfile.read(file).items() if name != master}
+        file, kept, shared = self._given.stack_env_file, internals.read(self.home), self.home / SHARED
+        cluster = {"spark_master": f"spark://{ports.LOOPBACK}:{kept.spark_port}", "spark_properties": shared}
+        values = {name: value for name, value in envfile.read(file).items() if name not in map(variable, cluster)}
         if workers:
-            write_properties(self.settings.stack_spark_properties, workers)
-            values[master] = f"spark://{ports.LOOPBACK}:{kept.spark_port}"
+            write_properties(shared, workers)
+            values |= {variable(name): str(value) for name, value in cluster.items()}
         # If this command is killed in between, the next `up` goes back to the number before.
         envfile.write(file, values)
         msgspec.structs.replace(kept, spark_workers=workers).write(self.home)
@@ -227,7 +228,8 @@ class Stack:
                 _report_moved(preferred, chosen, report)
                 # Before the settings: once these are there, servers are made with both.
                 postgres, kafka, controller, connect, spark, service = chosen
-                internals.generate(self._postgres_version, controller, spark).write(self.home)
+                kept = Internals(postgres_version=self._postgres_version, controller_port=controller, spark_port=spark)
+                kept.write(self.home)
             postgres, kafka, _, connect, _, service = chosen
             values = {
                 "source_db_url": self._given.source_db_url.replace(port=postgres),

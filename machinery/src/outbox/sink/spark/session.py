@@ -105,7 +105,7 @@ def launch_config(settings: Settings, targets: Iterable[Target]) -> dict[str, st
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)  # of this process; those of executors are their cluster's
     for elsewhere in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS"):
         os.environ.pop(elsewhere, None)
-    properties = _properties(settings)
+    properties = settings.spark_properties
     if properties:
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties.absolute()))} pyspark-shell"
     found = jars("spark")
@@ -147,20 +147,13 @@ def _ui(settings: Settings, properties: Path | None) -> dict[str, str]:
             "add the filter that docs/runbook.md names, or one of yours",
             code="ui-open",
         )
-    if _master(settings).startswith("local") or settings.is_embedded("spark_master"):
+    if _master(settings).startswith("local") or property_value("spark.driver.host", given) == LOOPBACK:
         os.environ["SPARK_LOCAL_IP"] = LOOPBACK  # where it listens; executors elsewhere look for the driver there too
     return {"spark.ui.killEnabled": "false"}  # a job that is killed there would end the sink
 
 
 def _master(settings: Settings) -> str:
     return settings.spark_master or LOCAL_MASTER
-
-
-def _properties(settings: Settings) -> Path | None:
-    """The file of further properties; that of the embedded cluster goes with its master alone."""
-    if settings.spark_properties is None and settings.spark_master and settings.is_embedded("spark_master"):
-        return settings.stack_spark_properties
-    return settings.spark_properties
 
 
 def _of_master(master: str, found: Sequence[Path], further: Sequence[Path]) -> dict[str, str]:
