@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import click
 from outbox.base import project
@@ -572,7 +572,7 @@ def bytes_per_event() -> None:
 
 
 @contextmanager
-def _stack(parts: Sequence[str] = PARTS, home: Path = HOME, /, **settings: object) -> Iterator[Settings]:
+def _stack(parts: Sequence[str] = PARTS, home: Path = HOME, /, **settings: Any) -> Iterator[Settings]:
     interrupt.once()  # whatever signal ends us, the stack ends too
     if home.exists():  # of one that was killed
         Stack(load(home, environment=False)).reset()
