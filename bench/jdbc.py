@@ -17,7 +17,7 @@ from outbox.jvm import ivy
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config, spark_options
 from outbox_lab.stack.connect import CLIENTS
-from outbox_lab.stack.jvm import Jvm
+from outbox_lab.stack.kafka import Jvm
 
 from bench import backlog
 from bench.event import topic

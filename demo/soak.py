@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from outbox_lab.soak import Effects, History, Refusal, Request, TableCopy, TopicEvent
+from outbox_lab.soak import Effects, History, Refusal, Request, TopicEvent
 
 from demo.workload import Workload
 
@@ -40,9 +40,9 @@ class Domain(Workload):
     sinks = (
         ("balances", "balances-merge", "balances-versions"),
         ("balances-naive-logged", "balances-offsets", "changes"),
+        ("lakehouse", "turnover"),
     )
     plain = ("balances-upsert", "accounts", "feed")  # which a process without Spark runs
-    clustered = ("lakehouse", "turnover")  # whose work is done by executors: a MERGE, and a transform
     changes = """
         SELECT 'transfer ' || id, 2 FROM transfers
         UNION ALL
@@ -70,14 +70,6 @@ class Domain(Workload):
         "statements": Effects(
             "statement_lines",
             query="SELECT account_id::text, event_id::text FROM statement_lines ORDER BY account_id, line",
-        )
-    }
-
-    copies: Mapping[str, TableCopy] = {
-        "changes": TableCopy(
-            source="SELECT id, currency, balance_minor, version FROM accounts",
-            sink="SELECT account_id AS id, currency, balance_minor, version FROM balances WHERE sink = 'changes'",
-            version="version",
         )
     }
 

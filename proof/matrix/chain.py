@@ -20,10 +20,10 @@ from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
 from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
+from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.fixtures.stack import private_stack
-from outbox_lab.walkthrough.processes import SinkProcess
 
 from proof.matrix import topic_log
 from proof.matrix.topic_log import Offsets, Record

@@ -23,7 +23,7 @@ from outbox.sink import discovery
 from outbox.sink.repair import rewind
 from outbox.sink.repair.rewind import TopicPartition
 from outbox_lab.stack import internals, ports
-from outbox_lab.walkthrough.crash import Crash
+from outbox_lab.walkthrough.faults import Crash
 
 from proof.matrix import sink_log, topic_log
 from proof.matrix.chain import SETTLE_TIMEOUT_S, Chain

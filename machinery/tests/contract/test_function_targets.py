@@ -24,19 +24,17 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(targets.FILE, str(tmp_path / "target.db"))
 
 
-def require(fresh: FreshDatabases, folder: Path, target: str, strategy: str = "dedup") -> None:
+def require(fresh: FreshDatabases, target: str, strategy: str = "dedup") -> None:
     job = SinkJob("search", Path("none"), target, [items.AGGREGATE], strategy)
     with fresh() as settings:
         spec = discovery.resolve(settings, job)
         assert untestable(spec) is None
-        keep(settings, spec, folder / "copy", seed=SEED, examples=3, shrinking_max=0)
+        keep(settings, spec, seed=SEED, examples=3, shrinking_max=0)
 
 
 @pytest.mark.parametrize(("function", "strategy"), [("write", "dedup"), ("write_newest", "upsert")])
-def test_an_upsert_keeps_the_contract(
-    fresh_databases: FreshDatabases, tmp_path: Path, function: str, strategy: str
-) -> None:
-    require(fresh_databases, tmp_path, f"{targets.__name__}:{function}", strategy)
+def test_an_upsert_keeps_the_contract(fresh_databases: FreshDatabases, function: str, strategy: str) -> None:
+    require(fresh_databases, f"{targets.__name__}:{function}", strategy)
     assert targets.totals() == [], "the test has left nothing"
 
 
@@ -47,21 +45,19 @@ def test_an_upsert_keeps_the_contract(
         ("replace_any", "upsert", "written late by a driver that was cut off"),
     ],
 )
-def test_what_is_no_upsert_is_named(
-    fresh_databases: FreshDatabases, tmp_path: Path, function: str, strategy: str, way: str
-) -> None:
+def test_what_is_no_upsert_is_named(fresh_databases: FreshDatabases, function: str, strategy: str, way: str) -> None:
     with pytest.raises(AssertionError) as caught:
-        require(fresh_databases, tmp_path, f"{not_upserts.__name__}:{function}", strategy)
+        require(fresh_databases, f"{not_upserts.__name__}:{function}", strategy)
     expected = f"sink search, {way}: table totals of {not_upserts.__name__}:{function}, row key "
     assert str(caught.value).startswith(expected), caught.value
     assert targets.totals() == []
 
 
-def test_a_place_that_is_not_empty_is_left_alone(fresh_databases: FreshDatabases, tmp_path: Path) -> None:
+def test_a_place_that_is_not_empty_is_left_alone(fresh_databases: FreshDatabases) -> None:
     with targets.database() as connection:
         connection.execute("INSERT INTO stock VALUES ('mine', 1, 1)")
     with pytest.raises(AssertionError, match="is not empty, it has the key mine"):
-        require(fresh_databases, tmp_path, f"{targets.__name__}:write")
+        require(fresh_databases, f"{targets.__name__}:write")
     assert targets.totals() == [("mine", 1, 1)]
 
 

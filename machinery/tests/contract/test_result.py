@@ -12,10 +12,9 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.remembering.strategy import BUILT_IN, find
 from outbox_lab.testing.contract import ways
-from outbox_lab.testing.contract.database import Database
 from outbox_lab.testing.contract.delivery import Delivery, placed
 from outbox_lab.testing.contract.events import Sent
-from outbox_lab.testing.contract.result import Difference, Place, Reader, difference
+from outbox_lab.testing.contract.result import Database, Difference, Place, Reader, difference
 from tests.support import declared_sinks
 from tests.support.declared import Events, payload
 from tests.support.deliveries import PROMISES

@@ -10,18 +10,24 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
+import requests
 
+from outbox.base import envfile
 from outbox.base.settings import DOTENV, Settings
 from outbox.base.wait import wait_for
 from outbox.jvm.jars import jars, pyspark_folder
 from outbox.jvm.java import java_home
+from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process
+from outbox_lab.stack.spark import ui_header
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.homes import Homes
+from tests.lake import ids
 from tests.support.made_events import sums
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database
@@ -32,6 +38,7 @@ from tests.support.sink_process import (
     running,
     sink_arguments,
     wait_applied,
+    wait_caught_up,
 )
 
 pytestmark = pytest.mark.cluster
@@ -151,6 +158,110 @@ def test_a_killed_driver_whose_executor_goes_on_later_loses_nothing(
     assert database.totals() == sums(some)
 
 
+# A MERGE -----------------------------------------------------------------------------------------------------------
+
+MERGED = 20_000  # events of a batch: its MERGE takes long enough to be found running
+MERGE = "MERGE operation"  # within the description of each of its jobs
+LOST = "ExecutorLostFailure"
+
+
+class Caught(NamedTuple):
+    """A task of a MERGE, and the executor that runs it."""
+
+    stage: str  # and its attempt: 4/0
+    number: int
+    executor: psutil.Process
+    worker: Process
+
+
+class Driver:
+    """A sink's driver, as its REST interface shows it (https://spark.apache.org/docs/4.1.1/monitoring.html#rest-api)."""
+
+    def __init__(self, clustered: Settings) -> None:
+        assert clustered.spark_properties is not None
+        [port] = ports.choose(0)
+        properties = f"{clustered.spark_properties.read_text()}spark.ui.enabled true\nspark.ui.port {port}\n"
+        file = clustered.home / "with-ui.properties"
+        envfile.write_private(file, properties)
+        self.settings = clustered.replace(spark_properties=file)
+        self._url = f"http://{ports.LOOPBACK}:{port}/api/v1/applications"
+        self._header = ui_header(properties)
+
+    def catch(self, workers: Sequence[Process]) -> Caught:
+        """Wait for a task of a MERGE, and freeze its executor while the task runs."""
+
+        def caught() -> Caught | None:
+            with suppress(requests.RequestException, ValueError):  # it may not answer yet
+                merging = [stage for stage in self._ask("?status=active") if MERGE in stage.get("description", "")]
+                for place in [f"{stage['stageId']}/{stage['attemptId']}" for stage in merging]:
+                    running = (one for one in self._tasks(place) if one["status"] == "RUNNING")
+                    for task in running:
+                        found = Caught(place, task["taskId"], *executor_of(workers, task["executorId"]))
+                        found.executor.suspend()
+                        if not self.end(found):
+                            return found
+                        found.executor.resume()
+            return None
+
+        return wait_for("a task of a MERGE", caught, timeout_s=TIMEOUT_S, poll_s=0.01)
+
+    def end(self, task: Caught) -> str:
+        """How a task has ended: its status and its error. Empty while it runs."""
+        for one in self._tasks(task.stage):
+            if one["taskId"] == task.number and one["status"] != "RUNNING":
+                return f"{one['status']} {one.get('errorMessage', '')}"
+        return ""
+
+    def _tasks(self, stage: str) -> Any:
+        return self._ask(f"/{stage}/taskList?length=1000")
+
+    def _ask(self, path: str) -> Any:
+        """What it says about the stages of its application."""
+        [application] = requests.get(self._url, headers=self._header, timeout=5).json()
+        url = f"{self._url}/{application['id']}/stages{path}"
+        return requests.get(url, headers=self._header, timeout=5).json()
+
+
+def executor_of(workers: Sequence[Process], number: str) -> tuple[psutil.Process, Process]:
+    """An executor, and its worker."""
+    for worker in workers:
+        for process in worker.processes():
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                if "--executor-id" in words and words[words.index("--executor-id") + 1] == number:
+                    return process, worker
+    raise ValueError(f"no executor {number}")
+
+
+@pytest.mark.parametrize("victim", ["worker", "driver"])
+def test_killed_in_a_merge_each_event_is_in_the_table_once(
+    victim: str, clustered: Settings, cluster: Stack, publisher: Publisher
+) -> None:
+    cluster.up(only=WORKERS)
+    workers = [cluster.part(name) for name in WORKERS]
+    driver, names = Driver(clustered), ["lakehouse"]
+    some = publisher.events(2 * MERGED)
+    publisher.send(some[:MERGED])
+    with running(driver.settings, *names) as sink:
+        wait_caught_up(sink, clustered, names)
+        pid, before = sink.pid(), ids(clustered)
+        publisher.send(some[MERGED:])
+        task = driver.catch(workers)
+        if victim == "worker":
+            task.worker.kill()
+            wait_for("the task to be lost", lambda: LOST in driver.end(task), timeout_s=TIMEOUT_S)
+            wait_caught_up(sink, clustered, names)
+            assert sink.pid() == pid, "the driver goes on"
+        else:
+            sink.kill()
+            task.executor.resume()  # it ends: it has no driver any more
+            assert ids(clustered) == before, "the MERGE was not committed"
+    if victim == "driver":
+        done = catch_up_alone(clustered, *names)
+        assert done.returncode == 0, done.stderr
+    assert ids(clustered) == sorted(event.event_id for event in some)
+
+
 def assert_secret_is_private(settings: Settings, processes: Sequence[psutil.Process]) -> None:
     """The cluster's secret is in a file of mode 600, and in no command line."""
     assert settings.spark_properties is not None
@@ -213,16 +324,3 @@ class Submitted(Process):
 def test_a_master_that_cannot_be_one_is_reported_in_one_line(topic: Settings) -> None:
     nowhere = topic.replace(spark_master="nowhere:7077")
     assert "Spark on nowhere:7077 does not start" in reported_failure(catch_up_alone(nowhere))
-
-
-def test_a_cluster_becomes_smaller_and_ends(cluster: Stack) -> None:
-    cluster.up(only=["spark-master", *WORKERS], workers=2)
-    first, second = (cluster.part(name) for name in WORKERS)
-    assert second.is_running()
-    cluster.up(only=[first.name], workers=1)
-    assert (first.is_running(), second.is_running()) == (True, False)
-    assert cluster.settings.spark_master is not None
-    cluster.up(only=["spark-master"], workers=0)
-    assert not first.is_running()
-    assert not cluster.part("spark-master").is_running()
-    assert cluster.settings.spark_master is None, "sinks run in their own process again"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,23 +14,18 @@ from flask import Flask
 
 from outbox.audit import check
 from outbox.audit.doctor import examine
-from outbox.base.settings import Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.relay import connectors, lifecycle, slot
 from outbox.relay.connectors import Connector
-from outbox.sink import discovery
 from outbox.sink.repair import rewind
-from outbox_lab.soak.domain import TableCopy
-from outbox_lab.soak.history import History
-from outbox_lab.soak.observe import Captured
-from outbox_lab.soak.seen import Seen
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.helpers import chosen_seed, query
 from stock.service import create_app
 from tests.stock import Client
-from tests.support import slots, soak_run, topic_reader
+from tests.support import slots, topic_reader
 from tests.support.made_events import nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, logged, reported_failure
@@ -217,52 +211,3 @@ def test_what_comes_twice_and_what_is_forgotten(
     assert again.returncode == 0, again.stderr
     assert sum(int(str(line["applied"])) for line in logged(again, "applied")) == 0
     assert check.check(chain).findings == []
-
-
-class Compared:
-    """A domain of the soak, which says how to compare items."""
-
-    copies: Mapping[str, TableCopy] = MappingProxyType(
-        {
-            "changes": TableCopy(
-                "SELECT id, unit, stock, version FROM items",
-                "SELECT item_id AS id, unit, stock, version FROM stock WHERE sink = 'changes';",
-                version="version",
-            )
-        }
-    )
-
-
-def test_soak_compares_a_captured_table_with_topic_and_sink(
-    chain: Settings, changes: Connector, service: Client
-) -> None:
-    changes_spec = discovery.sinks(chain)["changes"]
-
-    def broken() -> list[str]:
-        """The promises that do not hold."""
-        left = Captured(chain, [changes_spec])
-        seen = Seen(row_changes=left.changes, copies=left.copies(Compared()))  # type: ignore[arg-type]
-        return list(soak_run.broken(soak_run.record(seen, History())))
-
-    movements = Movements(service, chosen_seed())
-    movements.make(5)  # they come by the snapshot
-    lifecycle.apply(chain, changes)
-    topic_reader.captured(chain, changes, "items")
-    movements.make(10)
-    records = topic_reader.captured(chain, changes, "items")
-    assert catch_up(chain, "changes").returncode == 0
-    left = Captured(chain, [changes_spec])
-    assert {one.op for one in left.changes} == {"r", "u"}
-    assert sorted((one.key, one.lsn, one.op) for one in left.changes) == sorted(
-        (json.loads(key)["id"], lsn, op) for key, lsn, op in identities(records)
-    )
-    assert len(left.copies(Compared())[0].source) == 6  # type: ignore[arg-type]
-    assert broken() == []
-
-    producer = Producer(client_config(chain))
-    producer.produce(changes.topic, b"hello", b"hello")  # it is no change
-    assert producer.flush(30) == 0
-    assert broken() == []
-    item = left.changes[0].key
-    query(chain, f"UPDATE stock SET unit = 'GRM' WHERE sink = 'changes' AND item_id = '{item}'", SinkRole.OWNER)
-    assert broken() == ["changes has the rows of its table"]

@@ -7,16 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from outbox_lab.soak import (
-    Attempt,
-    Domain,
-    Effects,
-    History,
-    Refusal,
-    Request,
-    TableCopy,
-    TopicEvent,
-)
+from outbox_lab.soak import Attempt, Domain, Effects, History, Refusal, Request, TopicEvent
 
 
 class Movements:
@@ -56,12 +47,6 @@ class Movements:
         "item_receipts": Effects(
             "handled_events",
             query="SELECT key, event_id::text FROM handled_events WHERE handler = 'item_receipts' ORDER BY key, place",
-        )
-    }
-    copies: Mapping[str, TableCopy] = {
-        "changes": TableCopy(
-            source="SELECT id, stock, version FROM items",
-            sink="SELECT item_id AS id, stock, version FROM stock WHERE sink = 'changes'",
         )
     }
 

@@ -8,9 +8,18 @@ from types import MappingProxyType
 from typing import Any
 
 from outbox.sink.comparison_files import AddsLine
-from outbox_lab.soak.history import Attempt, History
+from outbox_lab.soak.history import (
+    Attempt,
+    ComparedTotals,
+    History,
+    Injection,
+    Seen,
+    Sink,
+    Source,
+    StoredAnswer,
+    TopicEvent,
+)
 from outbox_lab.soak.record import Plan, RunRecord
-from outbox_lab.soak.seen import ComparedTotals, Injection, Seen, Sink, Source, StoredAnswer, TopicEvent
 from outbox_lab.soak.verdict import judge
 
 OK, REFUSED, BROKEN = 201, 409, 503

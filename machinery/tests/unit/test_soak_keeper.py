@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from outbox.base.wait import wait_for
+from outbox_lab.soak.history import Death
 from outbox_lab.soak.keeper import Watch, attempt, leaders
-from outbox_lab.soak.seen import Death
 from outbox_lab.stack.process import Process
 
 # It starts a session of its own, as a backend of Postgres does, and keeps the mark.

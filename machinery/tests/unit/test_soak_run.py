@@ -14,8 +14,8 @@ from outbox.base.settings import Settings, load
 from outbox_lab.soak import run
 from outbox_lab.soak.domain import Options
 from outbox_lab.soak.faults import FAULTS
+from outbox_lab.soak.history import Checked, Problem
 from outbox_lab.soak.record import Folder, Plan
-from outbox_lab.soak.seen import Checked, Problem
 
 PLAN = Plan(1, 60.0, 30.0, 5.0, exactly_once=True, faults=["kafka-killed"])
 LOST = Checked("before sink-rewound", problems=[Problem("events-lost", "1 event lost")])
@@ -25,7 +25,6 @@ class Domain:
     """Nothing is asked of it before the run breaks off."""
 
     sinks = (("orders",),)
-    clustered = ("lakehouse",)
 
 
 class Testbed:
@@ -34,12 +33,10 @@ class Testbed:
     __test__ = False
     error: BaseException
     is_stopped = False
-    groups: tuple[list[Sequence[str]], Sequence[str]]
 
     def __init__(self, settings: Settings, sinks: Sequence[Sequence[str]], options: Options) -> None:
-        type(self).groups = [*sinks], options.clustered
+        del sinks, options
         self.settings = settings
-        self.sink_specs: list[object] = []
         self.checks = [LOST]
 
     def start(self, report: Callable[[str], None]) -> None:
@@ -80,17 +77,3 @@ def test_a_run_that_is_interrupted_is_stopped_and_says_so(made: Callable[..., An
     assert "interrupted" in said[-1]
     assert Testbed.is_stopped
     assert not (tmp_path / "verdict.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("fault", "groups"),
-    [
-        ("sinks-kafka-cut", ([("orders",), ("lakehouse",)], ())),
-        ("sinks-executor-killed-in-merge", ([("orders",)], ("lakehouse",))),
-    ],
-)
-def test_a_cluster_is_started_if_a_fault_breaks_it(
-    made: Callable[..., Any], fault: str, groups: tuple[list[Sequence[str]], Sequence[str]]
-) -> None:
-    made(Failure("Kafka is unavailable"), [], fault)
-    assert Testbed.groups == groups

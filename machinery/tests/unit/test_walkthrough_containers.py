@@ -175,16 +175,6 @@ def test_what_ended_unasked_failed_even_if_docker_restarted_it(chain: Containers
         chain.worker.require_running()
 
 
-def test_a_container_that_does_not_come_back_is_a_failure(
-    chain: Containers, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.stop_restarting()
-    chain.sinks.kill()
-    monkeypatch.setattr(containers, "START_TIMEOUT_S", 0.2)
-    with raises("process-not-ready", "docker compose ps"):
-        chain.sinks.start()
-
-
 def test_elsewhere_it_touches_nothing(settings: Settings, tmp_path: Path) -> None:
     with raises("not-in-a-container", "docker compose run"):
         Containers(settings, ["dedup"], tmp_path / "nowhere", find=lambda: pytest.fail("it looks for processes"))
@@ -252,11 +242,3 @@ def test_a_killed_worker_starts_in_the_requested_mode(chain: Containers, asked: 
     chain.restore(quiet)
     assert asked.calls == [("apply True", "true")], "it runs as it was configured"
     assert [*shared.iterdir()] == []
-
-
-def test_a_request_that_was_interrupted_is_undone(chain: Containers, asked: Relay) -> None:
-    chain.switch(exactly_once=False, report=quiet)
-    chain.request(exactly_once=True)
-    asked.calls.clear()
-    chain.restore(quiet)
-    assert asked.calls == [("stop connect", "configured"), ("apply True", "configured")]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from outbox.base.wait import WaitTimeoutError
-from outbox_lab.walkthrough import crash, faults
+from outbox_lab.walkthrough import faults
 from outbox_lab.walkthrough.chain import Chain
 
 
@@ -53,9 +53,9 @@ def chain(sinks: Sinks) -> Chain:
 
 
 def test_sinks_that_missed_the_window_run_again(chain: Chain, sinks: Sinks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash, "Window", lambda *_: Window(sinks))
+    monkeypatch.setattr(faults, "Window", lambda *_: Window(sinks))
     with pytest.raises(WaitTimeoutError, match="commit"):
-        crash.crash_sinks(chain, ["dedup"], lambda: None)
+        faults.crash_sinks(chain, ["dedup"], lambda: None)
     assert sinks.done[:3] == ["release", "resume", "start"]
 
 

@@ -27,12 +27,6 @@ def test_by_default_the_terminal_plays() -> None:
     assert type(player.load()) is Player
 
 
-def test_the_default_plays_the_whole_story() -> None:
-    played: list[str] = []
-    Player().play(SimpleNamespace(play=lambda: played.append("all")))  # type: ignore[arg-type]
-    assert played == ["all"]
-
-
 def test_a_project_may_name_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theatre.py").write_text("from outbox_lab.walkthrough import Player\nclass Actor(Player): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -14,11 +14,10 @@ from outbox.audit.verified import EventCounts
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox_lab.testing.failures import raises
-from outbox_lab.walkthrough import crash, story
+from outbox_lab.walkthrough import faults, story
 from outbox_lab.walkthrough.chain import Chain
-from outbox_lab.walkthrough.crash import Crash
-from outbox_lab.walkthrough.screen import Screen
-from outbox_lab.walkthrough.story import Story
+from outbox_lab.walkthrough.faults import Crash
+from outbox_lab.walkthrough.story import Screen, Story
 from outbox_lab.walkthrough.workload import Request
 
 RIGHT, NAIVE = "dedup", "naive"
@@ -245,7 +244,7 @@ def tell(
     monkeypatch.setattr(story, "lifecycle", SimpleNamespace(status=mode))
     monkeypatch.setattr(story, "Rest", lambda _: SimpleNamespace(restart_task=lambda: None))
     monkeypatch.setattr(story, "Traffic", lambda *_, **__: traffic)
-    monkeypatch.setattr(crash, "Window", lambda *_: Window(model))
+    monkeypatch.setattr(faults, "Window", lambda *_: Window(model))
     monkeypatch.setattr(Story, "published_events", lambda _: next(published))
     monkeypatch.setattr(Story, "unrelayed_events", lambda _: unrelayed)
     told = Told()
@@ -339,12 +338,6 @@ def test_a_naive_sink_that_drifts_by_another_sum_is_found(settings: Settings, mo
     assert {claim.partition(" ")[0] for claim in tell(model, monkeypatch).broken} == {"sink"}
 
 
-def test_traffic_of_others_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(settings)
-    monkeypatch.setattr(Traffic, "set_up", lambda _: model.write(1))
-    assert "each successful request wrote its events, no other wrote any" in tell(model, monkeypatch).broken
-
-
 def test_a_step_that_fails_leaves_nothing_frozen(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(settings)
 
@@ -366,24 +359,6 @@ def test_a_workload_that_stops_writing_events_is_named_while_they_pile_up(
     with raises("workload-idle", f"{relayed} of {relayed + story.BACKLOG_EVENTS}"):
         tell(model, monkeypatch, unrelayed=0)
     assert not model.is_frozen
-
-
-def test_a_worker_that_ends_while_events_pile_up_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(settings)
-
-    def ended() -> None:
-        raise Failure("the end of its log", code="process-ended")
-
-    monkeypatch.setattr(model, "require_running", ended)
-    with raises("process-ended", "its log"):
-        tell(model, monkeypatch, unrelayed=0)
-
-
-def test_the_end_leaves_the_chain_as_it_was(settings: Settings) -> None:
-    model = Model(settings)
-    told = Story(model, Workload(), Told())
-    told.tear_down()
-    assert model.restored == 1
 
 
 def test_a_workload_of_another_project_is_a_failure(settings: Settings) -> None:

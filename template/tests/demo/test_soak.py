@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outbox.base.settings import load
-from outbox.sink import discovery
-from outbox_lab.soak import Attempt, History, TopicEvent, observe
+from outbox_lab.soak import Attempt, History, TopicEvent
 
 from demo.soak import Domain
 
@@ -78,11 +76,3 @@ def test_a_transfer_without_an_answer_may_be_seen_or_not() -> None:
 def test_a_read_is_not_older_than_one_before(sent_s: float, wrong: int) -> None:
     history = History((opening(A), transfer(1, (2.0, 3.0), status=503), read(1, -10, 4.0), read(0, 0, sent_s)))
     assert len(list(Domain(1).contradictions(history, EVENTS))) == wrong
-
-
-def test_the_sink_of_a_captured_table_is_soaked_and_compared() -> None:
-    settings, domain = load(environment=False), Domain(1)
-    known = discovery.sinks(settings)
-    specs = [known[name] for names in (*domain.sinks, domain.clustered) for name in names]
-    assert [one.kind for one in observe.captures_of(settings, specs)] == ["changes"]
-    observe.require_copies(settings, domain, specs)

@@ -22,7 +22,7 @@ from outbox.base.wait import wait_for
 from outbox.sink import discovery
 from outbox_lab.stack.stack import Stack
 from outbox_lab.walkthrough import Step, Story, workload
-from outbox_lab.walkthrough.processes import Processes
+from outbox_lab.walkthrough.chain import Processes
 from outbox_lab.walkthrough.story import watched
 
 from demo.page.player import PagePlayer

@@ -20,7 +20,7 @@ from outbox.base.settings import DatabaseUrl, Secret, Settings, load
 from outbox.base.wait import wait_for
 from outbox_lab.stack import ports
 from outbox_lab.walkthrough import Chain, Story
-from outbox_lab.walkthrough.processes import Processes
+from outbox_lab.walkthrough.chain import Processes
 
 from demo.page import player
 from demo.page.actions import ACTIONS, Action

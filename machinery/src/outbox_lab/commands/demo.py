@@ -112,7 +112,7 @@ def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chai
     from outbox.sink import discovery
     from outbox_lab.stack.deployment import PATIENT_MS
     from outbox_lab.stack.stack import Stack
-    from outbox_lab.walkthrough.processes import Processes
+    from outbox_lab.walkthrough.chain import Processes
     from outbox_lab.walkthrough.story import watched
 
     if _home().exists():

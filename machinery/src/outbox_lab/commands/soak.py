@@ -110,10 +110,9 @@ def _chosen(patterns: str) -> dict[str, Fault]:
 def _tell(verdict: Verdict, folder: Folder) -> None:
     for finding in verdict.findings:
         click.echo(f"{finding}")
-    changes = f"{verdict.row_changes} changes of rows, " if verdict.row_changes else ""
     click.echo(
         f"{verdict.result}: {verdict.operations} operations ({verdict.unknown_operations} with an unknown outcome), "
-        f"{verdict.events} events, {changes}{verdict.repeats} repeated on the topics, {verdict.faults} faults"
+        f"{verdict.events} events, {verdict.repeats} repeated on the topics, {verdict.faults} faults"
         + (f"; {verdict.why_unknown}" if verdict.why_unknown else "")
     )
     if verdict.selected:

@@ -3,9 +3,8 @@
 A project's file ``demo/soak.py`` is written with the names below (docs/soak.md).
 """
 
-from outbox_lab.soak.domain import Domain, Effects, Refusal, TableCopy
-from outbox_lab.soak.history import Attempt, History
-from outbox_lab.soak.seen import TopicEvent
+from outbox_lab.soak.domain import Domain, Effects, Refusal
+from outbox_lab.soak.history import Attempt, History, TopicEvent
 from outbox_lab.walkthrough.workload import Request
 
 __all__ = [
@@ -15,6 +14,5 @@ __all__ = [
     "History",
     "Refusal",
     "Request",
-    "TableCopy",
     "TopicEvent",
 ]

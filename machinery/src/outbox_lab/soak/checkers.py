@@ -1,20 +1,30 @@
-"""The checkers of the run, of the source and of the topics: a function for each promise, which returns its violations.
-
-`outbox_lab.soak.verdict` has the promises in words, and `outbox_lab.soak.sink_checkers` the checkers of sinks.
-"""
+"""The checkers: a function for each promise, which returns its violations. `verdict` has the promises in words."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from http import HTTPStatus
-from itertools import pairwise
+from itertools import chain
 
-from outbox.base.database import Row
 from outbox_lab.soak.domain import options_of
+from outbox_lab.soak.history import (
+    WRONG_RESULT,
+    Checked,
+    ComparedTotals,
+    Death,
+    Injection,
+    Problem,
+    Seen,
+    Sink,
+    TopicEvent,
+)
 from outbox_lab.soak.record import RunRecord
-from outbox_lab.soak.seen import WRONG_RESULT, Checked, Death, Injection, Problem, R, RowChange, TopicEvent
+
+ZERO = Decimal(0)
+Totals = Mapping[str, Decimal]
 
 # The run: faults, ends of processes, and `outbox check` -----------------------------------------------------------
 
@@ -27,15 +37,9 @@ EXCUSES = {
     "connector": {"connector", "connect", "kafka", "postgres", "connect-kafka", "debezium-postgres"},
     "service": {"service", "service-postgres"},
     "sinks": {"sinks", "kafka", "postgres", "sinks-kafka", "sinks-postgres"},
-    "spark-master": {"cluster"},
-    "spark-worker": {"cluster"},
 }
 # What no fault may bring about. The other checkers judge the rest, once everything has settled.
 LOSSES = {"events-lost", "versions-missing", "versions-repeated", "keys-spread", "foreign-events"}
-
-
-def faults_without_evidence(run: RunRecord) -> Iterator[str]:
-    return (str(one) for one in run.injections if not one.evidence)
 
 
 def unhealed_faults(run: RunRecord) -> Iterator[str]:
@@ -89,10 +93,6 @@ def unsent_invalid_records(run: RunRecord) -> Iterator[str]:
             yield f"{one.when}: {one.malformed} records break the contract, and faults have sent {sent}"
 
 
-def events_in_flight(run: RunRecord) -> Iterator[str]:
-    return (one.in_flight for one in run.checks if one.in_flight)
-
-
 # The service: answers to clients, and what the source has of them --------------------------------------------------
 
 LAST = 20  # changes; clients that send at the same time are fewer
@@ -132,10 +132,6 @@ def keys_stored_twice(run: RunRecord) -> Iterator[str]:
     return (key for key, count in times.items() if count > 1)
 
 
-def unsent_keys(run: RunRecord) -> Iterable[str]:
-    return {answer.key for answer in run.seen.source.answers} - run.history.operations.keys()
-
-
 def untrue_answers(run: RunRecord) -> Iterator[str]:
     """An acknowledged change is there. A refused one is not, and the refusal is the stored one if it is stored.
 
@@ -169,10 +165,6 @@ def changes_of_two_keys(run: RunRecord) -> Iterator[str]:
     return (change for change, keys in _promised(run).items() if keys > 1)
 
 
-def changes_made_twice(run: RunRecord) -> Iterable[str]:
-    return run.seen.source.changed_twice
-
-
 def incomplete_changes(run: RunRecord) -> Iterable[str]:
     """The changes with an answer and no rows, or with rows and no answer."""
     return _promised(run).keys() ^ run.seen.source.changes.keys()
@@ -193,26 +185,51 @@ def wrong_numbers_of_events(run: RunRecord) -> Iterator[str]:
 # The topics of events ----------------------------------------------------------------------------------------------
 
 
-def lost_events(run: RunRecord) -> Iterable[str]:
-    """Events that the outbox has and no topic. Those that `outbox prune` has deleted: `wrong_numbers_of_events`."""
-    return run.seen.source.outbox - run.seen.firsts.keys()
-
-
 def differing_repeats(run: RunRecord) -> Iterator[str]:
-    return _differing(run.seen.events, run.seen.firsts)
+    """The repeats that differ from the first in more than the offset."""
+    for event in run.seen.events:
+        before = run.seen.firsts[event.id]
+        if replace(event, offset=before.offset) != before:
+            yield f"{event.id}: {before.place} and {event.place} differ"
 
 
 def unexplained_repeats(run: RunRecord) -> Iterator[str]:
     """With exactly-once a repeat has one reason: `outbox connect apply` has ended a hanging transaction.
 
     The task sends the events of that transaction again, all of them and before any other. So each transaction has at
-    most one block of repeats in a partition.
+    most one block of repeats in a partition. Found are the beginnings of the blocks of a partition with more of them.
     """
-    return _unexplained(run, run.seen.events, run.seen.firsts)
+    for (topic, _), begun in _blocks(run.seen).items() if run.plan.exactly_once else ():
+        if len(begun) > run.seen.released.get(topic, 0):
+            yield from (f"{event.id} at {event.place}" for event in begun)
+
+
+def _blocks(seen: Seen) -> Mapping[tuple[str, int], list[TopicEvent]]:
+    """By partition, the first record of each block.
+
+    A block is a run of repeats with no other record between them. Their first records stand in the same order, with no
+    other first record between them.
+    """
+    found: dict[tuple[str, int], list[TopicEvent]] = {}
+    numbers: dict[str, int] = {}  # by event, the number of its first record among those of its partition
+    counts: Counter[tuple[str, int]] = Counter()  # by partition, of these
+    next_ones: dict[tuple[str, int], int] = {}  # by partition with an open block, the number that it goes on with
+    for event in seen.events:
+        partition = event.topic, event.partition
+        if event is seen.firsts[event.id]:
+            numbers[event.id] = counts[partition]
+            counts[partition] += 1
+            next_ones.pop(partition, None)
+            continue
+        number = numbers[event.id]
+        if next_ones.get(partition) != number:
+            found.setdefault(partition, []).append(event)
+        next_ones[partition] = number + 1
+    return found
 
 
 def spread_keys(run: RunRecord) -> Iterator[str]:
-    return (events[0].key for events in _by_key(run) if _is_spread(events))
+    return (events[0].key for events in _by_key(run) if len({event.partition for event in events}) > 1)
 
 
 def version_gaps(run: RunRecord) -> Iterator[str]:
@@ -233,132 +250,138 @@ def _by_key(run: RunRecord) -> Iterable[Sequence[TopicEvent]]:
     return found.values()
 
 
-def _is_spread(records: Sequence[R]) -> bool:
-    return len({record.partition for record in records}) > 1
+# Sinks: each has what its strategy promises, and no more than the repeats that it does not recognise ---------------
+
+# Totals alone would hide a lost event behind another one of the same size. So the highest version of each key, and the
+# events that a strategy remembers or counts, are compared too.
 
 
-def _differing(records: Sequence[R], first: Mapping[str, R]) -> Iterator[str]:
-    """The repeats that differ from the first in more than the offset."""
-    for record in records:
-        before = first[record.identity]
-        if record is not before and replace(record, offset=before.offset) != before:
-            yield f"{record.identity}: {before.place} and {record.place} differ"
+def miscounted_events(run: RunRecord, sink: Sink) -> Iterator[str]:
+    """The events that a counting sink has not applied once for each record, and those that are on no topic.
 
-
-def _unexplained(run: RunRecord, records: Sequence[R], first: Mapping[str, R]) -> Iterator[str]:
-    """The beginnings of the blocks of repeats, of each partition with more blocks than released transactions."""
-    for (topic, _), begun in _blocks(records, first).items() if run.plan.exactly_once else ():
-        if len(begun) > run.seen.released.get(topic, 0):
-            yield from (f"{record.identity} at {record.place}" for record in begun)
-
-
-def _blocks(records: Sequence[R], first: Mapping[str, R]) -> Mapping[tuple[str, int], list[R]]:
-    """By partition, the first record of each block.
-
-    A block is a run of repeats with no other record between them. Their first records stand in the same order, with no
-    other first record between them.
+    More often is right if it may re-read.
     """
-    found: dict[tuple[str, int], list[R]] = {}
-    numbers: dict[str, int] = {}  # by identity, the number of its first record among those of its partition
-    counts: Counter[tuple[str, int]] = Counter()  # by partition, of these
-    next_ones: dict[tuple[str, int], int] = {}  # by partition with an open block, the number that it goes on with
-    for record in records:
-        partition = record.topic, record.partition
-        if record is first[record.identity]:
-            numbers[record.identity] = counts[partition]
-            counts[partition] += 1
-            next_ones.pop(partition, None)
-            continue
-        number = numbers[record.identity]
-        if next_ones.get(partition) != number:
-            found.setdefault(partition, []).append(record)
-        next_ones[partition] = number + 1
+    seen, applied = run.seen, sink.applied
+    if applied is None:
+        return
+    records = Counter(event.id for event in seen.events)
+    for event_id, event in seen.firsts.items():
+        is_due = _is_due(sink, event)
+        times, due = applied.get(event_id, 0), records[event_id] if is_due else 0
+        if times < due or (is_due and times > due and not run.may_reread):
+            yield f"{event_id} at {event.place}: applied {times} times, and {due} times on the topic"
+    for event_id in applied.keys() - seen.firsts.keys():
+        yield f"{event_id}: applied {applied[event_id]} times, and on no topic"
+
+
+def events_not_once(run: RunRecord, sink: Sink) -> Iterator[str]:
+    """The events that a sink with a row or an effect for each does not have once; and those of no topic."""
+    rows = sink.rows if sink.effects is None else Counter(chain.from_iterable(sink.effects.values()))
+    if rows is None:
+        return
+    due = {event.id: event for event in run.seen.firsts.values() if _is_due(sink, event)}
+    for event_id, event in due.items():
+        times = rows.get(event_id, 0)
+        if times != 1:
+            yield f"{event_id} at {event.place}: there {times} times"
+    for event_id in rows.keys() - due.keys() - sink.set_aside:
+        yield f"{event_id}: there {rows[event_id]} times, and on no topic"
+
+
+def disordered_effects(run: RunRecord, sink: Sink) -> Iterator[str]:
+    """The first effect of each key that is of another key, or stands behind one of a later event."""
+    for key, ids in (sink.effects or {}).items():
+        before: TopicEvent | None = None
+        for event in (run.seen.firsts[event_id] for event_id in ids if event_id in run.seen.firsts):
+            if event.key != key or (before is not None and event.rank < before.rank):
+                yield f"{key}: {event.id} at {event.place}, behind {before.id if before else 'nothing'}"
+                break
+            before = event
+
+
+def _is_due(sink: Sink, event: TopicEvent) -> bool:
+    """Whether the sink has to have an event: it is to have an effect, or a comparison is about it; and the sink has not
+    set it aside.
+    """
+    is_asked = event.type in sink.types or any(one.added_by(event) is not None for one in sink.comparisons)
+    return is_asked and event.id not in sink.set_aside
+
+
+def wrong_totals(run: RunRecord, sink: Sink, one: ComparedTotals) -> Iterator[str]:
+    """The totals that are not those of the source, or not those with the repeats that the strategy does not recognise.
+
+    And the keys whose highest applied version is not that of their last event.
+    """
+    seen = run.seen
+    due = _due(seen, sink, one)
+    for key, difference in _difference(due, one.source).items():
+        yield f"{key}: the events on the topics add up to {difference} more than the source has"
+    yield from _behind(seen, sink, one)
+    promised = _repeated(run, sink, one)
+    if promised is None:
+        return
+    found = _difference(one.totals, due)
+    for key in found.keys() | promised.keys():
+        if found.get(key, ZERO) != promised.get(key, ZERO):
+            yield f"{key}: off by {found.get(key, ZERO)}, and {promised.get(key, ZERO)} was repeated"
+
+
+def _due(seen: Seen, sink: Sink, one: ComparedTotals) -> Totals:
+    """The totals that a sink must have if it recognises every repeat."""
+    if one.adds is None:
+        return one.source
+    due: dict[str, Decimal] = defaultdict(Decimal)
+    for event, number in _counted(seen, sink, one):
+        due[event.key] += number
+    return due
+
+
+def _counted(seen: Seen, sink: Sink, one: ComparedTotals) -> Iterator[tuple[TopicEvent, Decimal]]:
+    """The events that a comparison is about and that the sink has not set aside, with what they add."""
+    for event in seen.firsts.values():
+        number = one.added_by(event)
+        if number is not None and event.id not in sink.set_aside:
+            yield event, number
+
+
+def _difference(left: Totals, right: Totals) -> dict[str, Decimal]:
+    """By key, what the left has more than the right; only keys that differ."""
+    differences = {key: left.get(key, ZERO) - right.get(key, ZERO) for key in left.keys() | right.keys()}
+    return {key: difference for key, difference in differences.items() if difference}
+
+
+def _behind(seen: Seen, sink: Sink, one: ComparedTotals) -> Iterator[str]:
+    """The sink may have applied later events of a key that the comparison is not about."""
+    if one.versions is None or one.adds is None:
+        return
+    counted = _highest(event for event, _ in _counted(seen, sink, one))
+    latest = _highest(seen.firsts.values())
+    for place, version in counted.items():
+        applied = one.versions.get(place[1])
+        if applied is None or not version <= applied <= latest[place]:
+            yield f"{place[1]}: version {applied} is applied, and {version} is the last"
+
+
+def _highest(events: Iterable[TopicEvent]) -> dict[tuple[str, str], int]:
+    """By topic and key, the highest version."""
+    found: dict[tuple[str, str], int] = {}
+    for event in events:
+        if event.version is not None:
+            place = event.topic, event.key
+            found[place] = max(event.version, found.get(place, event.version))
     return found
 
 
-# The topics of captured tables -------------------------------------------------------------------------------------
-
-# A change has no id: table, key, place in the log (LSN) and operation identify it. The source keeps only the state of a
-# row. So the last change of each row is compared with it, and those before by the column that counts them, if there is
-# one. A snapshot sends states and no changes: what is between two of them may be missing.
-SNAPSHOT, CREATED, UPDATED, DELETED = "r", "c", "u", "d"
-NEVER_BEFORE = {CREATED: {CREATED, UPDATED}, UPDATED: {DELETED}, DELETED: {DELETED}}
-
-
-def rows_without_last_change(run: RunRecord) -> Iterator[str]:
-    for copy in run.seen.copies:
-        last = {change.key: change for change in run.seen.first_changes.values() if change.topic == copy.topic}
-        source = {str(row[copy.key]): row for row in copy.source}
-        for key in source.keys() | last.keys():
-            if problem := _problem(source.get(key), last.get(key)):
-                yield f"{key}: {problem}"
-
-
-def _problem(row: Row | None, last: RowChange | None) -> str:
-    """Why the last change of a row is not the one that has made it; empty if it is."""
-    if last is None:
-        return "no change is on the topic"
-    if row is None or last.op == DELETED:
-        is_right = row is None and last.op == DELETED
-        return "" if is_right else f"{last.op} at {last.place} is the last, and the source has {row}"
-    wrong = sorted(name for name in row if str(row[name]) != str(last.row.get(name)))
-    return ", ".join(f"{name} is {last.row.get(name)} at {last.place}, and {row[name]} in the source" for name in wrong)
-
-
-def differing_row_repeats(run: RunRecord) -> Iterator[str]:
-    return _differing(run.seen.row_changes, run.seen.first_changes)
-
-
-def unexplained_row_repeats(run: RunRecord) -> Iterator[str]:
-    return _unexplained(run, run.seen.row_changes, run.seen.first_changes)
-
-
-def spread_rows(run: RunRecord) -> Iterator[str]:
-    return (f"{table} {key}" for (_, table, key), changes in _by_row(run) if _is_spread(changes))
-
-
-def misborn_rows(run: RunRecord) -> Iterator[str]:
-    """The first change of each row that is of a row which is not there, or that creates one which is.
-
-    Behind a snapshot nobody knows: changes that it passes over may follow.
-    """
-    for _, changes in _by_row(run):
-        before = DELETED
-        for change in changes:
-            if before in NEVER_BEFORE.get(change.op, ()):
-                yield f"{change.identity} at {change.place}"
-                break
-            before = change.op
-
-
-def disordered_rows(run: RunRecord) -> Iterator[str]:
-    """The first change of each row that stands behind one with a higher place in the log.
-
-    The place of a snapshot says nothing: a transaction that was open then may have written before it.
-    """
-    for _, changes in _by_row(run):
-        streamed = [change for change in changes if change.op != SNAPSHOT]
-        for before, change in pairwise(streamed):
-            if change.lsn <= before.lsn:
-                yield f"{change.identity} at {change.place}, behind {before.lsn}"
-                break
-
-
-def row_version_gaps(run: RunRecord) -> Iterator[str]:
-    """The first update of each row whose version is neither that of the change before nor the next one."""
-    columns = {copy.topic: copy.version for copy in run.seen.copies if copy.version is not None}
-    for (topic, table, key), changes in _by_row(run):
-        for before, change in pairwise(changes) if topic in columns else ():
-            if change.op == UPDATED and before.op != DELETED:
-                version, last = change.row[columns[topic]], before.row[columns[topic]]
-                if not last <= version <= last + 1:
-                    yield f"{table} {key}: {version} behind {last} at {change.place}"
-                    break
-
-
-def _by_row(run: RunRecord) -> Iterable[tuple[tuple[str, str, str], Sequence[RowChange]]]:
-    """By topic, table and key: the changes of each row, each once, in the order of the topic."""
-    found: dict[tuple[str, str, str], list[RowChange]] = defaultdict(list)
-    for change in run.seen.first_changes.values():
-        found[change.topic, change.table, change.key].append(change)
-    return found.items()
+def _repeated(run: RunRecord, sink: Sink, one: ComparedTotals) -> Totals | None:
+    """By key, what the repeats have added that the strategy does not recognise; None if nobody knows."""
+    if sink.repeats == "all" or one.adds is None:
+        return {}
+    applied = sink.applied if sink.repeats == "none" else None
+    if applied is None and sink.repeats == "none" and run.may_reread:
+        return None
+    # A sink that does not count has read each record once.
+    times: Mapping[str, int] = Counter(event.id for event in run.seen.events) if applied is None else applied
+    repeated: dict[str, Decimal] = defaultdict(Decimal)
+    for event, number in _counted(run.seen, sink, one):
+        repeated[event.key] += (max(times.get(event.id, 1), 1) - 1) * number
+    return repeated

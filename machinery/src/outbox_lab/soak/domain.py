@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox_lab.soak.history import History
-from outbox_lab.soak.seen import TopicEvent
+from outbox_lab.soak.history import History, TopicEvent
 from outbox_lab.walkthrough.workload import Workload
 
 
@@ -27,20 +26,6 @@ class Effects(NamedTuple):
     table: str  # that each call writes to
     query: str
     """Returns (key, event id) for each effect, those of a key in the order in which they came; run by the owner."""
-
-
-class TableCopy(NamedTuple):
-    """How to compare a captured table with what a sink has of it, row by row.
-
-    Each query returns a row for each row of the table, by columns of the same names. A row that was deleted is in
-    neither. In the sink database there may be rows of other sinks, which the query leaves out.
-    """
-
-    source: str  # in the source database, run by the owner; columns called as in the table
-    sink: str  # in the sink database, run by the owner
-    key: str = "id"  # the column of the primary key
-    version: str | None = None
-    """The column that each change of the other columns raises by one, if there is such a column."""
 
 
 class Domain(Workload, Protocol):
@@ -74,8 +59,6 @@ class Domain(Workload, Protocol):
 class Options(NamedTuple):
     """The optional attributes of a domain."""
 
-    clustered: Sequence[str] = ()
-    """The sinks that run in another process. Their tasks run on a Spark cluster of this host."""
     plain: Sequence[str] = ()
     """The sinks that run in another process, without Spark."""
     handlers: Mapping[str, Effects] = {}
@@ -84,8 +67,6 @@ class Options(NamedTuple):
     """Finds the reads that contradict the events, by id."""
     refusals: Mapping[str, Refusal] = {}
     """By sink, how to make it refuse valid events for a while. Only for sinks that recognise every repeat."""
-    copies: Mapping[str, TableCopy] = {}
-    """By sink of a captured table, how to compare the sink's rows with the table."""
 
 
 NO_OPTIONS = Options()
@@ -108,10 +89,10 @@ def load(seed: int) -> Domain:
             "write that class, as docs/soak.md shows, or name another one: `soak` in [tool.outbox] of pyproject.toml",
             code="soak-domain-missing",
         ) from error
-    if any(isinstance(names, str) for names in (*domain.sinks, options_of(domain).clustered, options_of(domain).plain)):
+    if any(isinstance(names, str) for names in (*domain.sinks, options_of(domain).plain)):
         raise Failure(
-            f"{named}: each process of `sinks`, `clustered` and `plain` is a sequence of sinks",
-            'write one process of two sinks as sinks = (("orders", "totals"),), and clustered = ("orders",)',
+            f"{named}: each process of `sinks`, and `plain`, is a sequence of sinks",
+            'write one process of two sinks as sinks = (("orders", "totals"),), and plain = ("orders",)',
             code="soak-domain-wrong",
         )
     return domain

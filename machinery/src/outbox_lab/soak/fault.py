@@ -63,6 +63,11 @@ class Strike:
         """The process of that part of the stack."""
         return self.testbed.stack.part(self.part)
 
+    def heal_links(self) -> None:
+        """Let everything pass again on the links that the fault breaks."""
+        for name in self.testbed.links.keys() & {*self.fault.parts}:
+            self.testbed.links[name].heal()
+
 
 def wait_or_not_fired(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
     """Wait as `wait_for` does, for something without which a fault has not happened: NotFired if it does not come.

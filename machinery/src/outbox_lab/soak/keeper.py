@@ -18,7 +18,7 @@ import psutil
 from outbox.base.errors import Failure
 from outbox.base.terminal import Progress
 from outbox.relay.connectors import Connector
-from outbox_lab.soak.seen import Death
+from outbox_lab.soak.history import Death
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.stack.process import MARK, Process, environment
 
@@ -114,7 +114,7 @@ def leaders(marks: set[str]) -> dict[str, list[int]]:
 
 def _watched(testbed: Testbed) -> dict[str, Process]:
     servers = [testbed.stack.part(name) for name in ("postgres", "kafka", "connect")]
-    return {one.mark: one for one in (*servers, testbed.service, *testbed.sinks, *testbed.cluster)}
+    return {one.mark: one for one in (*servers, testbed.service, *testbed.sinks)}
 
 
 def _restart(testbed: Testbed, report: Progress) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from outbox.base.terminal import Progress
 from outbox.base.wait import nothing
 from outbox_lab.soak.fault import Fault, Strike
-from outbox_lab.soak.seen import Injection
+from outbox_lab.soak.history import Injection
 from outbox_lab.soak.testbed import Testbed
 
 AT_ONCE = 3

@@ -15,12 +15,10 @@ import msgspec
 from outbox.audit import declared, sinks
 from outbox.audit.declared import Declared, EventTopic, Kind
 from outbox.audit.rows import SINK, SOURCE, ComparedRows, described, load_rows, read_source
-from outbox.base.database import Row, connect, query
+from outbox.base.database import connect, query
 from outbox.base.errors import Failure
-from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.kafka import records, topics
-from outbox.relay import connectors
-from outbox.relay.connectors import Connector
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.comparison_files import Comparison, folder_of
@@ -28,16 +26,7 @@ from outbox.sink.decoding.records import Records
 from outbox.sink.decoding.values import rows_of
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.domain import Domain, Effects, options_of
-from outbox_lab.soak.seen import (
-    ComparedTotals,
-    Copy,
-    RowChange,
-    Seen,
-    Sink,
-    Source,
-    StoredAnswer,
-    TopicEvent,
-)
+from outbox_lab.soak.history import ComparedTotals, Seen, Sink, Source, StoredAnswer, TopicEvent
 
 if TYPE_CHECKING:
     from outbox.audit.store import Store
@@ -46,11 +35,10 @@ ANSWERS = "SELECT key, status, body FROM public.idempotency_keys ORDER BY key"
 # Not that of an event that the sink has applied: of each letter the place of the record that it was written for.
 OPEN_LETTERS = "SELECT sink, topic, partition, \"offset\" FROM public.dead_letters WHERE status <> 'replayed'"
 APPLIED = "SELECT event_id::text, times FROM public.applied_events WHERE sink = %s"
-REMEMBERED = "SELECT concat_ws(' ', {by}) FROM public.{table} WHERE sink = %s"
+REMEMBERED = "SELECT event_id::text FROM public.{table} WHERE sink = %s"
 HORIZON = "SELECT horizon::text FROM public.dedup_horizon"
 # `outbox prune` sends the markers.
 OUTBOX = "SELECT id::text FROM public.outbox WHERE aggregatetype NOT LIKE '%.markers'"
-ROWS = "SELECT to_jsonb(found.*)::text FROM ({}) AS found"
 
 
 def read(settings: Settings, domain: Domain, names: Sequence[str]) -> Seen:
@@ -61,19 +49,12 @@ def read(settings: Settings, domain: Domain, names: Sequence[str]) -> Seen:
 
     known = described(settings, declared.load(settings))
     specs = [known.sinks[name] for name in names]
-    captured = Captured(settings, specs)
     events = [event for topic in known.topics for event in _events(settings, known, topic)]
     events.sort(key=lambda one: one.position)
     with closing(Store()) as store:
-        seen_sinks = _Sinks(settings, known, events, captured, store, handlers=options_of(domain).handlers)
+        seen_sinks = _Sinks(settings, known, events, store, handlers=options_of(domain).handlers)
         of_sinks = [seen_sinks.sink(one) for one in specs]
-    return Seen(
-        events=events,
-        source=_source(settings, domain),
-        sinks=of_sinks,
-        row_changes=captured.changes,
-        copies=captured.copies(domain),
-    )
+    return Seen(events, _source(settings, domain), of_sinks)
 
 
 def _events(settings: Settings, known: Declared, topic: EventTopic) -> Iterator[TopicEvent]:
@@ -147,18 +128,17 @@ class _Sinks:
         settings: Settings,
         known: Declared,
         events: Sequence[TopicEvent],
-        captured: Captured,
         store: Store,
         *,
         handlers: Mapping[str, Effects],
     ) -> None:
-        self._known, self._events, self._settings, self._handlers = known, events, settings, handlers
-        self._captured, self._store = captured, store
+        self._settings, self._known, self._events, self._handlers = settings, known, events, handlers
+        self._store = store
         self._states = {state.name: state for state in sinks.read(settings, known, store).states}
         with closing(connect(settings, SourceRole.AUDITOR)) as connection:
             load_rows(store, SOURCE, ((one, read_source(connection, one)) for one in known.all_comparisons))
         [(self._horizon,)] = self._rows(HORIZON)
-        own = {one.position: one.id for one in events} | {one.position: one.identity for one in captured.changes}
+        own = {one.position: one.id for one in events}
         self._set_aside: dict[str, set[str]] = defaultdict(set)
         for sink, *position in self._rows(OPEN_LETTERS):
             if tuple(position) in own:  # else the record is invalid
@@ -215,106 +195,12 @@ class _Sinks:
         )
 
     def _forgotten(self, spec: SinkSpec, types: frozenset[str]) -> frozenset[str]:
-        """See `forgotten`; of captured tables, the identities of their changes.
-
-        A transform may leave events out, so nobody knows which its sink has to remember.
-        """
+        """See `forgotten`. A transform may leave events out, so nobody knows which its sink has to remember."""
         memory = spec.strategy.memory
-        if memory is None or not (memory.is_of_ids or memory.is_of_changes):
+        if memory is None or not memory.is_of_ids or spec.job.transform is not None or spec.name not in self._states:
             return frozenset()
-        statement = REMEMBERED.format(table=memory.table, by=", ".join(memory.by))
-        remembered = {identity for (identity,) in self._rows(statement, spec.name)}
-        if memory.is_of_changes:
-            return frozenset(one.identity for one in self._captured.changes if one.topic in spec.decoders) - remembered
-        if spec.job.transform is not None or spec.name not in self._states:
-            return frozenset()
+        remembered = {event_id for (event_id,) in self._rows(REMEMBERED.format(table=memory.table), spec.name)}
         return forgotten(self._events, types, remembered, self._horizon, self._states[spec.name].bases)
 
     def _rows(self, statement: str, *parameters: str) -> list[tuple[Any, ...]]:
         return query(self._settings, SinkRole.OWNER, statement, parameters)
-
-
-# Captured tables: each has a connector and a topic of its own ------------------------------------------------------
-
-
-def captures_of(settings: Settings, specs: Iterable[SinkSpec]) -> list[Connector]:
-    """The connectors of the captured tables that these sinks read."""
-    read = {topic for one in specs for topic in one.decoders}
-    return [one for one in connectors.others(settings) if one.topic in read]
-
-
-def require_copies(settings: Settings, domain: Domain, specs: Iterable[SinkSpec]) -> None:
-    """Raises Failure if the domain does not say how to compare what these sinks have of captured tables."""
-    specs = list(specs)
-    captured = {one.topic for one in captures_of(settings, specs)}
-    reading = {one.name for one in specs if not captured.isdisjoint(one.decoders)}
-    if missing := sorted(reading - options_of(domain).copies.keys()):
-        raise Failure(
-            f"the soak does not know which rows of a captured table {', '.join(missing)} must have",
-            "write `copies` of the soak's domain, as docs/soak.md shows, or leave the sink out of the soak",
-            code="soak-domain-wrong",
-        )
-
-
-class Captured:
-    """The captured tables after a run, and their changes on the topics."""
-
-    def __init__(self, settings: Settings, specs: Sequence[SinkSpec]) -> None:
-        self._settings, self._specs = settings, specs
-        self._topics = [one.topic for one in captures_of(settings, specs)]
-        changes = (one for topic in self._topics for one in self._changes(topic))
-        self.changes = sorted(changes, key=lambda one: one.position)
-
-    def copies(self, domain: Domain) -> list[Copy]:
-        """The rows of source and sinks. Raises Failure if a query of the domain cannot be used."""
-        return [self._copy(domain, one, topic) for topic in self._topics for one in self._readers(topic)]
-
-    def _changes(self, topic: str) -> Iterator[RowChange]:
-        """The changes on the topic of a captured table that a sink takes.
-
-        Their content is what Debezium has written, and not what the sink's decoder makes of it.
-        """
-        decoder = self._readers(topic)[0].decoders[topic]
-        for messages in records.batches(self._settings, topic, topics.watermarks(self._settings, topic)):
-            taken = {
-                place
-                for rows in decoder.decode(Records.of_messages(messages)).rows.values()
-                for place in zip(rows["partition"], rows["offset"], strict=True)
-            }
-            for message in messages:
-                partition, offset = message.partition() or 0, message.offset() or 0
-                if (partition, offset) in taken:
-                    key, value = _json(message.key()), _json(message.value())
-                    yield RowChange(
-                        topic=topic,
-                        partition=partition,
-                        offset=offset,
-                        table=value["source"]["table"],
-                        key=str(next(iter(key.values()))) if len(key) == 1 else json.dumps(key),
-                        lsn=value["source"]["lsn"],
-                        op=value["op"],
-                        row=value["after"] or {},
-                    )
-
-    def _readers(self, topic: str) -> list[SinkSpec]:
-        return [one for one in self._specs if topic in one.decoders]
-
-    def _copy(self, domain: Domain, spec: SinkSpec, topic: str) -> Copy:
-        given = options_of(domain).copies[spec.name]
-        source, rows = self._rows(SourceRole.OWNER, given.source), self._rows(SinkRole.OWNER, given.sink)
-        columns = {given.key} | ({given.version} if given.version else set())
-        if lacking := {name for row in (*source, *rows) for name in columns - row.keys()}:
-            raise Failure(
-                f"the queries of {spec.name} return no column {', '.join(sorted(lacking))}",
-                "correct `copies` of the soak's domain",
-                code="soak-domain-wrong",
-            )
-        return Copy(spec.name, topic, given.key, given.version, source, rows)
-
-    def _rows(self, role: Role, sql: str) -> list[Row]:
-        return [_json(row) for (row,) in query(self._settings, role, ROWS.format(sql.strip().rstrip(";")))]
-
-
-def _json(text: str | bytes | None) -> Any:
-    """A JSON value. Fractions stay as they are written, so that nothing is rounded."""
-    return json.loads(text or b"null", parse_float=str)

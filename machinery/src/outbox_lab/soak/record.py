@@ -6,7 +6,6 @@ injections.json   the faults
 deaths.json       the processes that have ended
 checks.json       what `outbox check` said during the run and at its end
 events.jsonl      the events on the topics, a line each
-row_changes.jsonl the changes of captured tables on their topics, a line each
 seen.json         the rest of what was left: source and sinks
 verdict.json      the verdict
 stack/logs/       the logs of all parts
@@ -24,8 +23,7 @@ import msgspec
 from outbox.base.errors import Failure
 from outbox_lab.soak import history
 from outbox_lab.soak.domain import Domain
-from outbox_lab.soak.history import History
-from outbox_lab.soak.seen import Checked, Death, Injection, RowChange, Seen, TopicEvent
+from outbox_lab.soak.history import Checked, Death, History, Injection, Seen, TopicEvent
 
 T = TypeVar("T")
 # A fault of one of these may let sinks read records again: they repeat a batch if they do not know its outcome.
@@ -88,8 +86,7 @@ class Folder:
         """Write what was left. After hours that is much, so each event is a line, and nothing is indented."""
         encode = msgspec.json.Encoder().encode
         self._write("events.jsonl", (encode(event) + b"\n" for event in seen.events))
-        self._write("row_changes.jsonl", (encode(change) + b"\n" for change in seen.row_changes))
-        self._write("seen.json", [encode(replace(seen, events=(), row_changes=()))])
+        self._write("seen.json", [encode(replace(seen, events=()))])
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:
         new = self.path / f"{name}.new"
@@ -105,21 +102,17 @@ class Folder:
         """All that is judged. Raises Failure if the run did not get so far."""
         with self._opened("history.jsonl").open(encoding="utf-8") as lines:
             attempts = history.read(lines)
-        events, row_changes = self._lines("events.jsonl", TopicEvent), self._lines("row_changes.jsonl", RowChange)
+        with self._opened("events.jsonl").open("rb") as lines:
+            events = [msgspec.json.decode(line, type=TopicEvent) for line in lines]
         return RunRecord(
             domain,
             self.plan,
             attempts,
-            replace(self._read("seen.json", Seen), events=events, row_changes=row_changes),
+            replace(self._read("seen.json", Seen), events=events),
             injections=self._read("injections.json", list[Injection]),
             deaths=self._read("deaths.json", list[Death]),
             checks=self._read("checks.json", list[Checked]),
         )
-
-    def _lines(self, name: str, kind: type[T]) -> list[T]:
-        decode = msgspec.json.Decoder(kind).decode
-        with self._opened(name).open("rb") as lines:
-            return [decode(line) for line in lines]
 
     def _read(self, name: str, kind: type[T]) -> T:
         return msgspec.json.decode(self._opened(name).read_bytes(), type=kind)

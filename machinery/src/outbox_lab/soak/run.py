@@ -17,11 +17,10 @@ from outbox_lab.soak import observe, verdict
 from outbox_lab.soak.clients import Clients
 from outbox_lab.soak.domain import Domain, options_of
 from outbox_lab.soak.fault import Fault
-from outbox_lab.soak.history import Recorder
+from outbox_lab.soak.history import Checked, Death, Injection, Recorder, checked
 from outbox_lab.soak.keeper import keeping
 from outbox_lab.soak.nemesis import Nemesis
 from outbox_lab.soak.record import Folder, Plan, RunRecord
-from outbox_lab.soak.seen import Checked, Death, Injection, checked
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.soak.verdict import Verdict
 from outbox_lab.stack import interrupt
@@ -40,12 +39,7 @@ def soak(  # noqa: PLR0917 - each is one thing of a run
     A run of which nobody can read what was left is judged by its faults, the ends of processes and the checks so far:
     `unknown`, or `invalid`. Nothing of it runs when this returns or raises.
     """
-    sinks, options = domain.sinks, options_of(domain)
-    if not any("cluster" in one.parts for one in faults.values()):
-        # Without a cluster: six JVMs that nothing would break.
-        sinks, options = [*sinks, *filter(None, [options.clustered])], options._replace(clustered=())
-    testbed = Testbed(settings, sinks, options)
-    observe.require_copies(testbed.settings, domain, testbed.sink_specs)
+    testbed = Testbed(settings, domain.sinks, options_of(domain))
     folder.write("run.json", plan)
     with closing(_Run(testbed, domain, plan, folder, report)) as run:
         try:

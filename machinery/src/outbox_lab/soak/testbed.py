@@ -13,15 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
-import psycopg2
-
-from outbox.base import envfile
 from outbox.base.database import query
 from outbox.base.errors import Failure
-from outbox.base.settings import SCRAM, Role, Settings, SourceRole, address
+from outbox.base.settings import Role, Settings, SourceRole, address
 from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
@@ -31,43 +27,29 @@ from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest, State
 from outbox.sink import discovery
 from outbox.sink.spec import SinkSpec
-from outbox_lab.soak import observe
 from outbox_lab.soak.domain import NO_OPTIONS, Options
+from outbox_lab.soak.history import Checked, checked
 from outbox_lab.soak.proxy import Proxy
-from outbox_lab.soak.seen import Checked, checked
 from outbox_lab.stack import interrupt, ports
 from outbox_lab.stack.command import Command, ServiceCommand, SinkProcess
 from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import Kafka
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.process import Process
-from outbox_lab.stack.spark import SHARED
 from outbox_lab.stack.stack import Stack, quiet
 
 LINKS = ("client-service", "service-postgres", "debezium-postgres", "connect-kafka", "sinks-kafka", "sinks-postgres")
-PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "cluster", "outbox-ids", *LINKS)
-WORKERS = 2  # of the Spark cluster: the other one goes on with what a killed one had
-# Spark's own REST interface says which tasks run. It keeps little of what has ended.
-CLUSTER_PROPERTIES = """\
-spark.ui.enabled                 true
-spark.ui.port                    {port}
-spark.ui.retainedJobs            100
-spark.ui.retainedStages          100
-spark.sql.ui.retainedExecutions  10
-"""
-CLUSTER_DRIVER_MEMORY = "512m"
+PARTS = ("postgres", "kafka", "connect", "connector", "service", "sinks", "outbox-ids", *LINKS)
 # What is between the slot of a captured table and the stored offset is unknown. A snapshot is the one way to go on.
 SLOT_AHEAD = {"slot-ahead", "slot-missing", "slot-released"}
 # Ten sinks on a few cores, each with a batch for every two events, would leave none for Spark's start after a fault.
 TRIGGER_INTERVAL_MS = 2000
-MERGE_INTERVAL_MS = 5000  # on the cluster, where a batch of a few events costs as much as one of thousands
 # The many short waits of a worker that is fast cost half a core, which a soak needs for what its faults do.
 WAITS_MS = {"connector_poll_interval_ms": 50}
 WRITTEN_PARTITIONS = 3  # of a topic that a sink writes to
 START_TIMEOUT_S = 300.0  # of service and sinks: beside clients, and whatever else starts again after a fault
 # By engine, the command that runs sinks on it.
-ENGINES = {"spark": ["sink"], "cluster": ["sink"], "plain": ["sink", "--plain"], "handlers": ["handle"]}
-IN_DRIVER = "local[2]"  # the master of sinks that use no cluster; without one they would use that of the stack
+ENGINES = {"spark": ["sink"], "plain": ["sink", "--plain"], "handlers": ["handle"]}
 
 
 class LinkedKafka(Kafka):
@@ -91,39 +73,6 @@ class LinkedStack(Stack):
     """A stack whose worker reaches its broker through a link."""
 
     links: Mapping[str, Proxy] = {}
-
-    @property
-    def _properties(self) -> Path:
-        return self.home / "clustered.properties"
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the stack. Its cluster is for one process of sinks alone (`on_cluster`)."""
-        return super().settings.replace(spark_master=IN_DRIVER, spark_properties=None, **WAITS_MS)
-
-    def on_cluster(self, settings: Settings) -> Settings:
-        """The settings of sinks whose tasks run on the cluster, and whose driver says what runs there."""
-        own = {
-            "spark_master": super().settings.spark_master,
-            "spark_properties": self._properties,
-            "sink_driver_memory": CLUSTER_DRIVER_MEMORY,
-            "sink_trigger_interval_ms": MERGE_INTERVAL_MS,
-        }
-        return settings.replace(**own)
-
-    @property
-    def driver_properties(self) -> str:
-        """With the port and the secret of Spark's REST interface, which says which tasks run on the cluster."""
-        return self._properties.read_text()
-
-    def start_cluster(self, report: Progress) -> None:
-        """Start a Spark cluster of this host. Its workers need not be ready: sinks wait for them."""
-        self.up(["spark-master"], workers=WORKERS, report=report)
-        for number in range(WORKERS):
-            self.part(f"spark-worker-{number + 1}").spawn()
-        shared = (self.home / SHARED).read_text()
-        own = CLUSTER_PROPERTIES.format(port=ports.choose(0)[0])
-        envfile.write_private(self._properties, shared + own)
 
     def part(self, name: str) -> Process:
         """As in any stack, but for the links."""
@@ -243,13 +192,13 @@ class Testbed:
     """
 
     def __init__(self, settings: Settings, sinks: Sequence[Sequence[str]], options: Options = NO_OPTIONS) -> None:
-        """``sinks``: the sinks of each process, beside those of the cluster. ``options``: of the domain."""
-        self.stack = LinkedStack(settings)
+        """``sinks``: the sinks of each process on Spark. ``options``: of the domain."""
+        self.stack = LinkedStack(settings.replace(**WAITS_MS))
         self.options = options
         self.may_hang = False  # a broker was killed, and may have left a transaction open (`outbox.relay.offsets`)
         self.released: Counter[str] = Counter()  # by connector, how many were ended; their events are on topics twice
         self.checks: list[Checked] = []  # what `check` has found
-        engines = {"cluster": options.clustered, "plain": options.plain, "handlers": [*options.handlers]}
+        engines = {"plain": options.plain, "handlers": [*options.handlers]}
         self._groups = [(names, "spark") for names in sinks]
         self._groups += [(names, engine) for engine, names in engines.items() if names]
         self._locks = {part: threading.Lock() for part in PARTS}
@@ -292,22 +241,11 @@ class Testbed:
     def sinks_of(self, name: str, names: Sequence[str], engine: str) -> SinkPart:
         """A process of sinks, which is not started."""
         through = self.stack.through("sinks-kafka", "sinks-postgres")
-        settings = through.replace(sink_trigger_interval_ms=TRIGGER_INTERVAL_MS)
-        return SinkPart(name, self.stack.on_cluster(settings) if engine == "cluster" else settings, names, engine)
+        return SinkPart(name, through.replace(sink_trigger_interval_ms=TRIGGER_INTERVAL_MS), names, engine)
 
     def sinks_on(self, *engines: str) -> list[SinkPart]:
         """The processes of sinks that run on these engines."""
         return [one for one in self.sinks if one.engine in engines]
-
-    @property
-    def clustered(self) -> SinkPart | None:
-        """The process of sinks whose tasks run on the cluster, if the domain has one."""
-        return next(iter(self.sinks_on("cluster")), None)
-
-    @property
-    def cluster(self) -> Sequence[Process]:
-        """The processes of the Spark cluster: its master, then its workers."""
-        return [self.stack.part(name) for name in self.stack.parts if name.startswith("spark-")]
 
     def process_of(self, sink: str) -> SinkPart:
         return next(one for one in self.sinks if sink in one.names)
@@ -334,7 +272,8 @@ class Testbed:
     @cached_property
     def captures(self) -> Sequence[Connector]:
         """The connectors of the captured tables that a sink reads."""
-        return observe.captures_of(self.settings, self.sink_specs)
+        read = {topic for one in self.sink_specs for topic in one.decoders}
+        return [one for one in connectors.others(self.settings) if one.topic in read]
 
     @property
     def connectors(self) -> Sequence[Connector]:
@@ -356,12 +295,10 @@ class Testbed:
         self.apply()
         if written := self.written_topics.values():
             topics.create(settings, [TopicSpec(name, WRITTEN_PARTITIONS, {}) for name in written])
-        if self.options.clustered:
-            self.stack.start_cluster(report)
         self.service.spawn()
         for sink in self.sinks:
             sink.spawn()
-        parts: list[Process] = [self.service, *self.cluster, *self.sinks]
+        parts: list[Process] = [self.service, *self.sinks]
         for process in parts:
             process.wait_ready()
             report(f"{process.name}: ready")
@@ -424,16 +361,7 @@ class Testbed:
 
     def superuser(self, sql: str, parameters: object = None) -> list[tuple[Any, ...]]:
         """The rows of a statement that the server's superuser runs, who may end other sessions."""
-        server = Postgres(self.settings)
-        session = psycopg2.connect(
-            host=ports.LOOPBACK,
-            port=server.port,
-            user="postgres",
-            password=server.password,
-            require_auth=SCRAM,
-            dbname=self.settings.source_db_url.name,
-            connect_timeout=5,
-        )
+        session = Postgres(self.settings).connect(self.settings.source_db_url.name)
         with closing(session) as connection, connection, connection.cursor() as cursor:
             cursor.execute(sql, parameters)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []

@@ -12,8 +12,7 @@ from outbox.base.settings import Settings
 from outbox.jvm.jars import resolve
 from outbox.kafka.clients import jaas
 from outbox_lab.stack import config, internals, ports
-from outbox_lab.stack.jvm import Jvm
-from outbox_lab.stack.kafka import MECHANISM, WORKER
+from outbox_lab.stack.kafka import MECHANISM, WORKER, Jvm
 
 # That of worker.properties. A connector may bring others, and one that reads files says in an error what it has read.
 PROVIDER = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"

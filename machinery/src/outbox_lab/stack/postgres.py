@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+import psycopg2
+from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Settings
@@ -119,6 +121,18 @@ class Postgres(Process):
             )
         except psutil.Error:
             return False
+
+    def connect(self, dbname: str = "postgres") -> extensions.connection:
+        """A connection of the superuser, who may end other sessions."""
+        return psycopg2.connect(
+            host=ports.LOOPBACK,
+            port=self.port,
+            user="postgres",
+            password=self.password,
+            require_auth=SCRAM,
+            dbname=dbname,
+            connect_timeout=5,
+        )
 
     def psql(self, command: str, dbname: str = "postgres", check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run SQL as the superuser and return psql's output, rows unaligned. Raises Failure if it fails."""

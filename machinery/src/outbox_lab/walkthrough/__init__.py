@@ -20,21 +20,19 @@ if TYPE_CHECKING:
     from outbox.sink.discovery import sinks as sink_specs
     from outbox_lab.stack.process import Process as Part
     from outbox_lab.walkthrough.chain import Chain
-    from outbox_lab.walkthrough.crash import Checkpoint, crash_sinks
-    from outbox_lab.walkthrough.faults import rewind_sink, terminate_replication
+    from outbox_lab.walkthrough.faults import Checkpoint, crash_sinks, rewind_sink, terminate_replication
     from outbox_lab.walkthrough.player import Player
-    from outbox_lab.walkthrough.screen import Screen
-    from outbox_lab.walkthrough.story import Phase, Step, Story
+    from outbox_lab.walkthrough.story import Phase, Screen, Step, Story
 else:  # when they are used: a workload needs none of them
     __getattr__ = exports(
         __name__,
         {
             "Chain": "outbox_lab.walkthrough.chain:Chain",
-            "Checkpoint": "outbox_lab.walkthrough.crash:Checkpoint",
+            "Checkpoint": "outbox_lab.walkthrough.faults:Checkpoint",
             "Part": "outbox_lab.stack.process:Process",
             "Phase": "outbox_lab.walkthrough.story:Phase",
             "Player": "outbox_lab.walkthrough.player:Player",
-            "Screen": "outbox_lab.walkthrough.screen:Screen",
+            "Screen": "outbox_lab.walkthrough.story:Screen",
             "SinkRole": "outbox.base.settings:SinkRole",
             "SourceRole": "outbox.base.settings:SourceRole",
             "Step": "outbox_lab.walkthrough.story:Step",
@@ -43,7 +41,7 @@ else:  # when they are used: a workload needs none of them
             "connect": "outbox.base.database:connect",
             "connector_status": "outbox.relay.lifecycle:status",
             "consumer_config": "outbox.kafka.clients:consumer_config",
-            "crash_sinks": "outbox_lab.walkthrough.crash:crash_sinks",
+            "crash_sinks": "outbox_lab.walkthrough.faults:crash_sinks",
             "headers_of": "outbox.kafka.records:headers_of",
             "rewind_sink": "outbox_lab.walkthrough.faults:rewind_sink",
             "sink_specs": "outbox.sink.discovery:sinks",

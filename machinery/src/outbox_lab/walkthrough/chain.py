@@ -1,16 +1,18 @@
-"""The interface of a chain to the walkthrough, wherever its parts run. The story uses only this interface.
-
-Two implementations: `processes` of a stack of its own, and the `containers` of docker-compose.
+"""A chain as the walkthrough sees it, wherever its parts run: here as processes of a stack of its own, and in
+`containers` as those of docker-compose. The story uses only the interface.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 from outbox.base.settings import Settings
 from outbox.base.terminal import Progress
+from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
+from outbox_lab.stack.stack import Stack
 
 
 class Watched(Protocol):
@@ -60,3 +62,39 @@ class Chain(ABC):
     @abstractmethod
     def restore(self, report: Progress) -> None:
         """Leave the chain as it was before the walkthrough. May be called at any time, and repeated."""
+
+
+class Processes(Chain):
+    """An embedded stack in a home folder of its own, the service, and the sinks in one process. Its data stays after
+    ``restore``, so that it can be inspected.
+    """
+
+    def __init__(self, settings: Settings, sinks: Sequence[str]) -> None:
+        self._deployment = Deployment(Stack(settings), sinks)
+
+    @property
+    def settings(self) -> Settings:
+        return self._deployment.settings
+
+    def sink_urls(self) -> list[str]:
+        return [self._deployment.sinks.url()]
+
+    def start(self, report: Progress) -> None:
+        self._deployment.start(report)
+        self.service, self.sinks = self._deployment.service, self._deployment.sinks
+        self.worker, self.broker = (self._deployment.stack.part(name) for name in ("connect", "kafka"))
+
+    def request(self, *, exactly_once: bool) -> None:
+        self._deployment.stack = Stack(self.settings.replace(exactly_once=exactly_once))
+
+    def start_worker(self, report: Progress) -> None:
+        self._deployment.stack.up(["connect"], report=report)
+        self._deployment.apply(report)
+        self.worker = self._deployment.stack.part("connect")
+
+    def switch(self, *, exactly_once: bool, report: Progress) -> None:
+        self.request(exactly_once=exactly_once)
+        self.start_worker(report)
+
+    def restore(self, report: Progress) -> None:
+        self._deployment.stack.down(report=report)

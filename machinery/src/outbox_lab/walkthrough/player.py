@@ -7,8 +7,7 @@ import signal
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox_lab.walkthrough.screen import Screen
-from outbox_lab.walkthrough.story import Story
+from outbox_lab.walkthrough.story import Screen, Story
 
 
 class Player:

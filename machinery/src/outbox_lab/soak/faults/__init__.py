@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from outbox_lab.soak.fault import Fault
-from outbox_lab.soak.faults import cluster, hostile, operations, relay, servers, sinks
+from outbox_lab.soak.fault import Fault, Strike
+from outbox_lab.soak.faults import hostile, operations, relay, servers, sinks
+from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.testbed import LINKS
 
 A_WHILE, A_MOMENT = (2.0, 10.0), (2.0, 5.0)  # seconds
@@ -53,7 +54,7 @@ _TABLE = (
           servers.kill_in_request, servers.restart_service, ("service",), ("postgres",)),
     Fault("service-killed-after-commit",
           "SIGKILL to the service's workers between a COMMIT and the answer to the client.",
-          servers.kill_after_commit, servers.restart_service_and_link, ("service", "client-service"),
+          servers.kill_after_commit, servers.restart_service, ("service", "client-service"),
           ("postgres", "service-postgres")),
     Fault("ids-of-the-past", "The clock from which event ids are made goes back by an hour.",
           servers.set_clock_back, servers.set_clock_right, ("outbox-ids",), ("postgres",), A_WHILE),
@@ -66,7 +67,7 @@ _TABLE = (
     Fault("sinks-spark-killed", "SIGKILL to the driver's JVM. The Python process must notice, and end.",
           sinks.kill_spark, sinks.restart, ("sinks",), lasts_s=A_WHILE, is_possible=sinks.has_spark),
     Fault("sinks-killed-between-commits", "SIGKILL after the commit to the sink database and before Spark's.",
-          sinks.kill_between_commits, sinks.restart, ("sinks",), BATCHES, is_possible=sinks.has_spark),
+          sinks.kill_between_commits, sinks.restart, ("sinks",), BATCHES, is_possible=sinks.with_two_commits),
     Fault("sinks-killed-before-commit",
           "SIGKILL once a batch has written everything, and before it is committed.",
           sinks.kill_before_commit, sinks.restart, ("sinks",), BATCHES),
@@ -97,29 +98,17 @@ _TABLE = (
     Fault("sink-rewound", "`outbox rewind` to the beginning of the topics: every event is read again.",
           sinks.rewind, sinks.restart, ("sinks",), DATABASE_AND_BROKER),
 
-    # Sinks on a Spark cluster
-    Fault("sinks-executor-killed-in-merge", "SIGKILL to an executor that has a task of a MERGE. The driver must go on.",
-          partial(cluster.lose_task, kill=cluster.kill_executor), sinks.restart,
-          ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
-    Fault("sinks-worker-killed-in-merge",
-          "SIGKILL to a worker and its executors, one of them with a task of a MERGE.",
-          partial(cluster.lose_task, kill=cluster.kill_worker), sinks.restart,
-          ("cluster",), ("sinks", *BATCHES), is_possible=cluster.has_cluster),
-    Fault("sinks-killed-in-merge", "SIGKILL to the driver while a task of its MERGE stands still.",
-          cluster.kill_in_merge, sinks.restart, ("sinks", "cluster"), BATCHES, A_WHILE,
-          is_possible=cluster.has_cluster),
-    Fault("sinks-killed-behind-merge", "SIGKILL to the driver between the commit of the table and that of Postgres.",
-          cluster.kill_behind_merge, sinks.restart, ("sinks", "cluster"), BATCHES, A_WHILE,
-          is_possible=cluster.has_cluster),
-
     # Links
     *(Fault(f"{link}-cut", "Every connection is closed, and new ones are refused.",
-            servers.cut, servers.heal_link, (link,), lasts_s=A_WHILE) for link in LINKS),
+            partial(servers.break_link, affect=Proxy.cut, effect="ended"), Strike.heal_links,
+            (link,), lasts_s=A_WHILE) for link in LINKS),
     *(Fault(f"{link}-slow", "Each packet is 0.3 s late.",
-            servers.slow_down, servers.heal_link, (link,), lasts_s=A_WHILE) for link in LINKS),
+            partial(servers.break_link, affect=servers.slow_down, effect="chunks delayed"), Strike.heal_links,
+            (link,), lasts_s=A_WHILE) for link in LINKS),
     *(Fault(f"{link}-half-open",
             "Connections stay and begin, and no byte passes, sometimes for longer than clients wait.",
-            servers.half_open, servers.heal_link, (link,), lasts_s=LONG) for link in LINKS),
+            partial(servers.break_link, affect=Proxy.freeze, effect="chunks held"), Strike.heal_links,
+            (link,), lasts_s=LONG) for link in LINKS),
 
     # Operations of people
     Fault("prune", "`outbox prune --keep-hours 0`, beside everything.", operations.prune),

@@ -53,21 +53,10 @@ def discard_letters(strike: Strike) -> None:
     discard(strike.testbed, sorted(strike.letters))
 
 
-def captured_topics(testbed: Testbed) -> set[str]:
-    """The topics of captured tables that a sink reads."""
-    return {connector.topic for connector in testbed.captures}
-
-
-def topics_for(testbed: Testbed, make: Make) -> list[str]:
-    """The topics that such records fit: all, or only those of events, because a change has no id."""
-    captured = set() if make in OF_IDS else captured_topics(testbed)
-    return sorted([*catalog.of_project(testbed.settings).topics, *captured])
-
-
 def send(strike: Strike, make: Make) -> str:
     """Send records to a topic. It has happened once all sinks have read them and set them aside."""
     testbed = strike.testbed
-    topic = strike.chance.choice(topics_for(testbed, make))
+    topic = strike.chance.choice(sorted(catalog.of_project(testbed.settings).topics))
     sinks = testbed.readers(topic)
     if not sinks:
         raise NotFired(f"no sink reads topic {topic}")
@@ -130,8 +119,6 @@ def _without_letter(strike: Strike, sinks: Sequence[SinkSpec], topic: str, deliv
 
 def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: HostileRecord) -> bool:
     """Whether a sink asks for the event that a record claims to be. It skips others without a look at them."""
-    if topic in captured_topics(testbed):
-        return True
     type_ = record.headers.get("eventType")
     events = [f"{one.name}.{(type_ or b'').decode()}" for one in catalog.of_project(testbed.settings).topics[topic]]
     return type_ is None or not sink.decoders[topic].wanted_names.isdisjoint(events)
@@ -149,23 +136,19 @@ def foreign_records(_: Testbed, _topic: str, chance: random.Random) -> Iterator[
 
 def malformed_records(testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
     """Records with our headers, whose values break the contract."""
-    is_captured = topic in captured_topics(testbed)
     for _ in range(RECORDS):
-        headers, event = ({}, _envelope(chance)) if is_captured else _example(testbed, topic, chance)
-        whole, needed = json.dumps(event), {"after", "source", "op"} if is_captured else event
-        event.pop(chance.choice(sorted(needed)))
-        # A change of no row is wrong as a whole, too.
-        values = [json.dumps(event), whole[:-5], "{", "null", '{"a": NaN}', *([whole] if is_captured else [])]
-        yield HostileRecord(str(uuid.uuid4()).encode(), headers, chance.choice(values).encode())
+        headers, event = _example(testbed, topic, chance)
+        whole = json.dumps(event)
+        event.pop(chance.choice(sorted(event)))
+        value = chance.choice([json.dumps(event), whole[:-5], "{", "null", '{"a": NaN}'])
+        yield HostileRecord(str(uuid.uuid4()).encode(), headers, value.encode())
 
 
 def huge_records(testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
     """Records of almost a megabyte."""
-    is_captured = topic in captured_topics(testbed)
     for _ in range(3):
-        headers, event = ({}, _envelope(chance)) if is_captured else _example(testbed, topic, chance)
-        name = "op" if is_captured else "more"
-        yield HostileRecord(b"huge", headers, json.dumps({**event, name: "x" * HUGE_BYTES}).encode())
+        headers, event = _example(testbed, topic, chance)
+        yield HostileRecord(b"huge", headers, json.dumps({**event, "more": "x" * HUGE_BYTES}).encode())
 
 
 def records_of_decades(testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
@@ -185,9 +168,6 @@ def records_with_used_ids(testbed: Testbed, topic: str, chance: random.Random) -
         headers, event = _example(testbed, topic, chance)
         value = json.dumps({**event, "version": -1}).encode()
         yield HostileRecord(b"used", {**headers, "id": event_id}, value)
-
-
-OF_IDS = (records_of_decades, records_with_used_ids)
 
 
 def _used_ids(testbed: Testbed, topic: str, chance: random.Random) -> list[bytes]:
@@ -215,11 +195,6 @@ def _example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Heade
     event_id, version = _uuid_v7(chance, 1_790_000_000_000), str(chosen.version)
     headers = {"id": event_id.encode(), "eventType": chosen.type.encode(), "schemaVersion": version.encode()}
     return headers, dict(chosen.examples[0])
-
-
-def _envelope(chance: random.Random) -> dict[str, Any]:
-    """A change of no row, as Debezium would write it: no sink can say what it has changed."""
-    return {"before": None, "after": {}, "source": {"table": "nothing", "lsn": chance.getrandbits(62)}, "op": "u"}
 
 
 def _uuid_v7(chance: random.Random, time_ms: int) -> str:

@@ -19,7 +19,7 @@ from outbox.sink.remembering import fence
 from outbox.sink.repair import derived
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
-from outbox_lab.soak.seen import WRONG_RESULT, checked
+from outbox_lab.soak.history import WRONG_RESULT, checked
 from outbox_lab.soak.testbed import SLOT_AHEAD, Done, Testbed
 
 Place = tuple[int, int]  # partition and offset

@@ -131,23 +131,11 @@ def limit_files(process: Process, limit: str) -> int:
 DELAY_S = 0.3
 
 
-def cut(strike: Strike) -> str:
-    return _break_link(strike, Proxy.cut, "ended")
+def slow_down(proxy: Proxy) -> int:
+    return proxy.delay(DELAY_S)
 
 
-def slow_down(strike: Strike) -> str:
-    return _break_link(strike, lambda proxy: proxy.delay(DELAY_S), "chunks delayed")
-
-
-def half_open(strike: Strike) -> str:
-    return _break_link(strike, Proxy.freeze, "chunks held")
-
-
-def heal_link(strike: Strike) -> None:
-    strike.testbed.links[strike.part].heal()
-
-
-def _break_link(strike: Strike, affect: Callable[[Proxy], int], effect: str) -> str:
+def break_link(strike: Strike, affect: Callable[[Proxy], int], effect: str) -> str:
     """Break a link while a connection uses it. It has happened once that was ended, or what came through was held."""
     proxy, link = strike.testbed.links[strike.part], strike.part
     before = proxy.bytes
@@ -212,11 +200,7 @@ def kill_after_commit(strike: Strike) -> str:
 
 
 def restart_service(strike: Strike) -> None:
-    strike.testbed.service.start()
-
-
-def restart_service_and_link(strike: Strike) -> None:
-    strike.testbed.links["client-service"].heal()
+    strike.heal_links()
     strike.testbed.service.start()
 
 

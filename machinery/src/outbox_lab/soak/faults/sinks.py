@@ -23,9 +23,8 @@ from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
 from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.faults.servers import stop_all
 from outbox_lab.soak.testbed import SinkPart, Testbed
-from outbox_lab.walkthrough.crash import Window
+from outbox_lab.walkthrough.faults import Window
 
-ON_SPARK = ("spark", "cluster")
 OTHER = {"spark": "plain", "plain": "spark"}
 REACHED = "SELECT coalesce(sum(next_offset), 0)::bigint FROM public.positions WHERE sink = %s"
 GENERATION = "SELECT generation FROM public.sinks WHERE name = %s"
@@ -61,10 +60,9 @@ def _wait_applied(process: SinkPart, testbed: Testbed) -> str:
 
 
 def restart(strike: Strike) -> None:
-    """Undo whatever a fault has done to sinks, their links and their cluster."""
+    """Undo whatever a fault has done to sinks and their links."""
     testbed = strike.testbed
-    for name in testbed.links.keys() & {*strike.fault.parts}:
-        testbed.links[name].heal()
+    strike.heal_links()
     for process in testbed.sinks:
         if process.name in strike.victims:
             _second(testbed, process).stop()
@@ -72,8 +70,8 @@ def restart(strike: Strike) -> None:
         if process.engine != process.own_engine:
             process.stop()
             process.run_on(process.own_engine)
-    for one in (*testbed.cluster, *testbed.sinks):
-        one.start()
+    for process in testbed.sinks:
+        process.start()
 
 
 def kill(strike: Strike) -> str:
@@ -99,7 +97,7 @@ def freeze(strike: Strike) -> str:
 
 
 def kill_spark(strike: Strike) -> str:
-    process, killed = _choose(strike, strike.testbed.sinks_on(*ON_SPARK)), list[int]()
+    process, killed = _choose(strike, strike.testbed.sinks_on("spark")), list[int]()
     for one in process.processes():
         with suppress(psutil.NoSuchProcess):
             if one.name() == "java":
@@ -111,10 +109,14 @@ def kill_spark(strike: Strike) -> str:
     return f"{process.name}, JVM {killed[0]}, was killed, and the process has ended"
 
 
+def with_two_commits(testbed: Testbed) -> list[SinkPart]:
+    """The processes on Spark that need it for nothing else: those with a Delta table need it for their own commit."""
+    return [one for one in on_either(testbed) if one.engine == "spark"]
+
+
 def kill_between_commits(strike: Strike) -> str:
-    """Not the sinks with a Delta table: they need Spark for the commit, and it is frozen."""
     testbed = strike.testbed
-    process = _choose(strike, testbed.sinks_on("spark"))
+    process = _choose(strike, with_two_commits(testbed))
     window = Window(testbed.settings, process, process.names)
     process.kill()  # with a batch in hand it would not end gently while the window holds its lock
 
@@ -312,7 +314,7 @@ def rewind(strike: Strike) -> str:
 
 def damage_checkpoint(strike: Strike, damage: Callable[[Path, Random], str]) -> str:
     """Damage a checkpoint while its sink is down. It has happened once the sink has committed again."""
-    testbed, process = strike.testbed, _choose(strike, strike.testbed.sinks_on(*ON_SPARK))
+    testbed, process = strike.testbed, _choose(strike, strike.testbed.sinks_on("spark"))
     wait_committed(testbed, strike.sink)
     process.kill()
     done = damage(_folder(testbed, strike.sink), strike.chance)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from pathlib import Path
 from random import SystemRandom
 
 import hypothesis
@@ -29,11 +27,9 @@ from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.contract import ways
-from outbox_lab.testing.contract.database import opened, with_clock
 from outbox_lab.testing.contract.delivery import transformed
 from outbox_lab.testing.contract.events import History, Lifecycle, histories
-from outbox_lab.testing.contract.place import FUNCTIONS, FunctionPlace
-from outbox_lab.testing.contract.result import Reader, Result, difference
+from outbox_lab.testing.contract.result import FunctionPlace, Reader, Result, difference, opened
 from outbox_lab.testing.contract.ways import Case, Subject, Way
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 
@@ -42,6 +38,7 @@ FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 EXAMPLES = 8
 TRANSFORMED_SHARE = 4  # of the examples: Spark takes its time for each batch
 CONSTRAINTS = "23"  # the class of SQLSTATEs of violated constraints
+FUNCTIONS = ("totals", "erase")  # that a function's module needs beside it
 SEEDS = 2**32
 SEARCHED_MAX = 1000
 SHRINKING_MAX = 150  # histories; each takes a fifth of a second
@@ -60,7 +57,7 @@ def contract(
 
     @leaves_sockets
     @pytest.mark.each_sink
-    def test(sink: str, fresh_databases: FreshDatabases, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    def test(sink: str, fresh_databases: FreshDatabases, request: pytest.FixtureRequest) -> None:
         """Every way to deliver a sink's events gives the same result."""
         with fresh_databases() as settings:
             chosen = discovery.chosen(settings, sink)
@@ -71,7 +68,7 @@ def contract(
             seed = SystemRandom().randrange(SEEDS) if given is None else given
             problem = ""
             try:
-                keep(settings, chosen, tmp_path / "projections", seed=seed, lifecycle=lifecycle, examples=examples)
+                keep(settings, chosen, seed=seed, lifecycle=lifecycle, examples=examples)
             except AssertionError as error:
                 problem = str(error)
         if problem:
@@ -96,19 +93,17 @@ def untestable(sink: SinkSpec) -> str | None:
 def keep(
     settings: Settings,
     sink: SinkSpec,
-    folder: Path,
     *,
     seed: object,
     lifecycle: Lifecycle = Lifecycle(),  # noqa: B008 - frozen
     examples: int = EXAMPLES,
     shrinking_max: int = SHRINKING_MAX,
 ) -> None:
-    """Require that a sink keeps the contract. ``settings`` are those of fresh databases, ``folder`` does not exist.
-    ``shrinking_max`` is how many histories are tried to find a shorter one.
+    """Require that a sink keeps the contract. ``settings`` are those of fresh databases. ``shrinking_max`` is how many
+    histories are tried to find a shorter one.
 
     Raises AssertionError that names the sink, the way, the table, the row and both values, and prints the history.
     """
-    sink = replace(sink, job=replace(sink.job, projections=with_clock(sink.job.projections, folder)))
     with opened(settings) as database, ExitStack() as stack:
         subject = Subject(database, sink)
         if sink.job.transform is not None:
@@ -198,7 +193,8 @@ class _Contract:
         """The result in order. A history that violates a constraint of the database is rejected."""
         self._reset(history)
         try:
-            ways.once(self._subject, history)
+            with self._subject.delivering() as delivery:
+                ways.once(delivery, history)
         except Failure as failure:
             if self._is_refused(failure):
                 hypothesis.reject()
@@ -225,7 +221,8 @@ class _Contract:
         """How the result of a way differs; empty if it does not."""
         self._reset(history)
         try:
-            way.deliver(Case(self._subject, history, reference))
+            with self._subject.delivering() as delivery:
+                way.deliver(delivery, Case(self._subject, history, reference))
         except Failure as failure:
             return f"it stops: {failure.message}"
         return str(difference(reference, self._result()) or "")

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
+from outbox.base.database import connect
 from outbox.base.settings import SinkRole
 from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
-from outbox.sink.applying.handlers.writer import HandlerWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import Skipped
 from outbox.sink.decoding.records import DeadRecord, Place, Record
@@ -21,8 +20,8 @@ from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Applier, SinkWriter
-from outbox_lab.testing.contract.database import NOW, Database
 from outbox_lab.testing.contract.events import Sent
+from outbox_lab.testing.contract.result import Database
 from outbox_lab.testing.fixtures.spark import running
 from outbox_lab.testing.sinks import at_places
 
@@ -41,12 +40,9 @@ class Placed(NamedTuple):
 class Delivery:
     """Deliveries to one sink, each of which begins where the last has ended."""
 
-    def __init__(
-        self, database: Database, spec: SinkSpec, transform: Transformed | None = None, now: str = NOW
-    ) -> None:
-        """``now`` is the time at which all of it happens."""
+    def __init__(self, database: Database, spec: SinkSpec, transform: Transformed | None = None) -> None:
         self.spec = spec
-        self._database, self._transform, self._now = database, transform, now
+        self._database, self._transform = database, transform
         self._open = ExitStack()
         self._writer: SinkWriter | None = None
         self._records: dict[str, dict[Place, Record]] = {}  # by topic and place, those of the last batch
@@ -75,7 +71,7 @@ class Delivery:
     def replay(self) -> None:
         """Replay what was set aside, as `outbox dead-letters replay` does."""
         self.close()
-        with self._database.connection(SinkRole.WRITER, self._now) as connection:
+        with closing(connect(self._database.settings, SinkRole.WRITER)) as connection:
             chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(connection, with_parked=True)
             replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)
 
@@ -87,7 +83,7 @@ class Delivery:
         with rebuild.reserved(self._database.settings, self.spec.name) as connection:
             rebuild.begin(connection, self.spec.name, topics, first)
             copy = replace(self.spec, name=rebuild.copy_of(self.spec.name))
-            with closing(Delivery(self._database, copy, self._transform, self._now)) as to_copy:
+            with closing(Delivery(self._database, copy, self._transform)) as to_copy:
                 to_copy.apply(placed)
             rebuild.swap(connection, self.spec.name, topics, first)
 
@@ -95,10 +91,8 @@ class Delivery:
     def writer(self) -> SinkWriter:
         """The writer of the driver that runs; a driver is started if none does."""
         if self._writer is None:
-            connection = self._open.enter_context(self._database.connection(SinkRole.WRITER, self._now))
+            connection = self._open.enter_context(closing(connect(self._database.settings, SinkRole.WRITER)))
             self._writer = self.spec.target.writer(self._database.settings, connection, self.spec, self._fetch)
-            if isinstance(self._writer, HandlerWriter):
-                self._writer.connect = partial(self._database.connect, now=self._now)
             if self._transform is not None:
                 self._writer.prepare(self._transform.schema)
         return self._writer

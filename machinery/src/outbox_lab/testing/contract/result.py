@@ -1,4 +1,7 @@
-"""The result of a sink: the rows of its tables, and the dead letters that are open.
+"""The result of a sink: rows of its tables, open dead letters, and what a target's function has written.
+
+All of it is emptied between deliveries: a new pair of databases takes 0.3 s, emptying one takes 0.01 s, and a test
+delivers some hundred times.
 
 Compared are all tables of the sink database but the machinery's own and those in which the sink's strategy remembers
 events. Of a table with a column ``sink`` it is the sink's rows; of a table without, all rows. A column whose default is
@@ -10,20 +13,28 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
 from outbox.audit.sinks import MACHINERY_TABLES
-from outbox.base.database import Row
+from outbox.base.database import Row, connect
+from outbox.base.settings import Settings, SinkRole
+from outbox.sink.applying.function import FunctionTarget
 from outbox.sink.remembering.strategy import Strategy
+from outbox.sink.spec import SinkSpec
 
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
 MACHINERY = MACHINERY_TABLES | {"dedup_horizon", "erased_keys", "outbox_version", "sinks"}
 ICEBERG = {"iceberg_namespace_properties", "iceberg_tables"}  # of `outbox.migrations.make_iceberg_catalog`
 LETTERS = "dead_letters"
+EMPTIED = """
+SELECT relname, relkind = 'S' FROM pg_class
+ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'S') AND NOT relispartition
+"""
 TABLES = """
 SELECT relname FROM pg_class
  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
@@ -38,6 +49,54 @@ SELECT attname, coalesce(pg_get_expr(adbin, adrelid), '') ~* %(time)s,
 """
 TIME = r"\m(now|current_timestamp|current_date|localtimestamp|\w+_timestamp)\M"
 OPEN_LETTERS = "SELECT identity, reason FROM public.dead_letters WHERE sink = %s AND status = 'open'"
+
+
+class Database:
+    """The sink database, to which nobody else connects.
+
+    Tables that have rows after the migration (lookup tables, the machinery's own) are left as they are.
+    """
+
+    def __init__(self, settings: Settings, owner: extensions.connection) -> None:
+        """``owner`` is a connection of the owner's role."""
+        self.settings, self.owner = settings, owner
+        with owner, owner.cursor() as cursor:
+            cursor.execute(EMPTIED)
+            found = cursor.fetchall()
+            tables = [name for name, is_sequence in found if not is_sequence]
+            kept = _with_rows(cursor, tables)
+        self._emptied = [name for name in tables if name not in kept]
+        self._restarts = [
+            sql.SQL("ALTER SEQUENCE {} RESTART").format(_public(name)) for name, is_sequence in found if is_sequence
+        ]
+
+    def reset(self) -> None:
+        """Empty it. An empty table is left alone, because to truncate it would take as long as one with rows."""
+        with self.owner, self.owner.cursor() as cursor:
+            filled = _with_rows(cursor, self._emptied)
+            if filled:
+                # CASCADE, because Postgres refuses to truncate a table alone if another one refers to it.
+                cursor.execute(sql.SQL("TRUNCATE {} CASCADE").format(sql.SQL(", ").join(map(_public, filled))))
+            for restart in self._restarts:
+                cursor.execute(restart)
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Database]:
+    """The sink database of a fresh pair."""
+    with closing(connect(settings, SinkRole.OWNER)) as owner:
+        yield Database(settings, owner)
+
+
+def _with_rows(cursor: extensions.cursor, tables: Iterable[str]) -> set[str]:
+    """The tables that have rows."""
+    one = sql.SQL("SELECT {} WHERE EXISTS (SELECT FROM {})")
+    cursor.execute(sql.SQL(" UNION ALL ").join(one.format(sql.Literal(name), _public(name)) for name in tables))
+    return {name for (name,) in cursor.fetchall()}
+
+
+def _public(name: str) -> sql.Identifier:
+    return sql.Identifier("public", name)
 
 
 class Table(NamedTuple):
@@ -104,6 +163,36 @@ class Reader:
         return found
 
 
+class FunctionPlace:
+    """The place that a target's function writes to: read by ``totals``, and emptied by ``erase``, key by key.
+
+    So a test never removes more than it has delivered. A place that is not empty at the start fails the test.
+    """
+
+    def __init__(self, settings: Settings, spec: SinkSpec, target: FunctionTarget) -> None:
+        self._settings, self._spec, self._target = settings, spec, target
+
+    def empty(self, delivered: Collection[tuple[str, str]]) -> None:
+        """Erase these keys, each with its topic. Raises AssertionError if there is anything else."""
+        for topic, key in delivered:
+            self._target.erase(self._settings, self._spec, topic, key, dry_run=False)
+        for key, *_ in self._target.totals(self._spec):
+            raise AssertionError(
+                f"sink {self._spec.name}: the place of {self._target.name} is not empty, it has the key {key}\n"
+                "Usually: the test needs a place of its own; or the function erase leaves rows of a key."
+            )
+
+    def read(self) -> Result:
+        """The totals by key."""
+        found: dict[Place, dict[str, Any]] = {}
+        for key, total, version in self._target.totals(self._spec):
+            place = Place(f"totals of {self._target.name}", f"key {key}")
+            row = found.setdefault(place, {"total": Decimal(0), "version": None})
+            row["total"] += total
+            row["version"] = version if row["version"] is None else max(version, row["version"])
+        return found
+
+
 def difference(reference: Result, found: Result) -> Difference | None:
     """The first difference of two results; None if they are equal."""
     for place in sorted(reference.keys() | found.keys()):
@@ -125,7 +214,7 @@ def _table(cursor: extensions.cursor, name: str) -> Table:
 
 
 def _rows(cursor: extensions.cursor, table: Table, sink: str) -> dict[Place, Row]:
-    query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(sql.Identifier("public", table.name))
+    query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(_public(table.name))
     if table.has_sink:
         query += sql.SQL(" WHERE sink = {}").format(sql.Literal(sink))
     cursor.execute(query)
