@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import signal
 import socket
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from outbox.base import project
 from outbox.base.settings import Settings, address, load
 from outbox.events import catalog
-from outbox_lab.commands import dev
-from outbox_lab.stack import deployment, development, ports, sink_files
+from outbox.sink import discovery
+from outbox_lab.stack import deployment, development, ports
 from outbox_lab.stack.command import Command, ServiceCommand
 from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.development import QUICK_S, SCHEMA, SERVICE, Development, file_states
@@ -135,36 +129,19 @@ def test_source_files_are_watched_in_every_folder(watched: Path) -> None:
     assert changed == {"a.py"}
 
 
-@pytest.mark.parametrize("gone", ["a.py", "within"])
-@pytest.mark.parametrize("before", [True, False])
-def test_files_may_be_removed_while_they_are_looked_at(
-    watched: Path, monkeypatch: pytest.MonkeyPatch, before: bool, gone: str
-) -> None:
-    stat, seen = Path.stat, list[Path]()
-
-    def remove() -> None:
-        path = watched / gone
-        shutil.rmtree(path) if gone == "within" else path.unlink()
+def test_files_may_be_removed_while_they_are_looked_at(watched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = Path.stat
 
     def with_removal(path: Path, **options: bool) -> os.stat_result:
-        is_first = path.name == "a.py" and not seen
-        if is_first:
-            seen.append(path)
-        if is_first and before:
-            remove()
-        try:
-            return stat(path, **options)
-        finally:
-            if is_first and not before:
-                remove()
+        if path.name == "a.py":
+            path.unlink()
+        return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", with_removal)
-    assert watched / "b.sql" in file_states([watched])
-    left = {file.relative_to(watched).parts[0] for file in file_states([watched])}
-    assert left == {"a.py", "b.sql", "within"} - {gone}
+    assert {file.name for file in file_states([watched])} == {"b.sql", "c.py"}
 
 
-@pytest.mark.parametrize("name", [*PARTS, SERVICE, "orders"])
+@pytest.mark.parametrize("name", ["connect", SERVICE])
 def test_a_part_that_ends_starts_again_after_a_growing_pause_three_times_at_most(
     name: str, developed: Developed
 ) -> None:
@@ -232,7 +209,7 @@ def test_only_the_edited_sink_starts_again(settings: Settings, tmp_path: Path, m
     files["sales"].append(package / "orders/projections")  # as a job may say
     for folder in (*files["orders"], *files["sales"], *files["unused"]):
         folder.mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr(development, "sink_files", SimpleNamespace(read=lambda: files))
+    monkeypatch.setattr(development, "sink_files", lambda: files)
     developed = Developed(settings, monkeypatch)
     developed.start()
 
@@ -249,29 +226,21 @@ def test_only_the_edited_sink_starts_again(settings: Settings, tmp_path: Path, m
     assert edited("orders/projections/states.sql") == {"orders", "sales"}
     assert edited("unused/job.py") == set()
     assert edited("helpers.py") == {"orders", "sales"}
-    (package / "sales/job.py").touch()
-    developed.look()
-    (package / "sales/job.py").unlink()
-    before = developed.sinks["sales"].starts
-    developed.look()
-    assert developed.sinks["sales"].starts == before + 1
     developed.sinks["sales"].runs = False
     developed.look()
     assert edited("orders/job.py") == {"orders", "sales"}, "another's mistake may be why it is down"
 
 
-def test_files_of_sinks_are_read_from_their_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(project.VARIABLE, str(DOMAIN))
-    found = sink_files.read()
-    assert found is not None
-    assert found["dedup"][0].name == "stock" or found["dedup"][0].is_relative_to(DOMAIN / "stock/sinks")
+def test_files_of_sinks_are_read_from_their_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = development.sink_files()
+    assert found["dedup"][0].is_relative_to(DOMAIN / "stock/sinks")
     assert all(path.exists() for paths in found.values() for path in paths)
-    work_for(tmp_path / "broken", monkeypatch)
-    for folder in ("stock", "stock/sinks", "stock/sinks/orders"):
-        (tmp_path / "broken" / folder).mkdir()
-        (tmp_path / "broken" / folder / "__init__.py").touch()
-    (tmp_path / "broken/stock/sinks/orders/job.py").write_text("job = (")
-    assert sink_files.read() is None
+
+    def broken(_: Settings) -> Any:
+        raise SyntaxError("job = (")
+
+    monkeypatch.setattr(discovery, "declared", broken)
+    assert development.sink_files() == {}
 
 
 def test_events_that_are_declared_meanwhile_are_applied(
@@ -294,45 +263,6 @@ def test_events_that_are_declared_meanwhile_are_applied(
     assert topics == before
     assert names == {"basket.changed.v1", "order.changed.v1"}
     assert len(topics_now - topics) == 1
-
-
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """The signal handlers of this process, which the command sets."""
-    before: Mapping[signal.Signals, Any] = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for one, handler in before.items():
-        signal.signal(one, handler)
-
-
-@pytest.mark.usefixtures("handlers")
-def test_each_part_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["stack", *PARTS, SERVICE, "sink-orders"]
-
-    class Shown:
-        """Shows a line of each part, twice, and is ended by Ctrl-C."""
-
-        def __init__(self, _: object, sinks: object, show: development.Show, *, verbose: bool) -> None:
-            del sinks, verbose
-            self._show = show
-
-        def start(self) -> None:
-            for name in [*names, *names]:
-                self._show(name, "a line")
-
-        def step(self) -> None:
-            raise KeyboardInterrupt
-
-        def stop(self) -> None:
-            pass
-
-    monkeypatch.setattr(development, "Development", Shown)
-    monkeypatch.setenv("OUTBOX_HOME", str(tmp_path))
-    done = CliRunner().invoke(dev.dev, color=True)
-    assert done.exit_code == 0, done.output
-    shown = set(re.findall(r"^\x1b\[(\d+)m\x1b\[22m([\w-]+) +│", done.output, re.MULTILINE))
-    assert sorted(name for _, name in shown) == sorted(names)
-    assert len({colour for colour, _ in shown}) == len(names)
 
 
 def test_idle_chain_polls_less_often_unless_somebody_has_set_that(tmp_path: Path) -> None:

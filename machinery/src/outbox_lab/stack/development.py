@@ -13,6 +13,7 @@ a file of the project changes. Each sink is a process of its own: Python has no 
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import time
@@ -25,12 +26,14 @@ from pathlib import Path
 
 from outbox.base import project
 from outbox.base.errors import Failure
+from outbox.base.settings import load
 from outbox.events import catalog
-from outbox_lab.stack import ports, sink_files
+from outbox.sink import discovery
+from outbox_lab.stack import ports
 from outbox_lab.stack.command import ServiceCommand, sink
 from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
-from outbox_lab.stack.shown import Shown, shortened
+from outbox_lab.stack.shown import Shown
 from outbox_lab.stack.stack import PARTS
 
 SERVICE, SINKS, SCHEMA = "service", "sinks", "schema"
@@ -102,7 +105,7 @@ class Development:
         self._starting: ServiceCommand | None = None  # the service, until it is ready
         self._logs: dict[str, tuple[GrowingFile, Shown]] = {}
         self._folders = _folders()
-        self._files: Mapping[str, Sequence[Path]] = {}  # of each declared sink
+        self._sink_files = sink_files()
         self._seen = self._look()
 
     def start(self) -> None:
@@ -125,7 +128,6 @@ class Development:
             name: (GrowingFile(part.process.log_file), Shown(root, verbose=self._verbose))
             for name, part in self._parts.items()
         }
-        self._read_files()
         self.apply(SCHEMA)
 
     def step(self) -> None:
@@ -209,7 +211,8 @@ class Development:
     def _show_failed(self, error: Exception) -> None:
         lines = [str(error)]
         if not isinstance(error, Failure):
-            lines = shortened("".join(traceback.format_exception(error)), project.current().root)
+            logged = "".join(traceback.format_exception(error)).splitlines()
+            lines = [*Shown(project.current().root).lines(logged)]
         for line in ("failed:", *lines) if len(lines) > 1 else (f"failed: {lines[0]}",):
             self._show("dev", line)
 
@@ -234,27 +237,32 @@ class Development:
         """The sinks to start again after a change of these files: also those that are down, as another's mistake in a
         module may be why.
         """
-        if not files:
-            return []
-        before = self._files
-        self._read_files()
-        owners = {file: _owners(file, before) | _owners(file, self._files) for file in files}
-        is_shared = not all(owners.values())
-        hit = set().union(*owners.values())
-        parts = {name: f"sink-{name}" for name in self._sinks}
+        owners = [
+            {name for name, paths in self._sink_files.items() if any(file.is_relative_to(path) for path in paths)}
+            for file in files
+        ]
+        is_shared, hit = not all(owners), set[str]().union(*owners)
+        parts = {name: f"sink-{name}" for name in self._sinks} if files else {}
         return [part for name, part in parts.items() if is_shared or name in hit or self._parts[part].is_down]
-
-    def _read_files(self) -> None:
-        """Read which files each sink has. If they cannot be imported, what was read before counts."""
-        self._files = sink_files.read() or self._files
 
     def _look(self) -> Mapping[str, Mapping[Path, int]]:
         return {what: file_states(folders) for what, folders in self._folders.items()}
 
 
-def _owners(file: Path, files: Mapping[str, Sequence[Path]]) -> set[str]:
-    """The sinks that a file belongs to."""
-    return {name for name, paths in files.items() if any(file.is_relative_to(path) for path in paths)}
+def sink_files() -> Mapping[str, Sequence[Path]]:
+    """By sink the folders and files that it is made of, as declared when the command began; none if they cannot be
+    imported: then a change of any of them starts every sink again.
+    """
+    found: dict[str, Sequence[Path]] = {}
+    with suppress(Exception):  # a file of the project may be half written
+        for folder, job in discovery.declared(load()):
+            paths = [folder, job.projections]
+            if isinstance(job.strategy, Path):
+                paths.append(job.strategy.resolve())
+            if job.transform and (module := importlib.util.find_spec(job.transform.partition(":")[0])):
+                paths.append(Path(str(module.origin)))
+            found[job.name] = paths
+    return found
 
 
 def _difference(before: Mapping[Path, int], after: Mapping[Path, int]) -> set[Path]:
