@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -224,29 +223,6 @@ def test_the_next_up_finds_data_ports_and_passwords(up: Stack) -> None:
     assert remembered(up.settings) == known
 
 
-@pytest.mark.parametrize("name", ["kafka", "connect"])
-def test_a_paused_part_runs_and_does_not_answer_until_it_is_resumed(up: Stack, name: str) -> None:
-    part = up.part(name)
-    part.pause()
-    try:
-        assert part.is_running()
-        assert not part.is_ready()
-        assert states(up.home)[name] == "not answering"
-    finally:
-        part.resume()
-    wait_for(f"{name} to answer again", part.is_ready, timeout_s=30)
-
-
-def test_a_paused_part_is_ended_by_down(small: Stack) -> None:
-    postgres = small.part("postgres")
-    postgres.pause()
-    started_at = time.monotonic()
-    small.down()
-    assert leftovers(small.home) == []
-    assert time.monotonic() - started_at < postgres.stop_timeout_s  # it ended in order, it was not killed
-    assert "database system is shut down" in postgres.tail()
-
-
 @pytest.mark.parametrize("seen", ["postgres", "kafka", "connect"])
 def test_down_ends_what_a_killed_start_has_left(seen: str, interrupted: Path) -> None:
     # The same home three times over: each start goes one part further, and begins on what the last one left.
@@ -300,17 +276,6 @@ def test_two_stacks_stand_side_by_side(small: Stack, homes: Homes, monkeypatch: 
         other.down()
 
 
-def test_a_port_that_somebody_took_meanwhile_is_named(small: Stack) -> None:
-    small.down()
-    port = small.settings.source_db_url.port
-    with (
-        socket.create_server((ports.LOOPBACK, port)),
-        raises("port-taken", f"port {port} of postgres"),
-    ):
-        small.up(only=["postgres"])
-    small.up(only=["postgres"])
-
-
 # What is broken says so -------------------------------------------------------------------------------------------
 
 
@@ -325,18 +290,6 @@ def test_a_broken_data_folder_is_reported_and_not_touched(small: Stack) -> None:
     assert leftovers(small.home) == []
     version.write_text(made_by)
     small.up(only=["postgres"])
-
-
-def test_failed_broker_start_reports_the_reason_from_its_log(own: Stack) -> None:
-    own.down()
-    meta = own.home / "kafka" / "data" / "meta.properties"
-    whole = meta.read_text()
-    meta.write_text(whole.replace("node.id=1", "node.id=7"))
-    try:
-        with raises("process-ended", "kafka.log", "node id 7"):
-            own.up(only=["kafka"])
-    finally:
-        meta.write_text(whole)
 
 
 def test_a_backend_that_outlived_postgres_does_not_stop_the_next(small: Stack) -> None:

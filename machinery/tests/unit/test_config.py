@@ -12,11 +12,10 @@ from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.jvm import archive
 from outbox.sink.spark import session
-from outbox_lab.stack import config, jvm, ports
+from outbox_lab.stack import config, ports
 from outbox_lab.stack.internals import Internals
 from outbox_lab.stack.kafka import Kafka
 from outbox_lab.stack.postgres import MAJOR
-from outbox_lab.stack.spark import SHARED, SparkMaster
 
 OWN = "# the project's own\n"
 SPARK_ENVIRONMENT = (
@@ -69,28 +68,6 @@ def test_the_broker_starts_with_the_project_s_file(settings: Settings, write: Wr
     write(config.BROKER)
     kafka.prepare()
     assert used.read_text().startswith(f"{OWN}listeners=")
-
-
-def test_broker_and_worker_log_as_the_project_s_file_says(
-    settings: Settings, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, answer in {"java": "java", "jars": [], "class_path": ""}.items():
-        monkeypatch.setattr(jvm, name, lambda *_, answer=answer: answer)
-    monkeypatch.setattr(archive, "options", lambda *_: [])
-    own = write(config.LOGGING)
-    assert f"-Dlog4j2.configurationFile={own.as_uri()}" in Kafka(settings).java()
-
-
-def test_the_spark_cluster_logs_as_the_project_s_file_says(settings: Settings, write: Write) -> None:
-    master = SparkMaster(settings)
-    master.folder.mkdir(parents=True)
-    (settings.home / SHARED).touch()
-    used = master.folder / "log4j2.properties"
-    master.prepare()
-    assert used.read_text() == (config.OURS / config.SPARK_LOGGING).read_text()
-    write(config.SPARK_LOGGING)
-    master.prepare()
-    assert used.read_text() == OWN
 
 
 def test_spark_s_driver_logs_as_the_project_s_file_says(

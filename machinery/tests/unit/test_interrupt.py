@@ -47,12 +47,6 @@ def test_first_signal_ends_a_run_and_later_ones_are_ignored(name: str) -> None:
     assert said_after(name) == f"stops everything {-signal.SIGTERM}", "what it starts meanwhile can be stopped"
 
 
-def test_a_command_that_stops_its_stack_hears_nothing() -> None:
-    script = "import os\nfrom outbox_lab.stack import interrupt\ninterrupt.once()\ninterrupt.never()\n"
-    script += "for one in interrupt.SIGNALS:\n    os.kill(os.getpid(), one)\nprint('stops everything')"
-    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "stops everything"
-
-
 HANGS_UP = """
 import fcntl, signal, sys, termios
 from pathlib import Path

@@ -42,14 +42,6 @@ def test_reserved_port_is_not_chosen_before_its_server_listens() -> None:
     assert ports.choose(free) == [free]
 
 
-def test_chosen_ports_differ_even_if_one_is_preferred_twice() -> None:
-    [free] = ports.choose(0)
-    chosen = ports.choose(free, free, 0, 0, free)
-    assert chosen[0] == free
-    assert len(set(chosen)) == 5
-    assert 0 not in chosen
-
-
 def test_no_outgoing_connection_takes_a_chosen_port() -> None:
     with suppress(FileNotFoundError):  # Linux has it
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

@@ -158,17 +158,6 @@ def test_one_that_has_erased_its_environment_is_looked_at_once(tmp_path: Path) -
             erased.kill()
 
 
-def test_names_and_homes_are_told_apart(script: Make, tmp_path: Path) -> None:
-    one, two, elsewhere = script(name="one"), script(name="two"), script(name="one", home=tmp_path / "elsewhere")
-    one.start()
-    two.start()
-    elsewhere.start()
-    one.kill()
-    assert not one.is_running()
-    assert two.is_running()
-    assert elsewhere.is_running()
-
-
 def test_it_outlives_the_command_that_started_it(script: Make, tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, pathlib\n"
@@ -195,14 +184,6 @@ def test_stop_asks_first_and_kills_what_does_not_hear_it_after_its_time(script: 
         assert process.processes() == []
     assert polite.tail() == "bye"
     assert time.monotonic() - began_at >= 0.5
-
-
-def test_kill_takes_the_children_too(script: Make) -> None:
-    process = script(PARENT)
-    process.start()
-    wait_for("parent and children", lambda: len(process.processes()) == 3, timeout_s=5)
-    process.kill()
-    assert process.processes() == []
 
 
 class Fertile(Script):
@@ -239,19 +220,6 @@ def test_children_that_outlive_their_parent_are_ended_by_stop_and_by_the_next_st
     assert time.monotonic() - began_at < 5  # nothing is left that could end in order, so nobody waits for that
 
 
-def test_a_paused_process_does_nothing_until_it_is_resumed(script: Make) -> None:
-    process = script("import time, pathlib\nwhile True: pathlib.Path('ready').touch(); time.sleep(0.01)")
-    process.start()
-    process.pause()
-    wait_for("it to be stopped", lambda: main(process).status() == psutil.STATUS_STOPPED, timeout_s=5)
-    assert process.is_running()
-    (process.folder / "ready").unlink()
-    with pytest.raises(TimeoutError):
-        wait_for("a sign of life", process.is_ready, timeout_s=0.3)
-    process.resume()
-    wait_for("a sign of life", process.is_ready, timeout_s=5)
-
-
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_paused_process_can_be_ended(script: Make, end: str) -> None:
     process = script()
@@ -271,16 +239,6 @@ def test_a_start_that_fails_shows_the_end_of_the_log(script: Make, end: str, cod
     process.start_timeout_s = 1
     with raises(code, "script.log:\nthe reason"):
         process.start()
-
-
-def test_ending_what_does_not_run_does_nothing(script: Make) -> None:
-    process = script()
-    process.stop()
-    process.kill()
-    process.pause()
-    process.resume()
-    assert not process.is_running()
-    assert process.tail() == "(no log)"
 
 
 def test_the_log_is_kept_over_restarts_and_its_tail_is_short(script: Make) -> None:
