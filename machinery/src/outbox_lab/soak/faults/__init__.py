@@ -40,8 +40,6 @@ _TABLE = (
     Fault("replication-terminated",
           "`pg_terminate_backend` on the replication connection of each connector, several times.",
           relay.terminate_replication, relay.wait_running, ("connector",), ("connect", "postgres")),
-    Fault("connector-reconfigured", "A connector gets another configuration, and then its own again: two other tasks.",
-          relay.reconfigure_connector, relay.apply_configuration, ("connector",), relay.NEEDS, A_WHILE),
     Fault("connect-zombie",
           "A worker is frozen until another worker has its task. Then it returns, and must be fenced.",
           relay.return_as_zombie, relay.end_second_worker, ("connect", "connector"),

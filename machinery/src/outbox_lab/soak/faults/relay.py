@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Any
 
 from outbox.base.heavy import requests
 from outbox.base.wait import wait_for
@@ -17,7 +16,6 @@ from outbox_lab.stack.process import Process
 TASK_TIMEOUT_S = 120.0
 FENCED_TIMEOUT_S = 15.0
 ZOMBIE_ATTEMPTS = 4
-NEEDS = ("connect", "postgres", "kafka", "debezium-postgres", "connect-kafka")
 # Materialized: else Postgres may ask the function first, for the sessions of everybody.
 TERMINATE = """
 WITH found AS MATERIALIZED (
@@ -26,7 +24,6 @@ WITH found AS MATERIALIZED (
 )
 SELECT pid FROM found WHERE pg_terminate_backend(pid)
 """
-READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL"
 RUNNING_TIMEOUT_S = 240.0  # a transaction of a task that was fenced ends after a minute, and only then `apply` goes on
 # As Kafka's producer and Connect's task log it: the broker has refused a record or an offset of the old task.
 FENCED = re.compile(r"InvalidProducerEpochException|ProducerFencedException|fenced by another|newer producer")
@@ -60,47 +57,6 @@ def wait_running(strike: Strike) -> None:
 
         what = f"the task of {connector.name} to run"
         wait_for(what, despite_faults(is_running), timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
-
-
-# Connectors --------------------------------------------------------------------------------------------------------
-
-
-def reconfigure_connector(strike: Strike) -> str:
-    """Connect restarts the task at once. It has happened once another task reads the slot."""
-    testbed = strike.testbed
-    slot = strike.chance.choice(testbed.connectors).name
-
-    def reader() -> int | None:
-        return next((int(pid) for (pid,) in testbed.superuser(READER, [slot])), None)
-
-    before = wait_or_not_fired("a task to read the slot", reader, timeout_s=60)
-    config = _ask(testbed, "GET", f"{slot}/config").json()
-    config["max.batch.size"] = str(strike.chance.choice([64, 256, 1024]))
-    answer = _ask(testbed, "PUT", f"{slot}/config", config)
-    if not answer.ok:
-        raise NotFired(f"Connect answered {answer.status_code}: {answer.text[:300]}")
-
-    def other() -> int | None:
-        pid = reader()
-        return None if pid == before else pid
-
-    after = wait_or_not_fired("another task to read the slot", other, timeout_s=TASK_TIMEOUT_S)
-    return f"backend {after} reads slot {slot}, and {before} no longer does"
-
-
-def apply_configuration(strike: Strike) -> None:
-    """`connect apply` updates it, unless one that an operator has run meanwhile did so."""
-    testbed, what = strike.testbed, "the connectors to have their own configuration"
-    wait_for(what, despite_faults(testbed.apply), timeout_s=RUNNING_TIMEOUT_S, poll_s=1)
-    for connector in testbed.connectors:
-        effective = _ask(testbed, "GET", f"{connector.name}/config").json().get("max.batch.size")
-        if effective != connector.config.get("max.batch.size"):
-            raise RuntimeError(f"`connect apply` left max.batch.size of {connector.name} at {effective}")
-
-
-def _ask(testbed: Testbed, method: str, path: str, body: Any = None) -> requests.Response:
-    url = f"{testbed.settings.connect_url}/connectors/{path}"
-    return requests.request(method, url, json=body, auth=testbed.settings.connect_login, timeout=30)
 
 
 # Two workers -------------------------------------------------------------------------------------------------------
