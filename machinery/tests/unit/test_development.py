@@ -189,19 +189,6 @@ def test_a_taken_port_of_the_service_does_not_keep_the_sinks_from_starting(
     assert developed.look() == ["service: starting", f"the service is on {developed.service.url()}"]
 
 
-def test_the_address_is_shown_once_the_service_is_ready_after_each_start(
-    developed: Developed, settings: Settings
-) -> None:
-    assert developed.start() == [*APPLIED, *STARTING]
-    assert developed.look() == []
-    developed.service.answers = True
-    there = f"the service is on {settings.service_url}"
-    assert developed.look() == [there]
-    assert developed.look() == []
-    developed.development.apply(SCHEMA)
-    assert developed.look() == [*APPLIED, *STARTING, there]
-
-
 def test_only_the_edited_sink_starts_again(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work_for(tmp_path / "project", monkeypatch)
     package = tmp_path / "project/stock/sinks"
