@@ -19,8 +19,7 @@ from typing import NamedTuple
 import click
 import pytest
 from outbox.cli import outbox
-from outbox_lab.testing.homes import Homes
-from outbox_lab.testing.leftovers import leftovers
+from outbox_lab.testing.homes import Homes, leftovers
 
 from template.tests import bake, pages, scratch
 from template.tests.bake import Template

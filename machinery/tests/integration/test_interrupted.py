@@ -14,7 +14,7 @@ import pytest
 
 from outbox.base.wait import wait_for
 from outbox_lab.testing import homes
-from outbox_lab.testing.leftovers import leftovers
+from outbox_lab.testing.homes import leftovers
 from tests.endless import STARTED
 from tests.support.paths import ROOT
 

@@ -41,8 +41,7 @@ from outbox_lab.stack.stack import PARTS, PREFERRED, Stack
 from outbox_lab.testing.command import environment, outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.stack import private_stack
-from outbox_lab.testing.homes import Homes
-from outbox_lab.testing.leftovers import leftovers
+from outbox_lab.testing.homes import Homes, leftovers
 from tests.support.fake_postgres import CLEAR_TEXT, MD5, listening
 from tests.support.paths import ROOT
 from tests.support.topic_reader import topic_of

@@ -51,19 +51,19 @@ class Proxy:
         """Keep every connection, accept new ones, and let no byte pass, as a network that swallows all packets does.
         Returns how many connections there are.
         """
-        return self._call(self._freeze())
+        return self._call(self._hold(requests=True, answers=True))
 
     def hold_answers(self) -> int:
         """Let only what clients send pass, and no answer. Returns how many connections there are."""
-        return self._call(self._freeze(requests_flow=True))
+        return self._call(self._hold(answers=True))
 
     def hold_requests(self) -> int:
         """Let only answers pass. Returns how many connections there are."""
-        return self._call(self._freeze(answers_flow=True))
+        return self._call(self._hold(requests=True))
 
     def delay(self, seconds: float) -> int:
         """Let every chunk wait so long. Returns how many connections there are."""
-        return self._call(self._delay(seconds))
+        return self._call(self._hold(delay_s=seconds))
 
     def heal(self) -> None:
         """Let everything pass again."""
@@ -89,17 +89,13 @@ class Proxy:
             self._listening.setblocking(False)
             self._loop.add_reader(self._listening, self._accept, self._listening)
 
-    async def _freeze(self, *, requests_flow: bool = False, answers_flow: bool = False) -> int:
+    async def _hold(self, *, requests: bool = False, answers: bool = False, delay_s: float = 0.0) -> int:
         self.affected = 0
-        if not answers_flow:
-            self._answers_flow.clear()
-        if not requests_flow:
+        self._delay_s = delay_s
+        if requests:
             self._flows.clear()
-        return self.connections
-
-    async def _delay(self, seconds: float) -> int:
-        self.affected = 0
-        self._delay_s = seconds
+        if answers:
+            self._answers_flow.clear()
         return self.connections
 
     async def _cut(self) -> int:

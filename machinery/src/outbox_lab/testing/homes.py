@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -85,6 +85,19 @@ def sweep(root: Path) -> None:
             owner = _lock(files, file, fcntl.LOCK_NB)
             if owner is not None:
                 end(file.parent, keep_logs=False)
+
+
+def leftovers(home: Path) -> list[str]:
+    """Whatever lives and has to do with a home: by its command line, its folder or its environment, not by our mark."""
+    import psutil  # the watchdog waits without it
+
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = [*process.cmdline(), process.cwd(), *process.environ().values()]
+            if process.status() != psutil.STATUS_ZOMBIE and any(str(home) in word for word in words):
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+    return found
 
 
 def watch(folder: Path) -> None:
