@@ -67,7 +67,7 @@ COPY --from=sink-packages /opt/packages /opt/packages
 FROM spark AS jars
 ARG OUTBOX_MAVEN_MIRROR=
 COPY --from=machinery src/outbox/__init__.py /opt/machinery/outbox/
-COPY --from=machinery src/outbox/base/__init__.py src/outbox/base/errors.py src/outbox/base/facade.py /opt/machinery/outbox/base/
+COPY --from=machinery src/outbox/base/__init__.py src/outbox/base/errors.py src/outbox/base/heavy.py /opt/machinery/outbox/base/
 COPY --from=machinery src/outbox/jvm /opt/machinery/outbox/jvm
 # Of the three parts, a sink needs Spark's.
 RUN mv "$(python -m outbox.jvm.jars plugin)" /opt/plugin \

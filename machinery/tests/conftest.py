@@ -40,7 +40,7 @@ SPREAD = frozenset(
     f"pipeline/test_{name}.py"
     for name in (
         *("check", "doctor", "hostile_events", "rebuild", "relay", "relay_log", "retention", "rewind", "rollout"),
-        *("sink_limits", "sink_stream", "sink_stream_failures", "strategies", "trace", "warm_jvm"),
+        *("sink_limits", "sink_stream", "sink_stream_failures", "strategies", "trace"),
     )
 ) | {"recovery/test_relay.py", "recovery/test_sinks.py", "recovery/test_source.py"}
 

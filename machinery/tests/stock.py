@@ -1,13 +1,17 @@
-"""Shared by tests of the fixture domain: a client of its service, and an audit of its books."""
+"""Shared by tests of the fixture domain: clients of its service, and an audit of its books."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import requests
 from werkzeug.test import TestResponse
 
 from outbox.base.settings import Settings
+from outbox_lab.stack.command import ServiceCommand, service
 from outbox_lab.testing.helpers import ServiceClient, query
 
 
@@ -20,6 +24,29 @@ class Client(ServiceClient):
         """Record a movement, with a key of its own if none is given."""
         body = {"item_id": item, "quantity": quantity, "unit": unit}
         return self.post("/movements", body, Idempotency_Key=key or str(uuid.uuid4()), **headers)
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[ServiceCommand]:
+    """The service as a process; asked to stop at the end of the block."""
+    process = service(settings)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def move(settings: Settings, quantity: int = 7, traceparent: str | None = None) -> requests.Response:
+    """Ask the service that runs as a process for a movement of a new item."""
+    headers = {
+        "Authorization": f"Bearer {settings.service_token.get_secret_value()}",
+        "Idempotency-Key": str(uuid.uuid4()),
+        "traceparent": traceparent,
+    }
+    movement = {"item_id": str(uuid.uuid4()), "quantity": quantity, "unit": "KGM"}
+    url = f"{settings.service_url}/movements"
+    return requests.post(url, json=movement, headers=headers, timeout=30)
 
 
 # What must never be found in the books, and the query that finds it.

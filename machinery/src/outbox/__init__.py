@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox.base.facade import exports
+from outbox.base.heavy import exports
 
 if TYPE_CHECKING:
     from outbox.base.errors import Failure

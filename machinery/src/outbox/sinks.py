@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox.base.facade import exports
+from outbox.base.heavy import exports
 
 if TYPE_CHECKING:
     from outbox.events.schema import Column, Rejection

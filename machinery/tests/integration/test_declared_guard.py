@@ -126,19 +126,6 @@ def test_the_marker_of_prune_is_taken(bare: Settings, declare: Declare) -> None:
     query(bare, INSERT, SourceRole.PRUNER, [bare.markers_topic, "outbox.marker", 1])
 
 
-def test_hundreds_of_events_can_be_declared(bare: Settings, declare: Declare) -> None:
-    declare(*(f"aggregate{n % 20}.happened{n}.v1" for n in range(400)))
-    migrate(bare)
-    assert takes(bare, "aggregate19", "happened399", 1)
-    assert not takes(bare, "aggregate19", "happened398", 1)
-
-
-def test_a_project_without_events_takes_none(bare: Settings, declare: Declare) -> None:
-    declare()
-    assert migrate(bare).events == declared.Change([], [], [])
-    assert not takes(bare, "crate", "sent", 1)
-
-
 # Rolling out -------------------------------------------------------------------------------------------------------
 
 
@@ -173,15 +160,6 @@ def test_sets_that_migrate_at_once_are_both_taken(bare: Settings, tmp_path: Path
         list(pool.map(lambda one: declared.guard(owner_engine(bare, "source"), one), sets))
     assert takes(bare, "crate", "sent", 1)
     assert takes(bare, "bin", "line.added", 1)
-
-
-def test_rows_of_undeclared_events_stay_in_the_table(bare: Settings, declare: Declare) -> None:
-    insert(bare, "forgotten", "happened")
-    declare(*OLD)
-    migrate(bare)
-    assert not takes(bare, "forgotten", "happened", 1)
-    assert query(bare, "SELECT type FROM outbox", SourceRole.CDC) == [("happened",)]
-    query(bare, "DELETE FROM outbox", SourceRole.PRUNER)
 
 
 def test_a_deprecated_event_is_taken(bare: Settings, declare: Declare) -> None:

@@ -21,7 +21,7 @@ from outbox.base.settings import Settings, load
 from outbox.kafka import topics
 from outbox_lab.testing.failures import raises
 from tests.support.login_listener import REFUSAL, Listener, listening
-from tests.support.secured import Certificates, token_settings
+from tests.support.secured import Certificates, running, token_settings
 
 REGION, KEY_ID, SECRET = "eu-central-1", "AKIDMADEUP", "made-up-secret"
 
@@ -111,14 +111,10 @@ def test_no_credentials_are_one_line(
 def test_brokers_that_refuse_a_token_are_told_from_its_server(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     settings, tokens = token_settings(tmp_path, certificates)
-    tokens.start()
-    try:
-        with listening(certificates) as found:
-            settings = settings.replace(kafka_bootstrap=found.bootstrap)
-            with raises("kafka-login-refused", found.bootstrap, tokens.url, REFUSAL, "audience"):
-                topics.describe(settings, "any")
-    finally:
-        tokens.stop()
+    with running(tokens), listening(certificates) as found:
+        settings = settings.replace(kafka_bootstrap=found.bootstrap)
+        with raises("kafka-login-refused", found.bootstrap, tokens.url, REFUSAL, "audience"):
+            topics.describe(settings, "any")
 
 
 def test_a_cluster_whose_name_does_not_say_its_region_is_one_line(

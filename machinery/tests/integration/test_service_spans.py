@@ -7,25 +7,25 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-import requests
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Proto
 
 from outbox.base import project, spans, trace
 from outbox.base.settings import Settings
 from outbox.migrations.migrate import migrate
-from outbox_lab.stack.command import ServiceCommand, service
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.helpers import query
 from outbox_lab.testing.homes import Homes
+from tests.stock import move, serving
 from tests.support import suite
 from tests.support.collector import Collector, Span, collecting
 from tests.support.services import SERVICES
 
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 PARENT = "00f067aa0ba902b7"
 WORKERS = 2  # each exports its own spans
 OF_WORKERS = 20  # movements, so that each worker makes some
@@ -52,28 +52,9 @@ def either(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv(project.VARIABLE, str(root))
 
 
-@contextmanager
-def serving(settings: Settings, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> Iterator[ServiceCommand]:
-    """The service as a process that exports its spans; asked to stop at the end of the block."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-    process = service(settings)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.stop()
-
-
-def move(settings: Settings, quantity: int = 7, traceparent: str | None = None) -> int:
-    """Make a movement; returns the status of the response."""
-    headers = {
-        "Authorization": f"Bearer {settings.service_token.get_secret_value()}",
-        "Idempotency-Key": str(uuid.uuid4()),
-        "traceparent": traceparent,
-    }
-    movement = {"item_id": str(uuid.uuid4()), "quantity": quantity, "unit": "KGM"}
-    url = f"{settings.service_url}/movements"
-    return requests.post(url, json=movement, headers=headers, timeout=30).status_code
+def status(settings: Settings, **request: Any) -> int:
+    """The status of the response to a movement."""
+    return move(settings, **request).status_code
 
 
 def written(settings: Settings) -> list[str | None]:
@@ -91,17 +72,18 @@ def test_one_trace_leads_from_the_request_to_its_event(private: Settings, monkey
     sampled, unsampled, refused, failed = (uuid.uuid4().hex for _ in range(4))
     before = len(written(private))
     with collecting() as collector:
-        with serving(private, monkeypatch, collector.url) as process:
+        monkeypatch.setenv(ENDPOINT, collector.url)
+        with serving(private) as process:
             started = len(process.log_file.read_text())
-            assert move(private, traceparent=f"00-{sampled}-{PARENT}-01") == 201
-            assert move(private, traceparent=f"00-{unsampled}-{PARENT}-00") == 201
-            assert move(private) == 201
-            assert move(private, quantity=0, traceparent=f"00-{refused}-{PARENT}-01") == 422
+            assert status(private, traceparent=f"00-{sampled}-{PARENT}-01") == 201
+            assert status(private, traceparent=f"00-{unsampled}-{PARENT}-00") == 201
+            assert status(private) == 201
+            assert status(private, quantity=0, traceparent=f"00-{refused}-{PARENT}-01") == 422
             log = process.log_file.read_text()[started:]
-            assert [move(private) for _ in range(OF_WORKERS)] == [201] * OF_WORKERS
+            assert [status(private) for _ in range(OF_WORKERS)] == [201] * OF_WORKERS
             query(private, "ALTER TABLE outbox RENAME TO outbox_away")
             try:
-                assert move(private, traceparent=f"00-{failed}-{PARENT}-01") == 500
+                assert status(private, traceparent=f"00-{failed}-{PARENT}-01") == 500
             finally:
                 query(private, "ALTER TABLE outbox_away RENAME TO outbox")
         # A span waits up to 5 s for others: the last ones came when the worker ended.
@@ -151,11 +133,11 @@ def test_a_collector_that_never_answers_holds_nothing_up(private: Settings, monk
     before = len(written(private))
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        with serving(private, monkeypatch, endpoint) as process:
+        monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        with serving(private) as process:
             for _ in range(30):
                 began = time.monotonic()
-                assert move(private) == 201
+                assert status(private) == 201
                 assert time.monotonic() - began < 5
             began = time.monotonic()
             process.stop()

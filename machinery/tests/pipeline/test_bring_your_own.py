@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import uuid
 from collections.abc import Iterator
 
 import psycopg2
 import pytest
 import requests
 
-from outbox_lab.stack.command import service
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.homes import Homes
-from tests.stock import audit
+from tests.stock import audit, move, serving
 from tests.support import suite
 from tests.support.secured import Secured, plain_login, servers
 
@@ -58,21 +56,6 @@ def wrong_passwords(variables: dict[str, str]) -> set[str]:
     return {value for name, value in variables.items() if name.endswith("_PASSWORD")}
 
 
-def move(secured: Secured, quantity: int) -> None:
-    """A movement, over HTTP."""
-    settings = secured.settings
-    answer = requests.post(
-        f"{settings.service_url}/movements",
-        json={"item_id": str(uuid.uuid4()), "quantity": quantity, "unit": "KGM"},
-        headers={
-            "Authorization": f"Bearer {settings.service_token.get_secret_value()}",
-            "Idempotency-Key": str(uuid.uuid4()),
-        },
-        timeout=30,
-    )
-    assert answer.status_code == 201, answer.text
-
-
 def test_these_servers_take_nothing_that_is_not_secured(secured: Secured) -> None:
     with pytest.raises(psycopg2.OperationalError, match=r"no pg_hba\.conf entry .* no encryption"):
         plain_login(secured.settings)
@@ -87,12 +70,8 @@ def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
     assert "exactly-once (transaction boundary poll)" in succeed(relaying, "connect", "status")
     assert "unchanged" in succeed(relaying, "connect", "apply")
 
-    served = service(relaying.settings)
-    served.start()
-    try:
-        move(relaying, 700)
-    finally:
-        served.stop()
+    with serving(relaying.settings):
+        assert move(relaying.settings, 700).status_code == 201
     assert audit(relaying.settings) == {}
 
     report = json.loads(succeed(relaying, "check", "--wait", "60", "--json"))

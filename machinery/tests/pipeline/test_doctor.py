@@ -34,7 +34,7 @@ from outbox.sink.repair import rebuild
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
 from tests.support import suite
-from tests.support.declared_events import declare, work_for
+from tests.support.declared import declare, work_for
 from tests.support.made_events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import Database, sink_on

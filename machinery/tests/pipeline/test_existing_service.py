@@ -13,31 +13,25 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from outbox.base import project
 from outbox.base.settings import LOGINS, Settings, variable
 from outbox.base.wait import wait_for
 from outbox.dbapi import Event, append
-from outbox.kafka.clients import client_config, request_timeout_s
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.stack import Stack
-from outbox_lab.testing.failures import raises
 from tests.support.paths import ROOT
-from tests.support.topic_reader import Log, Record
+from tests.support.topic_reader import Log, Record, delete_topics
 
 EXAMPLE = ROOT.parent / "examples" / "existing"
 PAGE = (ROOT / "docs" / "existing-service.md").read_text()
-REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
 PASSWORD = "of-the-library"
 TOPIC = "library.book"
@@ -165,9 +159,7 @@ def relaying(migrated: Library) -> Iterator[Library]:
     migrated.run(apply)
     yield migrated
     migrated.run("outbox connect remove --drop-slot --yes")
-    admin = AdminClient(client_config(migrated.settings))
-    for request in admin.delete_topics([TOPIC, "library_outbox.offsets", "library_outbox.markers"]).values():
-        request.result(request_timeout_s())
+    delete_topics(migrated.settings, TOPIC, "library_outbox.offsets", "library_outbox.markers")
 
 
 @pytest.fixture
@@ -216,49 +208,6 @@ def test_the_service_may_write_events_and_not_read_them(migrated: Library) -> No
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("SELECT FROM outbox")
         connection.rollback()
-
-
-@pytest.mark.usefixtures("in_the_service")
-@pytest.mark.parametrize(
-    ("event", "code"),
-    [
-        (Event("book", ISBN, "burnt", lent().payload), "event-undeclared"),
-        (lent(reader=""), "event-invalid"),
-        (Event("book", "9780000000000", "lent", lent().payload), "event-key-mismatch"),
-    ],
-)
-def test_append_refuses_what_the_reference_says(migrated: Library, event: Event, code: str) -> None:
-    assert f"`{code}`" in REFERENCE
-    with closing(migrated.connect()) as connection, raises(code):
-        append(connection, event)
-
-
-def test_the_table_refuses_undeclared_events_of_other_clients(migrated: Library) -> None:
-    insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('book', '1', 'burnt', '{}')"
-    with closing(migrated.connect()) as connection:
-        with pytest.raises(psycopg.errors.CheckViolation, match="event_is_declared"):
-            connection.execute(insert)
-        connection.rollback()
-
-
-def test_the_wheel_and_its_two_dependencies_are_enough(migrated: Library) -> None:
-    """Pip installs two packages with the wheel, beside the driver."""
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = [re.split("[<>=]", one)[0] for one in needed]
-    assert all(f"`{name}`" in PAGE for name in names)
-    packages = migrated.folder / "packages"
-    packages.mkdir()
-    for distribution in map(metadata.distribution, ["psycopg", "psycopg-binary", "typing_extensions", *names]):
-        for top in {file.parts[0] for file in distribution.files or () if ".." not in file.parts}:
-            (packages / top).symlink_to(str(distribution.locate_file(top)))
-    shutil.copytree(ROOT / "src" / "outbox", packages / "outbox")  # a link would lead to the project of the repository
-    event = lent()
-    program = "from outbox.dbapi import Event; from outbox.writing.event import rows; import psycopg;"
-    checked = f"print(rows([Event('book', '{ISBN}', 'lent', {event.payload})])[0]['payload'])"
-    found = migrated._replace(environment={"PYTHONPATH": str(packages)}).succeed(
-        [sys.executable, "-S", "-c", program + checked]
-    )
-    assert json.loads(found) == event.payload
 
 
 def test_change_and_event_are_committed_together_and_relayed(relaying: Library) -> None:

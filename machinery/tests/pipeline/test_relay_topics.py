@@ -9,7 +9,6 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.chain import topic_of
 from tests.support import kept_rows, slots
-from tests.support.declared_events import declare, work_for
+from tests.support.declared import declare, work_for
 from tests.support.outbox_rows import INSERT, Row, ids, insert, remove_guard, unfinished_transaction
 from tests.support.topic_reader import Log, duplicates, out_of_order, read, relayed
 
@@ -130,29 +129,6 @@ def test_no_event_is_on_a_topic_that_is_not_declared(unapplied: Settings) -> Non
     names = AdminClient(client_config(unapplied)).list_topics(timeout=30).topics
     found = {name for name in names if unapplied.topic_prefix in name or unapplied.connector in name}
     assert found == {name for name in own if not name.startswith("Sales-")}
-
-
-def test_upgrade_from_a_route_with_a_look_ahead_resends_and_loses_nothing(unapplied: Settings) -> None:
-    """Up to 0.1 the EventRouter's expression kept the markers out, and no router renamed them."""
-    today = connectors.load(unapplied)
-    config = {name: value for name, value in today.config.items() if connectors.MARKERS_ROUTER not in name}
-    config["transforms"] = today.config["transforms"].removesuffix(f",{connectors.MARKERS_ROUTER}")
-    config["transforms.outbox.route.topic.regex"] = rf"(?!{unapplied.connector}\.markers$)(?<routedByValue>.*)"
-    assert lifecycle.apply(unapplied, replace(today, config=config)) == "created"
-    insert(unapplied, event("item", "a"), Row(unapplied.markers_topic, "a", "outbox.marker", "{}"))
-    wait_for("the earlier marker", lambda: marks(unapplied) > 0, timeout_s=30)
-    earlier = marks(unapplied)
-    with raises("routes-differ"):
-        prune.mark(unapplied)
-    insert(unapplied, event("item", "a", 2), event("Order", "b"))
-
-    assert lifecycle.apply(unapplied) == "updated"
-    insert(unapplied, event("item", "a", 3))
-    prune.mark(unapplied)
-    wait_for("the markers", lambda: marks(unapplied) > earlier + 1, timeout_s=30)
-    found = read(unapplied)
-    assert (len(found), duplicates(found), out_of_order(found)) == (4, 0, [])
-    assert lifecycle.apply(unapplied) == "unchanged"
 
 
 def test_events_of_an_undeclared_topic_stop_the_relay_until_apply(

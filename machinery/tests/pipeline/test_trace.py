@@ -6,45 +6,19 @@ import json
 import socket
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import requests
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Proto
 
 from outbox.base.settings import Settings
-from outbox_lab.stack.command import Command, service
+from tests.stock import move, serving
 from tests.support.collector import collecting
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up
 from tests.support.topic_reader import relayed, topic_of
 
 PARENT_ID = "00f067aa0ba902b7"
-
-
-@contextmanager
-def serving(settings: Settings) -> Iterator[Command]:
-    """The service as a process, and surely no longer than the block."""
-    process = service(settings)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.stop()
-
-
-class Caller:
-    """A client of the service that sends a traceparent with its requests."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._url = settings.service_url
-        self._authorization = {"Authorization": f"Bearer {settings.service_token.get_secret_value()}"}
-
-    def post(self, path: str, body: dict[str, Any], traceparent: str | None = None) -> requests.Response:
-        headers = {**self._authorization, "Idempotency-Key": str(uuid.uuid4()), "traceparent": traceparent}
-        return requests.post(self._url + path, json=body, headers=headers, timeout=30)
 
 
 def lines(log: str, trace_id: str) -> list[dict[str, Any]]:
@@ -55,12 +29,10 @@ def lines(log: str, trace_id: str) -> list[dict[str, Any]]:
 def test_a_trace_id_leads_from_the_request_to_its_events(chain: Settings) -> None:
     sampled, unsampled, refused = (uuid.uuid4().hex for _ in range(3))
     with serving(chain) as process:
-        caller = Caller(chain)
-        movement = {"item_id": str(uuid.uuid4()), "quantity": 7, "unit": "KGM"}
-        made = caller.post("/movements", movement, f"00-{sampled}-{PARENT_ID}-01")
-        caller.post("/movements", movement, f"00-{unsampled}-{PARENT_ID}-00")
-        caller.post("/movements", movement)
-        caller.post("/movements", {**movement, "quantity": 0}, f"00-{refused}-{PARENT_ID}-01")
+        made = move(chain, traceparent=f"00-{sampled}-{PARENT_ID}-01")
+        move(chain, traceparent=f"00-{unsampled}-{PARENT_ID}-00")
+        move(chain)
+        move(chain, quantity=0, traceparent=f"00-{refused}-{PARENT_ID}-01")
         log = process.log_file.read_text()
     (answered,) = lines(log, sampled)
     assert (answered["event"], answered["status"]) == ("request completed", 201)
@@ -77,13 +49,11 @@ def test_the_batch_of_a_sink_links_to_the_appends_of_its_events(
     chain: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, sampled, unsampled = time.monotonic(), uuid.uuid4().hex, uuid.uuid4().hex
-    movement = {"item_id": str(uuid.uuid4()), "quantity": 7, "unit": "KGM"}
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         with serving(chain):
-            caller = Caller(chain)
             for trace_id, flags in ((sampled, "01"), (unsampled, "00"), (sampled, "01")):
-                caller.post("/movements", movement, f"00-{trace_id}-{PARENT_ID}-{flags}").raise_for_status()
+                move(chain, traceparent=f"00-{trace_id}-{PARENT_ID}-{flags}").raise_for_status()
         records = relayed(chain)
         done = catch_up(chain)
         assert done.returncode == 0, done.stderr

@@ -91,19 +91,6 @@ def test_dump_and_restore(topic: Settings, homes: Homes) -> None:
 
 
 @pytest.mark.recovery
-def test_pg_upgrade(topic: Settings, homes: Homes) -> None:
-    with upgraded(topic, homes, 15) as chain:
-        chain.one.move(3, 4)
-        relayed(chain.one.settings)
-        chain.one.follow(BEFORE)
-        chain.old.stop()
-        done = servers.pg_upgrade(chain.old, chain.new)
-        assert done.returncode == 0, done.stdout
-        chain.switch()
-        finished(chain, 4)
-
-
-@pytest.mark.recovery
 @pytest.mark.parametrize("version", [17, 18])
 def test_pg_upgrade_that_keeps_the_slot(topic: Settings, homes: Homes, version: int) -> None:
     """`pg_upgrade` wants it read to its end. It begins after the stored offset then, which `connect apply` refuses."""

@@ -10,10 +10,12 @@ from uuid import UUID
 
 from psycopg2 import extensions
 
+from outbox.base import database
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink.decoding.ids import days
 from outbox.sink.remembering import strategy
+from tests.support.made_events import uuid7
 from tests.support.topic_reader import topic_of
 
 RANDOM = Random(7)  # noqa: S311
@@ -31,9 +33,7 @@ def aged(days: int) -> str:
 
 def id_of(moment: datetime) -> str:
     """A UUIDv7 of a moment."""
-    at_ms = round(moment.timestamp() * 1000)
-    number = at_ms << 80 | 7 << 76 | RANDOM.getrandbits(12) << 64 | 2 << 62 | RANDOM.getrandbits(62)
-    return str(UUID(int=number))
+    return uuid7(RANDOM, round(moment.timestamp() * 1000))
 
 
 def partition(days: int) -> str:
@@ -52,16 +52,13 @@ def query(
     settings: Settings, statement: str, *parameters: object, role: Role = SinkRole.OWNER
 ) -> list[tuple[object, ...]]:
     """The rows of a statement, which is committed."""
-    with cursor_of(settings, role) as cursor:
-        cursor.execute(statement, parameters or None)
-        return list(cursor.fetchall()) if cursor.description else []
+    return database.query(settings, role, statement, parameters or None)
 
 
 def start(settings: Settings, *sinks: str) -> None:
     """Sinks that have run."""
-    with cursor_of(settings) as cursor:
-        for sink in sinks:
-            cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1) ON CONFLICT DO NOTHING", [sink])
+    add = "INSERT INTO sinks (name, epoch) SELECT unnest(%s), 1 ON CONFLICT DO NOTHING"
+    query(settings, add, [*sinks], role=SinkRole.WRITER)
 
 
 def remember(settings: Settings, *event_ids: str, sink: str = "dedup") -> int:
@@ -81,11 +78,8 @@ def remember(settings: Settings, *event_ids: str, sink: str = "dedup") -> int:
 def land(settings: Settings, *event_ids: str, sink: str = "merge") -> None:
     """Events that strategy `merge` keeps."""
     start(settings, sink)
-    with cursor_of(settings) as cursor:
-        cursor.execute(
-            "INSERT INTO landed_events (sink, event_id, event) SELECT %s, id, '{}' FROM unnest(%s::uuid[]) AS id",
-            [sink, list(event_ids)],
-        )
+    add = "INSERT INTO landed_events (sink, event_id, event) SELECT %s, id, '{}' FROM unnest(%s::uuid[]) AS id"
+    query(settings, add, sink, [*event_ids], role=SinkRole.WRITER)
 
 
 def set_aside(
@@ -101,23 +95,20 @@ def set_aside(
 ) -> None:
     """A dead letter of a valid event, or of an unreadable record."""
     start(settings, sink)
-    with cursor_of(settings) as cursor:
-        cursor.execute(
-            'INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail,'
-            " status, last_seen_at, is_event)"
-            " VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '', %s, now() - make_interval(days => %s), %s)",
-            [sink, identity, topic or topic_of(settings), event_id, status, seen_days_ago, is_event],
-        )
+    add = """
+    INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail, status,
+                              last_seen_at, is_event)
+    VALUES (%s, %s, %s, 'x', 0, 0, %s, 'test', '', %s, now() - make_interval(days => %s), %s)
+    """
+    values = (sink, identity, topic or topic_of(settings), event_id, status, seen_days_ago, is_event)
+    query(settings, add, *values, role=SinkRole.WRITER)
 
 
 def stand(settings: Settings, sink: str, topic: str, topic_id: str, *, partition: int = 0, offset: int = 0) -> None:
     """A position of a sink."""
     start(settings, sink)
-    with cursor_of(settings) as cursor:
-        cursor.execute(
-            "INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES (%s, %s, %s, %s, %s)",
-            [sink, topic, partition, topic_id, offset],
-        )
+    add = "INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES (%s, %s, %s, %s, %s)"
+    query(settings, add, sink, topic, partition, topic_id, offset, role=SinkRole.WRITER)
 
 
 def names(settings: Settings) -> list[str]:

@@ -10,30 +10,29 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from psycopg2 import extensions
 
 from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
-from outbox.kafka.clients import client_config, request_timeout_s
 from outbox.writing.dbapi import append
 from outbox.writing.event import Event
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.helpers import query
+from tests.support.declared import Events
 from tests.support.outbox_rows import Writer, ids
 from tests.support.sink_driver import Database
-from tests.support.sink_process import TIMEOUT_S, sink_arguments
+from tests.support.sink_process import TIMEOUT_S, sink_arguments, within
 from tests.support.suite import DOMAIN
-from tests.support.topic_reader import Log
+from tests.support.topic_reader import Log, delete_topics
 from tests.support.warm_jvm import WarmJvm, WarmSink
 
 AGGREGATE = "crate"
@@ -54,6 +53,7 @@ WEIGHED_1 = schema(grams=NUMBER)
 WEIGHED_2 = schema(grams=NUMBER, scale={"type": "string", "maxLength": 20})
 LABELLED = schema(label={"type": "string", "maxLength": 20})
 OLD_SCALE = "floor"  # of what was weighed before events said so
+TOML = 'key = "crate_id"\nversion = "version"\npartitions = 2\nsource = "source_crates"\n'
 UPCAST = f'def weighed_v1(payload):\n    return {{**payload, "scale": "{OLD_SCALE}"}}\n'
 JOB = """
 from outbox.sinks import SinkJob
@@ -109,14 +109,9 @@ class Release:
     def name(self) -> str:
         return self.folder.name
 
-    def declare(self, **schemas: Mapping[str, Any] | None) -> None:
-        """Declare events, as ``weighed_v1={…}``; None removes one."""
-        for declared, document in schemas.items():
-            file = self.folder / "events" / AGGREGATE / f"{declared.replace('_', '.')}.schema.json"
-            if document is None:
-                file.unlink()
-            else:
-                file.write_text(json.dumps(document))
+    def declare(self, **schemas: Mapping[str, Any]) -> None:
+        """Declare events, as ``weighed_v1={…}``."""
+        Events(self.folder / "events").aggregate(AGGREGATE, TOML, **schemas)
 
     def ask(self, sink: str, *events: str, has_scale: bool = False, is_compared: bool = True) -> None:
         """Declare a sink of these events."""
@@ -194,13 +189,10 @@ class Shop:
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in names.items()]
         write(made.folder / "pyproject.toml", "\n".join(["[tool.outbox]", *lines, ""]))
-        aggregate = made.folder / "events" / AGGREGATE
-        toml = 'key = "crate_id"\nversion = "version"\npartitions = 2\nsource = "source_crates"\n'
-        write(aggregate / "aggregate.toml", toml)
         write(made.folder / "shop_sinks" / "__init__.py", "")
         made.declare(**schemas)
         if {"weighed_v1", "weighed_v2"} <= schemas.keys():
-            write(aggregate / "upcast.py", UPCAST)
+            write(made.folder / "events" / AGGREGATE / "upcast.py", UPCAST)
         self.releases[name] = made
         return made
 
@@ -251,19 +243,10 @@ class Shop:
         assert done.returncode == (1 if report["findings"] else 0), done.stderr
         return report
 
-    @contextmanager
-    def running(self, release: Release, *sinks: str) -> Iterator[ReleasedSink]:
+    def running(self, release: Release, *sinks: str) -> AbstractContextManager[ReleasedSink]:
         """Sinks of a release that run until the end of the block."""
         sink = ReleasedSink(release, self.settings, *sinks)
-        sink.start_timeout_s = TIMEOUT_S
-        sink.spawn()
-        try:
-            yield sink
-        except BaseException:
-            print(sink.tail(30))  # noqa: T201
-            raise
-        finally:
-            sink.stop()
+        return within(sink, sink.stop)
 
     @contextmanager
     def writing(self, seed: int) -> Iterator[Crates]:
@@ -359,14 +342,9 @@ def opened(topic: Settings, folder: Path) -> Iterator[Shop]:
         yield shop
         newest = list(shop.releases.values())[-1]
         shop.succeed(newest, "connect", "remove", "--drop-slot", "--yes")
-    admin = AdminClient(client_config(topic))
-    for request in admin.delete_topics([shop.topic]).values():
-        request.result(request_timeout_s())
+    delete_topics(topic, shop.topic)
 
 
 def create(settings: Settings, owner: SourceRole | SinkRole, statements: str) -> None:
     """Run the statements of a migration."""
-    roles = SourceRole if isinstance(owner, SourceRole) else SinkRole
-    names = {role.value: settings.role_name(role) for role in roles}
-    with closing(connect(settings, owner)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(statements.format(**names))
+    query(settings, statements.format(**{role.value: settings.role_name(role) for role in type(owner)}), owner)

@@ -25,20 +25,8 @@ from outbox_lab.testing.homes import Homes
 CHECKSUMS_SINCE = 18  # initdb's default
 LOGICAL = "-c wal_level=logical -c max_replication_slots=10"
 COPY = "upgrade"  # the publication and the subscription by which a server follows another one
-# `pg_upgrade` starts two programs of the old version that no jar has. Those of the wheel's other server, of version 16,
-# read the control file of 13 to 16; its file PG_VERSION alone is another's. For 17 they come from Debian's package.
-CONTROL_VERSION = 16
+# `pg_upgrade` starts two programs of the old version that no jar has. They come from Debian's package.
 INSTALLED = "/usr/lib/postgresql/{version}/bin"
-RESETWAL = """#!/bin/sh -e
-[ "$1" != -V ] || exec '{program}' -V
-for data; do :; done
-seen=$(mktemp -d)
-mkdir "$seen/global"
-cp "$data/global/pg_control" "$seen/global"
-ln -s "$data/pg_wal" "$seen/pg_wal"
-echo {version} > "$seen/PG_VERSION"
-exec '{program}' -n "$seen"
-"""
 
 
 def moved(settings: Settings, port: int, *, sinks: bool) -> Settings:
@@ -200,13 +188,8 @@ def programs_of(server: Server, folder: Path) -> Path:
     programs = folder / "bin"
     programs.mkdir()
     jar, installed = packaged(version) / "bin", Path(INSTALLED.format(version=version))
-    others = wheel.parents[1] / "pginstall" / "bin" if version <= CONTROL_VERSION else installed
-    if not (others / "pg_resetwal").exists():
+    if not (installed / "pg_resetwal").exists():
         pytest.skip(f"apt-get install postgresql-{version}: no package of ours has its pg_controldata and pg_resetwal")
-    for target in (jar / "postgres", jar / "pg_ctl", others / "pg_controldata", others / "pg_resetwal"):
+    for target in (jar / "postgres", jar / "pg_ctl", installed / "pg_controldata", installed / "pg_resetwal"):
         (programs / target.name).symlink_to(target)
-    if version < CONTROL_VERSION:
-        (programs / "pg_resetwal").unlink()
-        (programs / "pg_resetwal").write_text(RESETWAL.format(version=CONTROL_VERSION, program=others / "pg_resetwal"))
-        (programs / "pg_resetwal").chmod(0o755)
     return programs

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 from urllib.parse import unquote, urlparse
 
 from confluent_kafka import Producer
@@ -35,6 +36,7 @@ from tests.support.warm_jvm import WarmJvm, WarmSink
 RANDOM = Random(11)  # noqa: S311
 TIMEOUT_S = 120
 PLAIN = "--plain"
+S = TypeVar("S", bound=Command)
 
 
 class FaultySink(WarmSink):
@@ -185,56 +187,41 @@ def checkpoint(settings: Settings, sink: str = "dedup") -> Path:
     return Path(unquote(urlparse(settings.checkpoints).path), sink)
 
 
-@contextmanager
-def running(settings: Settings, *names: str) -> Iterator[SinkProcess]:
+def running(settings: Settings, *names: str) -> AbstractContextManager[SinkProcess]:
     """Sinks that run until told otherwise, with a JVM that belongs to the process; killed at the end of the block."""
     sink = SinkProcess(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
-    with _spawned(sink):
-        try:
-            yield sink
-        finally:
-            sink.kill()
+    return within(sink, sink.kill)
 
 
-@contextmanager
-def running_plain(settings: Settings, *names: str) -> Iterator[SinkProcess]:
+def running_plain(settings: Settings, *names: str) -> AbstractContextManager[SinkProcess]:
     """`running` without Spark."""
-    with running(settings, PLAIN, *names) as sink:
-        yield sink
+    return running(settings, PLAIN, *names)
 
 
-@contextmanager
-def running_warm(settings: Settings, *names: str) -> Iterator[WarmSink]:
+def running_warm(settings: Settings, *names: str) -> AbstractContextManager[WarmSink]:
     """Sinks that run until told otherwise, in the JVM that the runs share; asked to stop at the end of the block."""
     sink = WarmSink(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
-    with _spawned(sink):
-        try:
-            yield sink
-        finally:
-            sink.stop()
+    return within(sink, sink.stop)
 
 
-@contextmanager
-def running_faulty(fault: str, settings: Settings, *names: str) -> Iterator[FaultySink]:
+def running_faulty(fault: str, settings: Settings, *names: str) -> AbstractContextManager[FaultySink]:
     """Sinks with a fault of `tests.support.faulty_sink`, in the JVM that the runs share; asked to stop at the end."""
     sink = FaultySink(fault, settings, *names)
-    sink.spawn()
-    try:
-        yield sink
-    finally:
-        sink.stop()
+    return within(sink, sink.stop)
 
 
 @contextmanager
-def _spawned(sink: Command) -> Iterator[None]:
-    """Print the end of its log if the block fails."""
+def within(sink: S, end: Callable[[], None]) -> Iterator[S]:
+    """Run a sink during the block. The end of its log is printed if the block fails."""
     sink.start_timeout_s = TIMEOUT_S
     sink.spawn()
     try:
-        yield
+        yield sink
     except BaseException:
         print(sink.tail(30))  # noqa: T201
         raise
+    finally:
+        end()
 
 
 def wait_applied(sink: Command, database: Database, count: int, timeout_s: float = TIMEOUT_S) -> None:

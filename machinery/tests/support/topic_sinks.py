@@ -16,14 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
-
 from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale
 from outbox.cli import main
 from outbox.handlers import Event
 from outbox.kafka import topics
-from outbox.kafka.clients import client_config
 from outbox.kafka.spec import TopicSpec
 from outbox.kafka.transactions import Transactions
 from outbox.sink import discovery
@@ -33,6 +30,7 @@ from outbox.sinks import SinkJob, TopicTarget
 from outbox_lab.testing.command import environment
 from tests import items
 from tests.support.paths import ROOT
+from tests.support.topic_reader import delete_topics
 
 STEPS = ("begin_transaction", "produce", "send_offsets_to_transaction", "commit_transaction")
 PARTITIONS, PART_RECORDS, TIMEOUT_S = 3, 40, 60
@@ -95,9 +93,7 @@ def target_topics(settings: Settings, **config: str) -> Iterator[None]:
     names = [copies_of(settings), units_of(settings)]
     topics.create(settings, [TopicSpec(name, PARTITIONS, config) for name in names])
     yield
-    admin = AdminClient(client_config(settings))
-    for request in admin.delete_topics(names).values():
-        request.result(TIMEOUT_S)
+    delete_topics(settings, *names)
 
 
 def catch_up(settings: Settings, *names: str) -> None:

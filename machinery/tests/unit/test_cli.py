@@ -121,25 +121,11 @@ def test_a_package_that_is_not_installed_is_reported(tmp_path: Path) -> None:
     assert line.startswith("outbox: this command needs the package of the module psutil")
 
 
-def test_looking_does_not_write(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    outbox("status", home=home)
-    assert not home.exists()
-
-
 def test_a_refused_confirmation_ends_it_and_deletes_nothing(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     done = outbox("reset", home=tmp_path)  # no terminal to ask on
     assert done.returncode == 130, done.stderr
     assert (tmp_path / "precious").exists()
-
-
-def test_the_home_option_wins_over_the_environment(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    (other / "logs").mkdir(parents=True)
-    (other / "logs" / "kafka.log").write_text("it is this one\n")
-    done = outbox("--home", str(other), "logs", "kafka", home=tmp_path)
-    assert done.stdout == "it is this one\n", done.stderr
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:

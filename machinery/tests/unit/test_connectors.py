@@ -16,7 +16,7 @@ from outbox.relay import cloudevents, connectors
 from outbox.relay.connectors import Config
 from outbox_lab.testing.failures import raises
 from tests.support import suite
-from tests.support.declared_events import declare, work_for
+from tests.support.declared import declare, work_for
 
 
 @pytest.fixture
@@ -153,12 +153,6 @@ def test_a_route_to_one_topic_gets_no_router_for_the_markers(settings: Settings,
     assert connectors.add_routers(config, catalog.of_project(settings), settings.markers_topic) == config
 
 
-@pytest.mark.parametrize("regex", [r"(?!mine\.markers$)(.*)", r"(a)\1", r"(?<=a)b", "a++"])
-def test_the_engine_of_managed_connect_refuses(regex: str) -> None:
-    with pytest.raises(re2.error):
-        re2.compile(regex)
-
-
 @pytest.mark.parametrize("kind", connectors.kinds())
 def test_every_expression_of_a_transform_is_one_of_re2(settings: Settings, kind: str) -> None:
     config = connectors.transforms(connectors.load(settings, kind).config)
@@ -244,13 +238,6 @@ def test_transforms_and_predicates_of_ones_own_stay() -> None:
     added = cloudevents.add_headers(config, "/shop", {"item": "shop.item"})
     assert added["transforms"] == "specversion,specversion-header,outbox,mask,content-type,source-of-item"
     assert added["predicates"] == "mine,source-of-item"
-
-
-def test_captured_tables_have_no_headers_of_cloudevents(settings: Settings, events: Path, two: list[str]) -> None:
-    declare(events, "item")
-    plain = connectors.load(settings, two[1]).config
-    name_source(events, "/shop")
-    assert connectors.load(settings, two[1]).config == plain
 
 
 @pytest.mark.parametrize("source", ["the shop", "/shop?a=1", '/"shop"', "${settings:connector}", "1.0", "ü"])

@@ -19,7 +19,7 @@ from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.development import QUICK_S, SCHEMA, SERVICE, Development, file_states
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import PARTS
-from tests.support.declared_events import declare, work_for
+from tests.support.declared import declare, work_for
 from tests.support.suite import DOMAIN
 
 APPLIED = ["databases migrated", "connector created: exactly-once"]

@@ -1,4 +1,4 @@
-"""Where spans come from and go to, without a service or a sink."""
+"""Where spans come from and go to, without a service or a sink; which traceparents are valid, and what they say."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from random import Random
 
 import pytest
 
-from outbox.base import spans
-from outbox.base.settings import load
+from outbox.base import spans, trace
 from outbox.base.trace import LINKS_MAX, SampledEvents
-from outbox.events import catalog
 from outbox.sink.decoding.records import Records
-from tests import items
-from tests.support.declared_sinks import decoder
 from tests.support.made_events import DECODER, MAIN, NOW_MS, Event, nth_key, uuid7
 from tests.support.paths import ROOT
 
 RANDOM = Random(46)  # noqa: S311
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 OURS = f"00-{TRACE}-b7ad6b7169203331-01"
-THEIRS = f"00-{TRACE}-00f067aa0ba902b7-01"
+PARENT = "b7ad6b7169203331"
 UNSAMPLED = f"00-{TRACE}-b7ad6b7169203331-00"
 FINDING = copy(DECODER)
 FINDING.finds_sampled = True
@@ -147,21 +143,11 @@ def records(*contexts: Mapping[str, str | None]) -> Records:
     )
 
 
-def debezium(traceparent: str) -> str:
-    """A context as Debezium's interceptor writes it: `java.util.Properties.store`."""
-    return f"#Sun Nov 29 07:00:00 UTC 2026\nbaggage=a\\=b\ntraceparent={traceparent}\n"
-
-
 @pytest.mark.parametrize(
     ("context", "found"),
     [
         ({"traceparent": OURS}, OURS),
-        ({"tracingspancontext": debezium(THEIRS)}, THEIRS),
-        ({"traceparent": None, "tracingspancontext": debezium(THEIRS)}, THEIRS),
-        ({"traceparent": OURS, "tracingspancontext": debezium(THEIRS)}, OURS),
-        ({"traceparent": UNSAMPLED, "tracingspancontext": debezium(THEIRS)}, None),
-        ({"tracingspancontext": debezium(UNSAMPLED)}, None),
-        ({"tracingspancontext": "uber-trace-id=1:2:0:1\n"}, None),
+        ({"traceparent": UNSAMPLED}, None),
         ({"traceparent": "1"}, "1"),
         ({"traceparent": ""}, None),
         ({"traceparent": None}, None),
@@ -194,12 +180,30 @@ def test_links_are_bounded_and_the_others_are_counted() -> None:
     assert pickle.loads(pickle.dumps(chunk.sampled)) == chunk.sampled  # noqa: S301 - so tasks return it
 
 
-def test_events_that_the_sink_skips_are_not_linked_to() -> None:
-    one_event = decoder(catalog.of_project(load(environment=False)), f"{items.AGGREGATE}.{items.MORE}")
-    one_event.finds_sampled = True
-    read, picked = records(*[{"traceparent": OURS}] * 3), ("eventType", items.LESS.encode())
-    headers = [[pair for pair in of_one if pair[0] != "eventType"] for of_one in read.headers]
-    kinds = [picked, ("eventType", items.MORE.encode()), picked]
-    read = replace(read, headers=[[*of_one, kind] for of_one, kind in zip(headers, kinds, strict=True)])
-    ((_, event_id, _),) = one_event.decode(read).sampled.first
-    assert event_id == dict(read.headers[1])["id"]
+@pytest.mark.parametrize(
+    ("traceparent", "valid"),
+    [
+        (f"00-{TRACE}-{PARENT}-01", True),
+        (f"00-{TRACE}-{PARENT}-00", True),
+        (f"cc-{TRACE}-{PARENT}-01", True),
+        (f"ff-{TRACE}-{PARENT}-01", False),
+        (f"00-{'0' * 32}-{PARENT}-01", False),
+        (f"00-{TRACE}-{'0' * 16}-01", False),
+        (f"00-{TRACE.upper()}-{PARENT}-01", False),
+        (f"00-{TRACE}-{PARENT}-01\n", False),
+        (f"00-{TRACE}-{PARENT}", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_traceparent_is_taken_only_if_it_is_valid(traceparent: str | None, valid: bool) -> None:
+    assert trace.valid(traceparent) == (traceparent if valid else None)
+    assert trace.trace_id(traceparent) == (TRACE if valid else None)
+    assert valid or not trace.is_sampled(traceparent)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sampled"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True), ("1", False)]
+)
+def test_sampled_is_the_lowest_bit_of_the_flags(flags: str, sampled: bool) -> None:
+    assert trace.is_sampled(f"00-{TRACE}-{PARENT}-{flags}") == sampled

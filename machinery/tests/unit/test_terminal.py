@@ -48,10 +48,6 @@ def test_log_that_is_followed(logged: Path) -> None:
             follower.terminate()
 
 
-def test_failure_that_quotes_what_a_server_said(tmp_path: Path) -> None:
-    assert SEEN in outbox("logs", EVIL, home=tmp_path).stderr
-
-
 def test_path_of_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     settings = load(tmp_path, environment=False, service_token="secret", log_format="text")
     monkeypatch.setattr(logging.getLogger(), "handlers", [])

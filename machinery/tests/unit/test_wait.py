@@ -17,10 +17,6 @@ def test_the_first_true_answer_is_returned() -> None:
     assert list(answers) == []
 
 
-def test_a_condition_is_asked_once_even_without_time() -> None:
-    assert wait_for("the truth", lambda: True, timeout_s=0) is True
-
-
 @pytest.mark.parametrize("scale", [1, 3])
 def test_it_ends_at_the_scaled_deadline_and_says_what_it_waited_for(
     monkeypatch: pytest.MonkeyPatch, scale: int

@@ -1,11 +1,14 @@
-"""Libraries that take long to import. Each is imported when one of its names is first used.
+"""Libraries that take long to import, and names of packages. Each is imported when it is first used.
 
-`outbox events` then costs what it needs, although it imports modules that run sinks.
+`outbox events` then costs what it needs, although it imports modules that run sinks, and a service that writes events
+loads no Spark.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,4 +33,15 @@ else:
     asyncio, psycopg2 = map(_Library, ("asyncio", "psycopg2"))
     extensions, extras, sql = map(_Library, ("psycopg2.extensions", "psycopg2.extras", "psycopg2.sql"))
 
-__all__ = ["asyncio", "extensions", "extras", "pa", "pc", "psycopg2", "requests", "sql"]
+__all__ = ["asyncio", "exports", "extensions", "extras", "pa", "pc", "psycopg2", "requests", "sql"]
+
+
+def exports(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """The function ``__getattr__`` of a package (PEP 562). ``places``: by exported name ``module:name``."""
+
+    def get(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return pkgutil.resolve_name(places[name])
+
+    return get

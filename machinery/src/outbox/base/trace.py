@@ -16,7 +16,6 @@ LINKS_MAX = 128  # OpenTelemetry's own limit of a span
 
 # Version, trace id, parent id, flags; version ff and ids of zeros are invalid.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_PROPERTY = re.compile(rb"^[ \t]*traceparent[ \t]*[=:][ \t]*([0-9a-f-]+)[ \t]*\r?$", re.MULTILINE)
 
 
 class SampledEvents(NamedTuple):
@@ -48,9 +47,3 @@ def trace_id(traceparent: str | None) -> str | None:
 def is_sampled(traceparent: str | None) -> bool:
     """Whether it is valid and its sender records the trace."""
     return valid(traceparent) is not None and str(traceparent).endswith(SAMPLED_ENDINGS)
-
-
-def of_properties(text: bytes | None) -> bytes | None:
-    """The traceparent in Java properties: so Debezium's interceptors write it, as ``tracingspancontext``."""
-    found = None if text is None else _PROPERTY.search(text)
-    return None if found is None else found[1]

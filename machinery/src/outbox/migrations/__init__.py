@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox.base.facade import exports
+from outbox.base.heavy import exports
 
 if TYPE_CHECKING:
-    from outbox.migrations.iceberg import make_iceberg_catalog
-    from outbox.migrations.migrate import execute, role
+    from outbox.migrations.migrate import execute, make_iceberg_catalog, role
 else:  # when it is used: other modules do without Alembic
     __getattr__ = exports(
         __name__,
         {
             "execute": "outbox.migrations.migrate:execute",
-            "make_iceberg_catalog": "outbox.migrations.iceberg:make_iceberg_catalog",
+            "make_iceberg_catalog": "outbox.migrations.migrate:make_iceberg_catalog",
             "role": "outbox.migrations.migrate:role",
         },
     )

@@ -106,16 +106,15 @@ def read(connection: Connection) -> Guard:
     """The constraints of the database."""
     found: dict[str, str] = dict(connection.execute(text(DEFINITIONS), {"names": [*CONSTRAINTS]}).all())
     found = {name: definition.removesuffix(" NOT VALID") for name, definition in found.items()}
-    literal = LITERAL.search(found.get(NAME, ""))
-    if literal is None:
-        return Guard(None, [name for name, check in CONSTRAINTS.items() if found.get(name) != check])
-    found[NAME] = found[NAME].replace(literal[1], "EVENTS")
-    events = {
-        EventVersion(aggregatetype, type_, int(version))
-        for aggregatetype, types in json.loads(literal[1]).items()
-        for type_, versions in types.items()
-        for version in versions
-    }
+    events = None
+    if literal := LITERAL.search(found.get(NAME, "")):
+        found[NAME] = found[NAME].replace(literal[1], "EVENTS")
+        events = {
+            EventVersion(aggregatetype, type_, int(version))
+            for aggregatetype, types in json.loads(literal[1]).items()
+            for type_, versions in types.items()
+            for version in versions
+        }
     return Guard(events, [name for name, check in CONSTRAINTS.items() if found.get(name) != check])
 
 

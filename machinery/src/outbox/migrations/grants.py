@@ -1,12 +1,11 @@
 """Rights of each role on the machinery's tables in both databases.
 
-A migration grants it with its tables, and each `outbox migrate` what is missing. What a role may do beyond that,
-`outbox doctor` reports.
+Each `outbox migrate` grants what is missing. What a role may do beyond that, `outbox doctor` reports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from psycopg2 import extensions
@@ -53,17 +52,22 @@ SINKS: Grants = {
     "TABLE public.processed_partitions": {SinkRole.WRITER: READ, SinkRole.PRUNER: READ, SinkRole.AUDITOR: READ},
     "FUNCTION public.ensure_processed_events(date[])": {SinkRole.WRITER: ("EXECUTE",)},
     "FUNCTION public.drop_processed_events(date)": {SinkRole.PRUNER: ("EXECUTE",)},
+    # Its rows are written by `outbox erase`, as the owner.
+    "TABLE public.erased_keys": {SinkRole.WRITER: READ, SinkRole.AUDITOR: READ},
 }
-# Its rows are written by `outbox erase`, as the owner.
-ERASED_KEYS: Grants = {"TABLE public.erased_keys": {SinkRole.WRITER: READ, SinkRole.AUDITOR: READ}}
 
-# Null for an object that does not exist yet: the migration that makes it grants it.
-KINDS = {
-    "TABLE": "SELECT has_table_privilege(%s, to_regclass(%s)::oid, %s)",
-    "FUNCTION": "SELECT has_function_privilege(%s, to_regprocedure(%s)::oid, %s)",
-}
-HAS_COLUMNS = """
-SELECT bool_and(has_column_privilege(%s, to_regclass(%s)::oid, name, %s)) FROM unnest(%s) AS name
+# An object that does not exist is left out: its privileges are NULL.
+MISSING = r"""
+SELECT what, role, privilege
+  FROM unnest(%s, %s, %s) AS wanted (what, role, privilege),
+       regexp_match(what, '(\w+) (.*)') AS object,
+       regexp_match(privilege, '(\w+)(?: \((.*)\))?') AS part
+ WHERE NOT CASE
+           WHEN object[1] = 'FUNCTION' THEN has_function_privilege(role, to_regprocedure(object[2]), part[1])
+           WHEN part[2] IS NULL THEN has_table_privilege(role, to_regclass(object[2]), part[1])
+           ELSE (SELECT bool_and(has_column_privilege(role, to_regclass(object[2]), name, part[1]))
+                   FROM regexp_split_to_table(part[2], ', ') AS name)
+           END
 """
 # A service with migrations of its own has no table of ours for HTTP, but maybe one of that name with another owner.
 HAS_HTTP = """
@@ -72,47 +76,21 @@ SELECT EXISTS (SELECT FROM pg_class AS ours JOIN pg_class AS outbox ON outbox.re
 """
 
 
-def statements(settings: Settings, grants: Grants) -> list[str]:
-    """The statements that grant all of this."""
-    return [
-        _statement(privileges, what, settings.role_name(role))
-        for what, by_role in grants.items()
-        for role, privileges in by_role.items()
-    ]
-
-
 def missing(settings: Settings, cursor: extensions.cursor, database: Database) -> list[str]:
     """The statements that grant what is missing in a database."""
-    return [
-        _statement(privileges, what, settings.role_name(role))
+    wanted = [
+        (what, settings.role_name(role), privilege)
         for what, by_role in _wanted(cursor, database).items()
-        for role, wanted in by_role.items()
-        if (privileges := _missing(cursor, what, settings.role_name(role), wanted))
+        for role, privileges in by_role.items()
+        for privilege in privileges
     ]
+    cursor.execute(MISSING, [[*column] for column in zip(*wanted, strict=True)])
+    return [f'GRANT {privilege} ON {what} TO "{role}"' for what, role, privilege in cursor]
 
 
 def _wanted(cursor: extensions.cursor, database: Database) -> Grants:
     if database == "sink":
-        return {**SINKS, **ERASED_KEYS}
+        return SINKS
     cursor.execute(HAS_HTTP)
     ((has_http,),) = cursor.fetchall()
     return {**OUTBOX, **HTTP} if has_http else OUTBOX
-
-
-def _missing(cursor: extensions.cursor, what: str, role: str, wanted: Sequence[str]) -> list[str]:
-    """The privileges that a role does not have."""
-    word, name = what.split(" ", 1)
-    found = []
-    for privilege in wanted:
-        kind, _, columns = privilege.partition(" ")
-        if columns:
-            cursor.execute(HAS_COLUMNS, [role, name, kind, columns.strip("()").split(", ")])
-        else:
-            cursor.execute(KINDS[word], [role, name, kind])
-        if cursor.fetchall() == [(False,)]:
-            found.append(privilege)
-    return found
-
-
-def _statement(privileges: Iterable[str], what: str, role: str) -> str:
-    return f'GRANT {", ".join(privileges)} ON {what} TO "{role}"'

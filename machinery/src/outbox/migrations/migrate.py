@@ -7,12 +7,12 @@ may migrate the same database by an Alembic of its own.
 
 Each run also lets the outbox take the events that the project declares (`outbox.migrations.declared`), and repairs what
 it has made before: the outbox's CHECKs and publication, and the grants of both databases. The revision alone does not
-say that they are still as they were made.
+say that they are still as they were made. Migrations of ours grant nothing: this does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from outbox.base import project
 from outbox.base.database import connect, database_errors, reason_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.migrations import declared, functions, grants, publication
+from outbox.migrations import declared, grants, publication
 from outbox.migrations.grants import Database
 
 VERSION: dict[str, Any] = {"version_table": "outbox_version", "version_table_schema": "public"}
@@ -48,6 +48,47 @@ AGAIN = "run `outbox migrate` again"
 HERE = Path(__file__).resolve().parent
 
 ROLES: dict[Database, type[SourceRole] | type[SinkRole]] = {"source": SourceRole, "sink": SinkRole}
+
+# Functions of later versions of Postgres, for a server that does not have them: 15 to 17. They are made in the schema
+# public. Postgres looks for a function in its own schema first. So after an upgrade of the server its own functions are
+# called, except by a column's default, which calls the function that it was declared with.
+FUNCTIONS: Mapping[str, str] = {
+    # Milliseconds since 1970 in 48 bits, version, 12 bits of the fraction as in Postgres 18, variant, and random
+    # bits: RFC 9562, sections 5.7 and 6.2 (method 3).
+    "uuidv7()": """
+        RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
+        SELECT encode(
+                   substring(int8send(floor(now.ms)::bigint) FROM 3)
+                   || substring(int4send(x'7000'::int + floor((now.ms - floor(now.ms)) * 4096)::int) FROM 3)
+                   || substring(uuid_send(gen_random_uuid()) FROM 9),
+                   'hex')::uuid
+          FROM (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) AS now
+        $$
+    """,
+    # NULL for a UUID of another variant than RFC 9562's.
+    "uuid_extract_version(uuid)": """
+        RETURNS smallint LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+        SELECT CASE get_byte(uuid_send($1), 8) >> 6 WHEN 2 THEN (get_byte(uuid_send($1), 6) >> 4)::smallint END
+        $$
+    """,
+}
+
+# As Iceberg's JdbcCatalog and pyiceberg's SqlCatalog know them.
+ICEBERG_CATALOG = """
+CREATE TABLE public.iceberg_tables (
+    catalog_name text NOT NULL,
+    table_namespace text NOT NULL, -- the sink
+    table_name text NOT NULL,
+    metadata_location text, -- the newest version: a commit replaces it, if it is the one that the commit has read
+    previous_metadata_location text,
+    iceberg_type text,
+    PRIMARY KEY (catalog_name, table_namespace, table_name)
+);
+CREATE TABLE public.iceberg_namespace_properties (
+    catalog_name text NOT NULL, namespace text NOT NULL, property_key text NOT NULL, property_value text,
+    PRIMARY KEY (catalog_name, namespace, property_key)
+);
+"""
 
 
 class Migrated(NamedTuple):
@@ -75,10 +116,11 @@ def migrate(settings: Settings, *, only_outbox: bool = False, only_declared: boo
     applied["source"] = _upgrade(settings, "source", "machinery@head" if only_outbox else "heads")
     with _database_errors(settings, "source"):
         events = declared.guard(owner_engine(settings, "source"), wanted, only_declared=only_declared)
-    repaired = [*(f"the constraint {name}" for name in events.repaired), *_repair(settings, "source")]
+    repaired = [f"the constraint {name}" for name in events.repaired]
+    repaired += _repair(settings, "source", is_new=bool(applied["source"]))
     if not only_outbox:
         applied["sink"] = _upgrade(settings, "sink", "heads")
-        repaired += _repair(settings, "sink")
+        repaired += _repair(settings, "sink", is_new=bool(applied["sink"]))
     return Migrated(applied, events, repaired)
 
 
@@ -163,10 +205,12 @@ def role(name: str) -> str:
     return f'"{roles[name]}"'
 
 
-def grant(wanted: grants.Grants) -> None:
-    """In a migration of ours, grant what the roles need (`outbox.migrations.grants`)."""
-    for statement in grants.statements(alembic.context.config.attributes["settings"], wanted):
-        execute(statement)
+def make_iceberg_catalog() -> None:
+    """Make the catalog, in a migration of the sink database."""
+    execute(ICEBERG_CATALOG)
+    execute(f"GRANT SELECT, INSERT, UPDATE ON public.iceberg_tables TO {role('writer')}")
+    execute(f"GRANT SELECT, INSERT ON public.iceberg_namespace_properties TO {role('writer')}")
+    execute(f"GRANT SELECT ON public.iceberg_tables TO {role('auditor')}")
 
 
 def require_server(connection: Connection) -> None:
@@ -192,24 +236,32 @@ def _upgrade(settings: Settings, database: Database, target: str) -> list[str]:
     with _database_errors(settings, database), owner_engine(settings, database).begin() as connection:
         require_server(connection)
         connection.execute(text(declared.TURN))
-        functions.make_missing(connection)
+        _make_missing_functions(connection)
         wanted.attributes["connection"] = connection
-        wanted.attributes["settings"] = settings
         wanted.attributes["roles"] = {one.value: settings.role_name(one) for one in ROLES[database]}
         wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)
         alembic.command.upgrade(wanted, target)
     return applied
 
 
-def _repair(settings: Settings, database: Database) -> list[str]:
-    """Make publication and grants as they must be. Return what was wrong."""
+def _make_missing_functions(connection: Connection) -> None:
+    """Make the functions that the server lacks, in the caller's transaction, and none that the database has already."""
+    for signature, definition in FUNCTIONS.items():
+        if connection.exec_driver_sql("SELECT to_regprocedure(%s)", (signature,)).scalar() is None:
+            connection.exec_driver_sql(
+                f"CREATE FUNCTION public.{signature} {definition}", execution_options={"no_parameters": True}
+            )
+
+
+def _repair(settings: Settings, database: Database, *, is_new: bool) -> list[str]:
+    """Make publication and grants as they must be. Return what was wrong; of new tables nobody has granted anything."""
     with _owner(settings, database) as cursor:
         cursor.execute(declared.TURN)
         wrong = publication.repair(cursor) if database == "source" else None
         missing = grants.missing(settings, cursor, database)
         for statement in missing:
             cursor.execute(statement)
-    return missing if wrong is None else [wrong, *missing]
+    return [*([] if wrong is None else [wrong]), *([] if is_new else missing)]
 
 
 @contextmanager

@@ -22,6 +22,11 @@ from outbox.relay.rest import Offset
 ARRIVE_TIMEOUT_S = 10.0
 RELEASE_TIMEOUT_S = 60.0
 CLOCK_STEP_US = 5_000_000  # a clock may be set back by less, and no restore of a server is faster
+SLOT = """
+SELECT coalesce(confirmed_flush_lsn - '0/0', 0)::bigint, coalesce(restart_lsn - '0/0', 0)::bigint, wal_status,
+       active_pid, coalesce(pg_current_wal_lsn() - restart_lsn, 0)::bigint, safe_wal_size
+  FROM pg_replication_slots WHERE slot_name = %s
+"""
 HIDDEN = "SELECT row_security_active(to_regclass(format('%%I.%%I', %s, %s)))"
 
 # The newest commit that a slot holds before a position, in microseconds since 2000: in the message that begins each
@@ -50,17 +55,9 @@ def read(settings: Settings, connector: Connector | None = None) -> Slot | None:
     """Look up the slot of a connector; None if it does not exist."""
     connector = connector or connectors.load(settings)
     with _cdc(settings) as cursor:
-        cursor.execute(
-            "SELECT coalesce(confirmed_flush_lsn - '0/0', 0), coalesce(restart_lsn - '0/0', 0), wal_status, active_pid,"
-            " coalesce(pg_current_wal_lsn() - restart_lsn, 0), safe_wal_size"
-            "  FROM pg_replication_slots WHERE slot_name = %s",
-            [connector.name],
-        )
+        cursor.execute(SLOT, [connector.name])
         row = cursor.fetchone()
-    if row is None:
-        return None
-    confirmed, restart, wal_status, active_pid, lag, safe = row
-    return Slot(int(confirmed), int(restart), wal_status, active_pid, int(lag), None if safe is None else int(safe))
+    return None if row is None else Slot(*row)
 
 
 def end_of_log(settings: Settings) -> int:

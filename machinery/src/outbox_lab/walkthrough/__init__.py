@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox.base.facade import exports
+from outbox.base.heavy import exports
 from outbox_lab.walkthrough.workload import Request, Workload
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from outbox.base.errors import Failure
-from outbox.migrations import grants
-from outbox.migrations.migrate import execute, grant
+from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0001"
 down_revision = None
@@ -21,7 +20,11 @@ CREATE TABLE sinks (
     duplicates bigint NOT NULL DEFAULT 0,
     skipped    bigint NOT NULL DEFAULT 0, -- events that it had not asked for
     filtered   bigint NOT NULL DEFAULT 0, -- events that its transform left out
-    asked_for  jsonb                      -- its strategy, topics and events (outbox/sink/remembering/asked.py)
+    asked_for  jsonb,                     -- its strategy, topics and events (outbox/sink/remembering/asked.py)
+    -- By topic and partition the offset up to which a handler may have begun to call its function, without an end; and
+    -- how often in a row a start has found such calls.
+    unfinished    jsonb NOT NULL DEFAULT '{}',
+    interruptions int   NOT NULL DEFAULT 0
 );
 
 -- How far each sink has applied each partition, written in the transaction that applies. topic_id distinguishes a
@@ -94,6 +97,7 @@ CREATE TABLE dead_letters (
     recorded_at   timestamptz NOT NULL DEFAULT now(), -- the record's timestamp
     first_seen_at timestamptz NOT NULL DEFAULT now(),
     last_seen_at  timestamptz NOT NULL DEFAULT now(),
+    retries       int         NOT NULL DEFAULT 0, -- calls of a handler again for the event, counted before each
     PRIMARY KEY (sink, identity)
 );
 CREATE INDEX dead_letters_open ON dead_letters (sink, first_seen_at) WHERE status = 'open';
@@ -150,6 +154,20 @@ CREATE TABLE processed_changes (
     lsn        bigint NOT NULL,
     op         text   NOT NULL,
     PRIMARY KEY (sink, lsn, table_name, pk, op)
+);
+"""
+
+ERASED_KEYS = """
+-- The keys whose data `outbox erase` has removed: nothing may bring them back. A hash stands for the key. Sinks leave
+-- out its events up to `until`, and rebuilds from the source its state up to `version`. What the service writes of the
+-- key afterwards is applied.
+CREATE TABLE erased_keys (
+    topic     text        NOT NULL,
+    key_hash  bytea       NOT NULL, -- sha256 of the record's key
+    until     uuid        NOT NULL, -- the highest id of an event from before
+    version   bigint,               -- the highest version that the source knew, if any
+    erased_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (topic, key_hash)
 );
 """
 
@@ -268,9 +286,8 @@ REVOKE = "REVOKE ALL ON FUNCTION public.ensure_processed_events, public.drop_pro
 
 
 def upgrade() -> None:
-    for statements in (SINKS, STRATEGIES, RETENTION, REVOKE):
+    for statements in (SINKS, STRATEGIES, ERASED_KEYS, RETENTION, REVOKE):
         execute(statements)
-    grant(grants.SINKS)
 
 
 def downgrade() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from outbox.migrations import grants
-from outbox.migrations.migrate import execute, grant
+from outbox.migrations.migrate import execute
 
 revision = "source_http_0001"
 down_revision = None
@@ -27,7 +26,6 @@ CREATE INDEX idempotency_keys_expires_at ON public.idempotency_keys (expires_at)
 
 def upgrade() -> None:
     execute(UP)
-    grant(grants.HTTP)
 
 
 def downgrade() -> None:

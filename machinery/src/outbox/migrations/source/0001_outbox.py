@@ -1,4 +1,4 @@
-"""The outbox with its publication and its grants: all that `outbox migrate --only outbox` makes.
+"""The outbox with its publication: with its grants, all that `outbox migrate --only outbox` makes.
 
 `outbox migrate` adds the CHECK for declared events, and repairs CHECKs, publication and grants at each run.
 """
@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from outbox.base.errors import Failure
-from outbox.migrations import declared, grants, publication
-from outbox.migrations.migrate import execute, grant
+from outbox.migrations import declared, publication
+from outbox.migrations.migrate import execute
 
 revision = "source_machinery_0001"
 down_revision = None
@@ -33,7 +33,6 @@ CREATE TABLE public.outbox (
 
 def upgrade() -> None:
     execute(UP)
-    grant(grants.OUTBOX)
 
 
 def downgrade() -> None:

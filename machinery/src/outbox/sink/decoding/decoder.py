@@ -47,9 +47,7 @@ AT_ONCE_EVENTS_MAX = 8
 Contents = Sequence[bytes | None]  # of one header, record by record
 Kind = tuple[bytes | None, bytes | None]  # event type and schema version, as the headers have them
 HEADERS = ID, TYPE, VERSION = "id", "eventType", "schemaVersion"
-# `append` writes the first one. Debezium's interceptors write the second one into a column, as Java properties; it is a
-# header if the connector is configured to send that column.
-TRACE_HEADERS = TRACEPARENT, TRACING_SPAN_CONTEXT = "traceparent", "tracingspancontext"
+TRACEPARENT = "traceparent"
 SAMPLED = frozenset("".join(trace.SAMPLED_ENDINGS).encode())
 NO_NAME = "?"  # of a skipped event whose type or version nobody can ever declare
 UNKNOWN_TYPE, UNKNOWN_VERSION = "unknown event type", "unknown schema version"
@@ -212,7 +210,7 @@ class EventDecoder(RecordDecoder):
         """The events among records, and the others. Valid records of an event are decoded by columns, twice as fast."""
         if len(records) > self.at_once:
             return Decoded.together([self.decode(part) for part in records.parts(self.at_once)])
-        headers = _by_name(records.headers, (*HEADERS, *TRACE_HEADERS) if self.finds_sampled else HEADERS)
+        headers = _by_name(records.headers, (*HEADERS, TRACEPARENT) if self.finds_sampled else HEADERS)
         kinds = _places(headers[TYPE], headers[VERSION])
         found = []
         for kind, places in kinds.items():
@@ -354,9 +352,7 @@ def now_ms() -> int:
 
 def _sampled(headers: Mapping[str, Contents], records: Records) -> SampledEvents:
     """The sampled events of these records."""
-    traceparents, properties = (headers[name] for name in TRACE_HEADERS)
-    if properties.count(None) < len(properties):
-        traceparents = [own or trace.of_properties(other) for own, other in zip(traceparents, properties, strict=True)]
+    traceparents = headers[TRACEPARENT]
     found = [place for place, content in enumerate(traceparents) if content and content[-1] in SAMPLED]
     first = [
         (traceparents[place] or b"", headers[ID][place], records.recorded_ms[place])
