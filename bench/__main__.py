@@ -254,7 +254,6 @@ def measure_start(rounds: int) -> None:
     in turns.
     """
     with _stack() as settings:
-        topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, STARTED_WITH_EVENTS, report=click.echo)
         sides: dict[str, Callable[[], start.Started]] = {
             "sink": lambda: start.of_sink(settings, SINK),
@@ -278,7 +277,6 @@ def drain_backlog(events: int, rounds: int, busy_cores: int, chosen: Sequence[st
     one round: their median, the lowest and the highest.
     """
     with _stack() as settings, tempfile.TemporaryDirectory() as folder:
-        topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo)
         needs_files = "limit" in (chosen or BACKLOG_SIDES)
         files = list(by_hand.write_files(settings, Path(folder), BATCH_EVENTS)) if needs_files else []
@@ -304,7 +302,6 @@ def drain_backlog(events: int, rounds: int, busy_cores: int, chosen: Sequence[st
 def drain_on_versions(version: int, events: int, rounds: int) -> None:
     """Drain a backlog into a sink database on an older Postgres, and on the newest one, in turns."""
     with _stack() as newest, _stack(["postgres"], OLDER_HOME, postgres_version=version) as older:
-        topics.create(newest, connectors.topic_specs(newest))
         backlog.produce(newest, events, report=click.echo)
         of_servers = [newest.replace(**{name: getattr(one, name) for name in SINK_DATABASE}) for one in (older, newest)]
         meters = [Meter(events, Stack(one).part("postgres")) for one in (older, newest)]
@@ -334,7 +331,6 @@ def measure_spans(events: int, rounds: int, transfers: int) -> None:
     turns; and make transfers whose append has a span, and others, in turns.
     """
     with _stack() as settings, spans.collector() as url:
-        topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo, are_sampled=True)
         meter = Meter(events, Stack(settings).part("postgres"))
 
@@ -387,7 +383,6 @@ def drain_peers(events: int, rows: int, rounds: int) -> None:
     keeps the events, without balances), and record by record, in turns.
     """
     with _stack() as settings:
-        topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo)
         database = Stack(settings).part("postgres")
         ours, book, sink_connector, row = (Meter(number, database) for number in (events, events, events, rows))
@@ -417,7 +412,6 @@ def drain_with_a_handler(events: int, rows: int, rounds: int) -> None:
     event, which is nothing, or to add it to a balance.
     """
     with _stack() as settings:
-        topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo)
         database = Stack(settings).part("postgres")
         ours, row = Meter(events, database), Meter(rows, database)
@@ -445,7 +439,6 @@ def drain_with_a_transform(events: int, rounds: int) -> None:
     show it with the same join, in turns. Beside them the sink balances, which has no transform.
     """
     with _stack() as settings:
-        topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo)
         database, result = Stack(settings).part("postgres"), "turnover"
         meter = Meter(events, database)
@@ -482,7 +475,6 @@ def drain_into_a_lakehouse(events: int, rounds: int) -> None:
     turns.
     """
     with _stack() as settings:
-        topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo)
         meter = Meter(events, Stack(settings).part("postgres"))
         hand, name = peers.MergeByHand(settings, BATCH_EVENTS), merge_by_hand.SINK
@@ -506,7 +498,6 @@ def drain_into_a_lakehouse(events: int, rounds: int) -> None:
 def drain_on_cluster(events: int, workers: int, name: str) -> None:
     """Drain a backlog in the driver's own threads (0 workers), and then on 1 to N workers with a core each."""
     with _stack(topic_partitions=max(workers, 1)) as settings:
-        topics.create(settings, connectors.topic_specs(settings))
         backlog.produce(settings, events, report=click.echo)
         for number in range(workers + 1):
             found = cluster.drain(settings, name, number, events, report=click.echo)
@@ -557,7 +548,6 @@ def growth(batches: int, days: int) -> None:
 def check_topic(events: int) -> None:
     """Run `outbox check` on a large topic, in full, and then incrementally with one event in a hundred more."""
     with _stack() as settings:
-        topics.create(settings, connectors.topic_specs(settings))
         check.fill(settings, events, report=click.echo)
         _print("check", run="full", **check.check(settings, "--incremental")._asdict())
         check.relay_more(settings, max(events // 100, 1000))

@@ -18,7 +18,9 @@ from confluent_kafka import Producer
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
+from outbox.kafka import topics
 from outbox.kafka.clients import client_config
+from outbox.relay import connectors
 from outbox_lab.stack.process import Process
 
 from bench.event import payload, topic, uuid7
@@ -33,10 +35,12 @@ APPLIED = "SELECT coalesce(sum(next_offset), 0) FROM positions WHERE sink = %s A
 def produce(
     settings: Settings, events: int, report: Callable[[str], None], *, are_sampled: bool = False
 ) -> Mapping[str, int]:
-    """Put events with an amount of 1 on the topic as fast as a client can; returns how many by account.
+    """Create the topics, and put events with an amount of 1 on one of them as fast as a client can; returns how many by
+    account.
 
     ``are_sampled``: each is in a trace of its own, which its sender records.
     """
+    topics.create(settings, connectors.topic_specs(settings))
     producer = Producer({**client_config(settings), "linger.ms": 50, "compression.type": "lz4"})
     accounts = [str(uuid.uuid4()) for _ in range(ACCOUNTS)]
     versions: dict[str, int] = defaultdict(int)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import stat
 import subprocess
@@ -18,11 +17,10 @@ import pytest
 import yaml
 from outbox.base import envfile, project
 from outbox.base.errors import Failure
-from outbox.base.settings import FIELDS, PREFIX, SECRET_NAMES, database_passwords, load
+from outbox.base.settings import FIELDS, PREFIX, SECRET_NAMES, database_passwords
 from outbox.install import LOCKS
 from outbox.jvm import jars, java
-from outbox.sink.running.metrics import Metrics, State, served
-from outbox_lab.stack import config, connect, kafka, ports, postgres
+from outbox_lab.stack import config, connect, kafka, postgres
 from outbox_lab.testing.failures import raises
 from outbox_lab.walkthrough import containers
 
@@ -156,15 +154,6 @@ def test_a_wait_can_come_true(name: str) -> None:
 
 
 @every_service
-def test_a_service_is_watched_or_ends_and_is_waited_for(name: str) -> None:
-    if name not in ONE_SHOTS:
-        assert "healthcheck" in SERVICES[name] or name == HOLDER
-    elif "profiles" not in SERVICES[name]:
-        # `docker compose up --wait` fails when a container ends that nobody waits for.
-        assert any(name in service.get("depends_on", {}) for service in SERVICES.values())
-
-
-@every_service
 def test_all_data_is_in_volumes_with_a_name(name: str) -> None:
     # A remote engine has no files of the clone; those of a clone made under umask 077 only their owner may read.
     assert {source for source, _, _ in mounts(name)} <= set(VOLUMES)
@@ -195,6 +184,7 @@ def test_a_service_is_bounded_and_has_no_privileges(name: str) -> None:
     assert "mem_limit" in service
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["read_only"] is True
+    assert "image" not in service or service["pull_policy"] == "never", "it is an image of ours"
     assert service["pids_limit"] <= 1024
     log = service["logging"]["options"]
     assert log["max-size"]
@@ -209,14 +199,6 @@ def test_a_service_is_bounded_and_has_no_privileges(name: str) -> None:
     assert service.get("cap_add", []) == needed.get(name, [])
 
 
-@every_service
-def test_an_image_of_ours_is_never_pulled(name: str) -> None:
-    service = SERVICES[name]
-    if "image" in service:
-        assert service["pull_policy"] == "never"
-        assert stage_of(name), "something builds it"
-
-
 def test_the_service_reaches_postgres_and_its_own_clients_only() -> None:
     # Nothing listens in `roles` and `migrate`, which end before the service starts.
     assert reached("serve") - {"prometheus"} == {"postgres", "roles", "migrate", "demo"}
@@ -226,15 +208,6 @@ def test_the_service_reaches_postgres_and_its_own_clients_only() -> None:
 def test_grafana_reaches_prometheus_only_and_prometheus_no_server() -> None:
     assert reached("grafana") == {"prometheus"}
     assert not reached("prometheus") & {"postgres", "kafka", "connect"}
-
-
-def test_the_rest_of_connect_listens_for_those_who_have_its_password() -> None:
-    listener = environment_of("connect")["OUTBOX_CONNECT_LISTENER"]
-    [network] = [name for name, of in SERVICES["connect"]["networks"].items() if of]
-    # A service's own name leads to it in each of its networks; an alias, in one.
-    assert SERVICES["connect"]["networks"][network] == {"aliases": [urlsplit(listener).hostname]}
-    there = {name for name in SERVICES if network in networks(name)}
-    assert there == {name for name, secrets in NEEDED.items() if "CONNECT_PASSWORD" in secrets}
 
 
 def test_servers_reach_nothing_outside() -> None:
@@ -299,16 +272,6 @@ def test_no_secret_is_in_the_file_or_in_the_environment_of_a_server(name: str) -
     assert not re.search(r"set -\w*x", words(name))  # a trace shows what it expands
 
 
-def test_the_folders_of_the_secrets_are_in_the_image_and_closed() -> None:
-    # A volume takes owner and mode of the folder that it is first mounted on.
-    [command] = [line for line in STAGES["python"].instructions if "install --directory" in line]
-    made = re.search(r"install --directory --owner=outbox --group=outbox --mode=700 ([^&]*)", command)
-    assert made is not None
-    folders = {f"/var/lib/{word}" if word[0] != "/" else word for word in made[1].split()}
-    wanted = {target for name in OURS for source, target, _ in mounts(name) if source != "walkthrough"}
-    assert folders == wanted | {environment_of("serve")["OUTBOX_HOME"]}
-
-
 def test_every_setting_reaches_the_containers_that_read_it() -> None:
     ours = {name: environment_of(name) for name in COMPOSE["services"] if name in OURS - {HOLDER}}
     assert all("OUTBOX_TIMEOUT_SCALE" in environment for environment in ours.values())
@@ -340,38 +303,9 @@ def test_ports_and_limits_are_settings_with_example_defaults() -> None:
     assert {word for name in SERVICES for word in re.findall(rf"\b{PREFIX}\w+", words(name))} <= known
 
 
-# The walkthrough and the sinks --------------------------------------------------------------------------------------
+# The worker, and the walkthrough -------------------------------------------------------------------------------------
 
 sharing = {name: service for name, service in SERVICES.items() if "pid" in service}
-
-
-@pytest.mark.parametrize("name", containers.SINK_HOSTS)
-def test_sinks_are_healthy_when_each_of_them_runs(name: str) -> None:
-    [port] = ports.choose(0)
-    settings = load(Path("/nonexistent"), environment=False, sink_metrics=f"{ports.LOOPBACK}:{port}")
-    test = SERVICES[name]["healthcheck"]["test"]
-    assert environment_of(name)["OUTBOX_SINK_METRICS"] == f"0.0.0.0:{containers.SINK_PORT}"
-    assert f":{containers.SINK_PORT}/" in test
-    command = shlex.split(re.sub(r":\d+/", f":{port}/", test))
-
-    def is_healthy() -> bool:
-        done = subprocess.run([sys.executable, *command[1:]], capture_output=True, check=False, timeout=60)
-        return done.returncode == 0
-
-    metrics = Metrics()
-    metrics.now("one", State.RUNNING)
-    metrics.now("two", State.STARTING)
-    with served(settings, metrics):
-        assert not is_healthy()
-        metrics.now("two", State.RUNNING)
-        assert is_healthy()
-    assert not is_healthy()  # nobody answers
-
-
-def test_the_walkthrough_sees_the_processes_that_it_kills_and_they_start_again() -> None:
-    assert set(sharing) == {"connect", "demo", *containers.SINK_HOSTS}
-    assert {service["pid"] for service in sharing.values()} == {f"service:{HOLDER}"}
-    assert all(SERVICES[name]["restart"] == "unless-stopped" for name in {HOLDER, *sharing} - {"demo"})
 
 
 def test_who_shares_a_pid_namespace_reads_no_secret_of_another_there() -> None:
@@ -385,25 +319,13 @@ def test_who_shares_a_pid_namespace_reads_no_secret_of_another_there() -> None:
     assert SERVICES["connect"]["user"].endswith(":1000"), "the group reads stack.env"
 
 
-def test_the_walkthrough_writes_nothing_but_the_mode_of_the_worker() -> None:
-    writable = {source: target for source, target, read_only in mounts("demo") if not read_only}
-    assert writable == {"walkthrough": WALKTHROUGH}
-    assert SERVICES["demo"]["entrypoint"][-2:] == ["--containers", WALKTHROUGH]
-    assert ("checkpoints", "/var/lib/outbox/checkpoints", True) in mounts("demo")
-    assert ("walkthrough", WALKTHROUGH, True) in mounts("connect")
-    assert f"{WALKTHROUGH}/{containers.MODE_FILE}" in connect_script()
-
-
 @pytest.mark.parametrize(
     ("switch", "word", "effective"),
     [
         ("true", None, "enabled"),
-        ("false", None, "disabled"),
-        ("true", "{demo} false", "disabled"),
         ("false", "{demo} true", "enabled"),
+        ("true", "{demo} false", "disabled"),
         ("true", "{other} false", "enabled"),
-        ("true", "999999999 false", "enabled"),
-        ("true", "", "enabled"),
         ("yes", None, None),
     ],
 )
@@ -480,16 +402,6 @@ def test_every_driver_uses_the_cluster() -> None:
         assert address.geturl() in ADDED["spark-worker"]["command"]
 
 
-@cluster
-def test_spark_accepts_the_arguments_of_its_daemons() -> None:
-    # With --help they read all arguments and start nothing.
-    commands = [[sys.executable, *SERVICES[name]["command"][1:], "--help"] for name in ("spark-master", "spark-worker")]
-    daemons = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
-    for daemon in daemons:
-        _, errors = daemon.communicate()
-        assert daemon.returncode == 0, errors
-
-
 PAGES = [COMPOSE_FILE, ROOT / "README.md", ROOT / "template" / "README.md.jinja", *(ROOT / "docs").glob("*.md")]
 RUN = re.compile(r"docker compose (?:run|exec)(?: --[\w-]+)* ([\w-]+)")
 
@@ -500,16 +412,6 @@ def test_documented_commands_have_their_containers() -> None:
     assert {"outbox", "demo", "serve"} <= named <= set(SERVICES)
     assert SERVICES["outbox"]["entrypoint"] == ["python", "-m", "outbox"]
     assert SERVICES["demo"]["entrypoint"][:5] == ["python", "-m", "outbox", "demo", "--once"]
-    assert not any("command" in SERVICES[name] for name in ("outbox", "demo"))
-    assert [SERVICES[name]["profiles"] for name in ("outbox", "demo", "sink-naive")] == [["tools"], ["demo"], ["demo"]]
-    # A project may have no naive sink: then its container runs nothing, and is never healthy.
-    assert SERVICES["demo"]["depends_on"]["sink-naive"]["condition"] == "service_started"
-
-
-def test_operators_have_a_container_with_the_checkpoints() -> None:
-    checkpoints = ("checkpoints", f"{environment_of('outbox')['OUTBOX_HOME']}/checkpoints", False)
-    assert checkpoints in mounts("outbox")
-    assert checkpoints in mounts("sink")
 
 
 @pytest.fixture
@@ -518,38 +420,6 @@ def secrets(tmp_path: Path) -> Path:
     for name in ("all", *SHARES):
         (tmp_path / name).mkdir()
     return tmp_path
-
-
-def outbox_in(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of ours with the environment and the secrets of a container."""
-    envfile.share(folder)
-    given = {key: str(value) for key, value in environment_of(name).items() if value and "$" not in str(value)}
-    env = {**given, "OUTBOX_HOME": str(folder / name), project.VARIABLE: str(ROOT)}
-    command = [sys.executable, "-m", "outbox", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
-
-
-def test_pages_say_how_to_get_the_token_of_the_service(secrets: Path) -> None:
-    pages = [" ".join(page.read_text().split()) for page in PAGES[:3]]
-    [command] = {tuple(re.findall(r"docker compose exec (\w+) python -m outbox (\w+)", page)[0]) for page in pages}
-    done = outbox_in(command[0], secrets, command[1])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == envfile.read(secrets / "all" / "stack.env")["OUTBOX_SERVICE_TOKEN"] + "\n"
-
-
-def test_operators_are_told_which_container_has_the_token(secrets: Path) -> None:
-    done = outbox_in("outbox", secrets, "token")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "docker compose exec serve" in done.stderr
-
-
-def test_who_has_the_password_of_connect_logs_in_with_it(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    envfile.share(secrets)
-    for key in ("OUTBOX_CONNECT_URL", "OUTBOX_CONNECT_USERNAME"):
-        monkeypatch.setenv(key, environment_of("apply")[key])
-    password = envfile.read(secrets / "all" / "stack.env")["OUTBOX_CONNECT_PASSWORD"]
-    for name in (name for name, needed in NEEDED.items() if "CONNECT_PASSWORD" in needed):
-        assert load(secrets / name).connect_login == ("outbox", password)
 
 
 # Twins ------------------------------------------------------------------------------------------------------------
@@ -611,11 +481,6 @@ def test_worker_and_connector_are_given_what_they_refer_to() -> None:
     assert f"/dev/tcp/{urlsplit(listener).hostname}/{urlsplit(listener).port}" in script
 
 
-def test_the_plugin_folder_is_where_the_worker_looks() -> None:
-    [folder] = re.findall(r"^plugin.path=(.*)$", (config.OURS / config.WORKER).read_text(), re.MULTILINE)
-    assert STAGES["connect"].instructions[-2:] == ("WORKDIR /opt/outbox", f"COPY --from=jars /opt/plugin {folder}")
-
-
 # Images -----------------------------------------------------------------------------------------------------------
 
 
@@ -638,14 +503,6 @@ def test_what_is_copied_is_in_the_build_context() -> None:
         for file in (ROOT / "machinery" / source for sources, _ in stage.copies("machinery") for source in sources):
             assert file.exists()
             assert file.relative_to(ROOT / "machinery").parts[0] == "src"
-
-
-def test_an_image_takes_our_files_from_where_everybody_may_read_them() -> None:
-    # As they are in the clone, its umask decides: `COPY` keeps modes.
-    assert STAGES[dockerfile.FILES].instructions[-1] == "RUN chmod --recursive a+rX ."
-    for stage in ("service", "sink", "lab", "postgres", "kafka", "connect", *MONITORING):
-        assert [*STAGES[stage].copies(dockerfile.FILES)]
-        assert not [*STAGES[stage].copies()]
 
 
 def test_service_image_has_neither_spark_nor_java_nor_tools() -> None:

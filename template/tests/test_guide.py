@@ -23,7 +23,6 @@ from outbox_lab.testing.homes import Homes, leftovers
 
 from template.tests import bake, pages, scratch
 from template.tests.bake import Template
-from template.tests.pages import Excerpt
 from template.tests.paths import ROOT
 
 LINE_MAX = 120
@@ -188,36 +187,3 @@ def run(project: Path, commands: str) -> None:
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, f"{commands}\n{done.stdout[-10_000:]}"
-
-
-# The checks themselves ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "is_there"),
-    [
-        ("a = 1\nb = 2\n", True),
-        ("    c = 3\n    d = 4\n", True),
-        ("a = 1\n…\nd = 4\n", True),
-        ("a = 1\nc = 3\n", False),
-        ("d = 4\n…\na = 1\n", False),
-        ("a = 10\n", False),
-    ],
-)
-def test_an_excerpt_is_found_word_for_word(tmp_path: Path, text: str, is_there: bool) -> None:
-    file = tmp_path / "a.py"
-    file.write_text("a = 1\nb = 2\nif b:\n    c = 3\n    d = 4\n")
-    assert Excerpt("a.py", text).is_in(file) is is_there
-
-
-@pytest.mark.parametrize("words", ["outbox chek", "outbox check --quick", "outbox connect aply", "make tests"])
-def test_a_command_with_a_mistake_does_not_exist(words: str) -> None:
-    assert is_command(words)
-    assert not exists(words.split())
-
-
-def test_blocks_and_words_are_found() -> None:
-    text = "Why.\n\n`a/b.py`:\n\n    x = 1\n\n    y = 2\n\nRun `make check\nnow`:\n\n    outbox up\n"
-    assert list(pages.excerpts(text)) == [Excerpt("a/b.py", "x = 1\n\ny = 2\n")]
-    assert pages.commands(text) == ["outbox up", "a/b.py", "make check now"]
-    assert pages.block(text, "outbox") == "outbox up\n"

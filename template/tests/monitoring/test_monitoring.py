@@ -129,24 +129,6 @@ def exposed() -> dict[str, set[str]]:
     }
 
 
-# The test of the test ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("query", "metrics", "by"),
-    [
-        ("up", {"up"}, set()),
-        ("a_b > 0 and time() - c:d > 120.5", {"a_b", "c:d"}, set()),
-        ('sum by (le, s) (rate(a_bucket{x=~"b|c",y!="d"}[5m])) / 1e3', {"a_bucket"}, {"le", "s", "x", "y"}),
-        ("a / on (x) group_left (y) b offset 5m", {"a", "b"}, {"x", "y"}),
-        ("rate(a_total[$__rate_interval])", {"a_total"}, set()),
-    ],
-)
-def test_names_and_labels_are_found(query: str, metrics: set[str], by: set[str]) -> None:
-    assert names(query) == metrics
-    assert labels(query) == by
-
-
 # What is asked for is there ---------------------------------------------------------------------------------------
 
 
@@ -239,12 +221,3 @@ def test_the_files_are_copied_to_where_they_are_looked_for() -> None:
     assert copied[dashboard] == FOLDER / "grafana" / "dashboard.json"
     assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == dashboard
     assert {*copied.values()} == {file for file in FOLDER.rglob("*") if file.is_file()}
-
-
-def test_the_dashboard_asks_the_data_source_that_is_provisioned() -> None:
-    [source] = yaml.safe_load((FOLDER / "grafana" / "datasource.yml").read_text())["datasources"]
-    assert source["url"] == "http://prometheus:9090"
-    used = {json.dumps(panel["datasource"]) for panel in DASHBOARD["panels"] if "datasource" in panel}
-    used |= {json.dumps(target["datasource"]) for panel in DASHBOARD["panels"] for target in panel.get("targets", [])}
-    used |= {json.dumps(variable["datasource"]) for variable in DASHBOARD["templating"]["list"]}
-    assert used == {json.dumps({"type": source["type"], "uid": source["uid"]})}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,11 +35,6 @@ def test_the_moment_at_which_the_sinks_part_is_on_the_plot(page: Page) -> None:
     expect(page.locator("#marks .part").last).to_contain_text("further apart:")
     assert page.locator("#plot .moment.part").count() == 2
     assert "Drift" in str(page.locator("#plot svg").get_attribute("aria-label"))
-
-
-def test_another_measure_is_plotted(page: Page) -> None:
-    page.get_by_role("radio", name="Duplicates skipped").check()
-    assert "Duplicates skipped" in str(page.locator("#plot svg").get_attribute("aria-label"))
 
 
 def test_a_part_that_is_down_is_shown_as_down_and_comes_back(page: Page, stage: Stage) -> None:
@@ -111,44 +105,6 @@ def test_the_lesson_asks_then_explains(page: Page, stage: Stage) -> None:
     assert stage.desk.asked == ["step"]
 
 
-def test_the_answer_stays_while_the_next_question_is_asked(page: Page, stage: Stage) -> None:
-    page.get_by_role("button", name=QUESTIONS[4].options[1]).click()
-    stage.hub.publish({"lesson": lesson("played", 4, paused=True)})
-    stage.hub.publish({"lesson": lesson("asking", 5, paused=True)})
-    expect(page.get_by_text(QUESTIONS[5].text)).to_be_visible()
-    expect(page.locator(".answer[data-step='4']")).to_contain_text("You were right.")
-
-
-def test_another_run_of_the_lesson_has_no_answers_yet(page: Page, stage: Stage) -> None:
-    page.get_by_role("button", name=QUESTIONS[4].options[0]).click()
-    expect(page.locator(".option[aria-pressed=true]")).to_have_count(1)
-    stage.hub.publish({"lesson": {**lesson("asking", 4, paused=True), "run": 2}})
-    expect(page.locator(".option[aria-pressed=true]")).to_have_count(0)
-
-
-def test_a_result_that_no_option_has_is_said(page: Page, stage: Stage) -> None:
-    page.get_by_role("button", name=QUESTIONS[4].options[0]).click()
-    played = lesson("played", 4, paused=True)
-    played["answers"]["4"] = {"right": None, "text": "A drifts by 3."}
-    stage.hub.publish({"lesson": {**played, "failed": "sink A agrees with the source: drift 3"}})
-    expect(page.locator(".answer[data-step='4']")).to_contain_text("none of the options")
-    expect(page.locator(".option.right")).to_have_count(0)
-    expect(page.locator(".quiz .broken")).to_contain_text("drift 3")
-
-
-def test_the_focus_stays_on_the_choice_when_the_answer_comes(page: Page, stage: Stage) -> None:
-    page.get_by_role("button", name=QUESTIONS[4].options[0]).focus()
-    page.keyboard.press("Enter")
-    stage.hub.publish({"lesson": lesson("played", 4, paused=True)})
-    expect(page.locator(".option.wrong")).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.locator(".option[aria-pressed=true]")).to_have_text(QUESTIONS[4].options[0])
-
-
-def test_done_steps_are_not_told_by_colour_alone(page: Page) -> None:
-    expect(page.locator(".steps li.done").first).to_contain_text(", done")
-
-
 def test_a_request_that_is_refused_is_said(context: BrowserContext, stage: Stage) -> None:
     page = context.new_page()  # the browser reports it as an error
     page.goto(stage.url)
@@ -175,17 +131,6 @@ def test_a_dot_opens_its_event_also_if_it_is_drawn_again_meanwhile(page: Page, s
     expect(page.locator("#station-outbox .mark.followed")).to_have_count(1)
 
 
-def test_more_events_are_shown_by_keyboard_too(page: Page) -> None:
-    rows = page.locator("#rows tr")
-    before = rows.count()
-    more = page.get_by_role("button", name="Show more events")
-    more.focus()
-    page.keyboard.press("Enter")
-    expect(rows.nth(before)).to_be_attached()
-    page.get_by_role("button", name="Show fewer events").click()
-    expect(rows).to_have_count(before)
-
-
 def test_nothing_is_green_before_all_has_come(page: Page, stage: Stage) -> None:
     def show(**changes: object) -> None:
         sinks = [{**one, "drift": 0, "pending": 0, **changes} for one in stage.hub.part("sinks")["sinks"]]
@@ -199,15 +144,6 @@ def test_nothing_is_green_before_all_has_come(page: Page, stage: Stage) -> None:
     expect(badge).to_have_text("not compared yet")
     show(compared=True)
     expect(badge).to_have_class("badge good")
-
-
-def test_server_without_data_empties_the_page_without_an_error(page: Page, stage: Stage) -> None:
-    stage.hub.parts.clear()
-    stage.hub.clear_log("said")  # everybody gets the whole document
-    expect(page.locator(".card")).to_have_count(0)
-    expect(page.locator("#said p")).to_have_count(0)
-    stage.read()
-    expect(page.locator(".card")).to_have_count(2)
 
 
 def test_a_lesson_that_is_over_can_be_played_again(page: Page, stage: Stage) -> None:
@@ -235,29 +171,6 @@ def test_it_works_by_keyboard_alone(page: Page, stage: Stage) -> None:
     page.keyboard.press("Escape")
     assert focused(page)["text"] == seen[-1]  # the focus is back
     assert stage.desk.asked == []
-
-
-def test_the_focus_stays_in_the_lesson_when_its_buttons_change(page: Page, stage: Stage) -> None:
-    page.get_by_role("button", name="Do it").focus()
-    stage.hub.publish({"lesson": lesson("playing", 4, paused=True)})
-    expect(page.get_by_role("button", name="Play on")).to_be_focused()
-
-
-def test_what_happened_is_announced_once(page: Page, stage: Stage) -> None:
-    first = page.locator("#said p").first
-    first.evaluate("one => { one.dataset.known = 'yes'; }")
-    stage.hub.publish(logs={"said": [{"at_ms": 1, "kind": "done", "label": "A", "text": "It is done."}]})
-    expect(page.locator("#said p").first).to_contain_text("It is done.")
-    expect(page.locator("#said p").nth(1)).to_have_attribute("data-known", "yes")
-
-
-def test_a_new_event_takes_the_focus_from_nobody(page: Page, stage: Stage) -> None:
-    button = page.locator("#rows button").first
-    button.focus()
-    text = focused(page)["text"]
-    stage.advance()
-    expect(page.locator("#rows button").nth(2)).to_be_focused()
-    assert focused(page)["text"] == text
 
 
 def focused(page: Page) -> dict[str, Any]:
@@ -340,10 +253,6 @@ def test_without_the_token_it_says_where_to_find_it(context: BrowserContext, sta
     expect(page.locator("#link")).to_contain_text("the terminal shows")
 
 
-def test_the_token_leaves_the_address_bar(page: Page) -> None:
-    assert "#" not in page.url
-
-
 def test_a_tab_keeps_its_token_and_takes_that_of_another_start(context: BrowserContext, stage: Stage) -> None:
     page = context.new_page()
     page.goto(stage.url)
@@ -352,8 +261,3 @@ def test_a_tab_keeps_its_token_and_takes_that_of_another_start(context: BrowserC
     page.locator("#link.live").wait_for()
     page.goto(stage.url.partition("#")[0] + "#token=other")
     expect(page.locator("#link")).to_contain_text("the terminal shows")
-
-
-def test_axe_is_the_version_that_its_note_names() -> None:
-    assert "axe v4.14.1" in AXE.read_text()[:200]
-    assert "4.14.1" in (Path(AXE).parent / "README.md").read_text()

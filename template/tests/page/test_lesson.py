@@ -114,14 +114,6 @@ def test_the_right_option_is_the_one_that_was_measured(number: int, change: dict
     assert QUESTIONS[number].explain(phases)["right"] == right
 
 
-def test_an_expectation_that_did_not_hold_is_shown_after_its_step(lesson: Lesson, hub: Hub) -> None:
-    shown_at: list[object] = []
-    screen = SimpleNamespace(title=lambda _: shown_at.append(shown(hub)["failed"]), failed="sink A agrees: drift 3")
-    lesson.play(cast(Story, Told()), cast(Screen, screen), paused=False)
-    assert shown_at[:2] == [None, "sink A agrees: drift 3"]
-    assert shown(hub)["failed"] == "sink A agrees: drift 3"
-
-
 def test_a_step_is_played_once_however_often_it_is_asked_for(lesson: Lesson, hub: Hub) -> None:
     story = Told()
     player = threading.Thread(target=play, args=[lesson, story], kwargs={"paused": True})
@@ -134,42 +126,6 @@ def test_a_step_is_played_once_however_often_it_is_asked_for(lesson: Lesson, hub
     assert lesson.resume()
     player.join(10)
     assert story.played == list(range(len(TITLES)))
-
-
-def test_a_pause_counts_also_after_play_on(lesson: Lesson, hub: Hub) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    story = Told()
-    first = story.steps[0]
-
-    def slow() -> None:
-        begun.set()
-        assert go_on.wait(10)
-        first.play()
-
-    class Slow(Told):
-        steps = [Step(first.title, slow), *story.steps[1:]]  # noqa: RUF012
-
-    player = threading.Thread(target=play, args=[lesson, Slow()])
-    player.start()
-    assert begun.wait(10)
-    assert lesson.resume()
-    assert lesson.pause()
-    assert not lesson.step()  # nothing is asked
-    go_on.set()
-    wait_for("the first question", lambda: _asks(hub, 1), timeout_s=10)
-    with pytest.raises(TimeoutError):
-        wait_for("a step that nobody asked for", lambda: len(story.played) > 1, timeout_s=0.5)
-    assert lesson.resume()
-    player.join(10)
-
-
-def test_nothing_is_paused_or_stepped_when_no_lesson_is_played(lesson: Lesson, hub: Hub) -> None:
-    assert [lesson.pause(), lesson.resume(), lesson.step()] == [False] * 3
-    play(lesson, Told())
-    assert [lesson.pause(), lesson.resume(), lesson.step()] == [False] * 3
-    assert shown(hub)["run"] == 1
-    play(lesson, Told())
-    assert shown(hub)["run"] == 2
 
 
 def test_a_paused_lesson_asks_and_waits_for_each_step(lesson: Lesson, hub: Hub) -> None:
@@ -213,10 +169,3 @@ def test_the_terminal_and_the_page_say_the_same(hub: Hub, capsys: pytest.Capture
         assert text in printed
         assert text in frame
     assert screen.failed == "another: not found"
-
-
-def test_the_token_is_for_the_terminal_alone(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    PageScreen(hub).address("http://127.0.0.1:8090/#secret")
-    assert "#secret" in capsys.readouterr().out
-    hub.publish({"slot": 1})
-    assert b"secret" not in next(hub.subscribe())

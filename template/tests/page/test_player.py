@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import re
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,16 +16,13 @@ from outbox.base.settings import DatabaseUrl, Secret, Settings, load
 from outbox.base.wait import wait_for
 from outbox_lab.stack import ports
 from outbox_lab.walkthrough import Chain, Story
-from outbox_lab.walkthrough.chain import Processes
 
 from demo.page import player
 from demo.page.actions import ACTIONS, Action
 from demo.page.player import PagePlayer
 from demo.page.probe import Probe
 from demo.page.readings import Down
-from template.tests import dockerfile
 from template.tests.page.test_lesson import Told
-from template.tests.paths import ROOT
 
 SECRET = "a-password"
 
@@ -113,17 +106,6 @@ def test_the_story_is_played_and_the_address_is_on_the_terminal(
     assert f"http://127.0.0.1:{played.server and played.server.port}/#token=" in capsys.readouterr().out
 
 
-def test_each_start_has_a_token_of_its_own(capsys: pytest.CaptureFixture[str], story: Told) -> None:
-    for _ in range(2):
-        made = PagePlayer()
-        made.page = (ports.LOOPBACK, ports.choose(0)[0])
-        made.play(cast(Story, story))
-        made.close()
-        story.phases.clear()
-    first, second = re.findall(r"#token=(\S+)", capsys.readouterr().out)
-    assert first != second
-
-
 def test_one_thing_is_done_at_a_time(played: PagePlayer, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
@@ -191,33 +173,6 @@ def test_a_lesson_that_fails_is_stopped_and_the_chain_is_repaired(
     assert not story.is_stopped
 
 
-def test_an_action_that_ends_at_once_leaves_the_player_free(
-    played: PagePlayer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait_for("the player to be free", lambda: played.is_free, timeout_s=10)
-    finished = threading.Event()
-    finish, put = played.finish, played.asked_for.put_nowait
-
-    def noted_finish() -> None:
-        finish()
-        finished.set()
-
-    def put_and_let_it_end(do: Callable[[], None]) -> None:
-        put(do)
-        finished.wait(1)  # the other thread may do it now
-
-    monkeypatch.setattr(played, "finish", noted_finish)
-    monkeypatch.setattr(played.asked_for, "put_nowait", put_and_let_it_end)
-    assert played.ask("Short", lambda: None)
-    assert finished.wait(10)
-    assert played.is_free
-    assert played.hub.part("stage")["busy"] is None
-
-
-def test_a_chain_that_has_not_started_offers_no_broker(settings: Settings) -> None:
-    assert Processes(settings, ["balances"]).broker is None
-
-
 def test_every_part_is_down_with_a_reason_and_without_a_secret(story: Told) -> None:
     probe = Probe(story.chain)
     readings = probe.read()
@@ -227,31 +182,3 @@ def test_every_part_is_down_with_a_reason_and_without_a_secret(story: Told) -> N
         assert isinstance(part, Down)
         assert part.reason
         assert SECRET not in part.reason
-
-
-def test_image_of_the_walkthrough_has_the_packages_of_the_page() -> None:
-    known = dockerfile.stages()
-    [(files, _)] = known["sink-packages"].copies(dockerfile.MACHINERY)
-    pinned = "".join((ROOT / "machinery" / file).read_text() for file in files)
-    names = set(re.findall(r"^([a-z0-9-]+)==", pinned, flags=re.MULTILINE))
-    imported = set().union(*map(imports, (ROOT / "demo" / "page").glob("*.py")))
-    others = imported - {"demo", "outbox", "outbox_lab"} - sys.stdlib_module_names
-    assert "flask" in others
-    distributions = packages_distributions()
-    assert {name for name in others if names.isdisjoint(one.lower() for one in distributions[name])} == set()
-
-
-def imports(file: Path) -> set[str]:
-    """The packages that a file imports."""
-    found = ast.walk(ast.parse(file.read_text()))
-    return {
-        name.partition(".")[0]
-        for node in found
-        for name in (
-            [one.name for one in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }

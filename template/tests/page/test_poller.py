@@ -89,12 +89,3 @@ def test_what_has_settled_is_what_was_done_last(hub: Hub) -> None:
         poller.read_once()
     assert said == ["second"]
     assert not poller.has_gap
-
-
-def test_a_time_that_nobody_saw_is_known_as_such(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = MadeUp()
-    poller = Poller(lambda: model.readings(AT_MS), hub)
-    poller.forget_settled()
-    monkeypatch.setattr("demo.page.poller.GAP_S", -1.0)  # any time is too long
-    poller.read_once()
-    assert poller.has_gap

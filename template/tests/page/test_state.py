@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from demo.page.drift import Drift
-from demo.page.journeys import KEPT, SENT, Journeys
-from demo.page.probe import balances
+from demo.page.journeys import Journeys
 from demo.page.readings import Batch, Down, OutboxRow, Readings, Record, Sink, Total
 from demo.page.state import State
 from template.tests.page.made_up import NAIVE, RIGHT, MadeUp
@@ -65,11 +64,6 @@ def test_drifts_add_up_over_all_keys(
     drift = Drift()
     drift.compare(source, of_sink)
     assert (drift.total, drift.keys, drift.pending) == expected
-
-
-def test_a_total_without_a_version_is_not_compared() -> None:
-    rows = [("balances", "a", 5, 1), ("accounts", "a", 9, None)]
-    assert balances(rows) == {"balances": {"a": Total(5, 1)}}
 
 
 # Journeys ---------------------------------------------------------------------------------------------------------
@@ -142,30 +136,6 @@ def test_a_record_that_was_never_in_the_outbox_is_no_event_of_ours() -> None:
     assert shown["forged"]["type"] == shown["t/0/8"]["type"] == ""
 
 
-def test_a_record_from_before_the_oldest_row_may_have_been_pruned() -> None:
-    journeys = Journeys()
-    journeys.add_rows([ROW], lsn=1, oldest_ms=AT_MS + 100)
-    journeys.add_records([replace(record(7, "pruned"), headers={"eventType": "credited"})])
-    assert journeys.strangers == 0
-    assert "credited" in {one.as_json()["type"] for one in journeys.changed()}
-
-
-def test_a_row_that_is_read_later_is_ours_again() -> None:
-    journeys = Journeys()
-    journeys.add_rows([], lsn=1, oldest_ms=AT_MS)
-    journeys.add_records([record(7)])  # the source did not answer
-    assert journeys.is_stranger("e")
-    journeys.add_rows([ROW], lsn=1)
-    assert (journeys.strangers, journeys.is_stranger("e")) == (0, False)
-
-
-def test_old_events_are_forgotten() -> None:
-    journeys = Journeys()
-    journeys.add_records([record(number, str(number)) for number in range(KEPT + 5)])
-    assert journeys.get("4") is None
-    assert journeys.get("5") is not None
-
-
 def test_a_burst_does_not_hide_what_became_of_the_newest_events() -> None:
     journeys = Journeys()
     rows = [replace(ROW, id=str(number), occurred_ms=AT_MS + number) for number in range(2_000)]
@@ -181,15 +151,6 @@ def test_a_burst_does_not_hide_what_became_of_the_newest_events() -> None:
         assert found is not None
         assert len(found.records) == 1
         assert found.sinks["s"].is_applied
-
-
-def test_the_newest_events_are_sent_in_their_order() -> None:
-    journeys = Journeys()
-    rows = [replace(ROW, id=str(number), occurred_ms=AT_MS + number) for number in range(SENT + 30)]
-    journeys.add_rows(reversed(rows), lsn=1)
-    assert [one.id for one in journeys.changed()] == [row.id for row in rows[30:]]
-    journeys.add_records([record(7, "3"), record(8, str(SENT))])  # an old one came again
-    assert [one.id for one in journeys.changed()] == [str(SENT)]
 
 
 # State ------------------------------------------------------------------------------------------------------------
@@ -224,18 +185,6 @@ def test_the_moment_at_which_sinks_part_is_marked_once_with_its_cause(model: Mad
     assert state.summary[RIGHT]["drift"] == 0
 
 
-@pytest.mark.parametrize("looked_ms", [[], [AT_MS]], ids=["never", "long ago"])
-def test_a_parting_that_nobody_saw_has_no_cause(model: MadeUp, looked_ms: list[int]) -> None:
-    state = State()
-    model.transfer(AT_MS)
-    for at_ms in looked_ms:
-        state.apply(model.readings(at_ms))
-    model.repeat(1, AT_MS)
-    state.cause = "Exactly-once on"
-    [mark] = state.apply(model.readings(AT_MS + 10 * 60_000)).logs["marks"]
-    assert "Exactly-once on" not in mark["text"]
-
-
 def test_nothing_is_compared_while_the_source_is_down(model: MadeUp) -> None:
     state = State()
     shown = sink(state.apply(without(model.readings(AT_MS), "source")).parts, NAIVE)
@@ -255,15 +204,6 @@ def test_a_rewound_sink_is_behind_and_shows_its_first_batch(model: MadeUp) -> No
         shown = sink(state.apply(replace(readings, sinks=[again, *sinks[1:]])).parts, RIGHT)
         assert shown["batches"] == [{"number": 0, "records": 3, "committed": committed_ms is not None}]
         assert shown["lag"] == sum(sum(of.values()) for of in model.ends.values()) - 480 + lag
-
-
-def test_the_size_of_the_first_batch_that_is_kept_is_not_known(model: MadeUp) -> None:
-    state = State()
-    batches = [Batch(4, {"t": {0: 3}}, AT_MS), Batch(5, {"t": {0: 8}}, None)]
-    readings = model.readings(AT_MS)
-    assert not isinstance(readings.sinks, Down)
-    shown = state.apply(replace(readings, sinks=[replace(readings.sinks[0], batches=batches)])).parts
-    assert [one["records"] for one in shown["sinks"]["sinks"][0]["batches"]] == [None, 5]
 
 
 def test_a_record_that_came_again_is_drawn_with_a_ring(model: MadeUp) -> None:
