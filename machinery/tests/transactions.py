@@ -98,74 +98,38 @@ def session_of_a_thread(settings: Settings) -> Iterator[Transaction]:
 
 
 @contextmanager
-def asyncio_engine(driver: str, settings: Settings) -> Iterator[tuple[asyncio.Runner, AsyncEngine]]:
-    """An engine for asyncio, and what runs its coroutines."""
+def in_asyncio(
+    driver: str, opened: Callable[[AsyncEngine], Any], settings: Settings, *, is_sync: bool = False
+) -> Iterator[Transaction]:
+    """A connection or a session for asyncio, with `aio.append`; or with `append` itself, run by the connection."""
     with asyncio.Runner() as runner:
-        yield runner, create_async_engine(url(driver, settings), poolclass=NullPool)
+        made = runner.run(_made(opened, create_async_engine(url(driver, settings), poolclass=NullPool)))
 
+        def change(item_id: uuid.UUID) -> None:
+            if isinstance(made, AsyncConnection):
+                runner.run(made.run_sync(_insert, item_id))
+            else:
+                made.add(new_item(item_id))
 
-@contextmanager
-def asyncio_connection(driver: str, settings: Settings) -> Iterator[Transaction]:
-    """A connection of SQLAlchemy Core for asyncio."""
-    with asyncio_engine(driver, settings) as (runner, engine):
-        made: AsyncConnection = runner.run(_started(engine))
+        def send(*events: Any) -> None:
+            runner.run(made.run_sync(append.append, *events) if is_sync else aio.append(made, *events))
+
         try:
-            yield Transaction(
-                lambda item_id: runner.run(made.run_sync(_insert, item_id)),
-                lambda *events: runner.run(aio.append(made, *events)),
-            )
+            yield Transaction(change, send)
             runner.run(made.commit())
         finally:
             runner.run(made.close())
 
 
-async def _started(engine: AsyncEngine) -> AsyncConnection:
-    return await engine.connect()
+async def _made(opened: Callable[[AsyncEngine], Any], engine: AsyncEngine) -> Any:
+    """A session, or a connection, which is one once it is awaited."""
+    made = opened(engine)
+    return await made if isinstance(made, AsyncConnection) else made
 
 
-@contextmanager
-def asyncio_session(driver: str, settings: Settings) -> Iterator[Transaction]:
-    """A session of SQLAlchemy's ORM for asyncio."""
-    with asyncio_engine(driver, settings) as (runner, engine):
-        made = AsyncSession(engine)
-        try:
-            yield Transaction(
-                lambda item_id: made.add(new_item(item_id)),
-                lambda *events: runner.run(aio.append(made, *events)),
-            )
-            runner.run(made.commit())
-        finally:
-            runner.run(made.close())
-
-
-@contextmanager
-def asyncio_session_of_a_task(settings: Settings) -> Iterator[Transaction]:
+def session_of_a_task(engine: AsyncEngine) -> async_scoped_session[AsyncSession]:
     """An async_scoped_session."""
-    with asyncio_engine("asyncpg", settings) as (runner, engine):
-        made = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
-        try:
-            yield Transaction(
-                lambda item_id: made.add(new_item(item_id)),
-                lambda *events: runner.run(aio.append(made, *events)),
-            )
-            runner.run(made.commit())
-        finally:
-            runner.run(made.remove())
-
-
-@contextmanager
-def run_sync(settings: Settings) -> Iterator[Transaction]:
-    """`append` itself, run by a connection for asyncio."""
-    with asyncio_engine("psycopg", settings) as (runner, engine):
-        made: AsyncConnection = runner.run(_started(engine))
-        try:
-            yield Transaction(
-                lambda item_id: runner.run(made.run_sync(_insert, item_id)),
-                lambda *events: runner.run(made.run_sync(append.append, *events)),
-            )
-            runner.run(made.commit())
-        finally:
-            runner.run(made.close())
+    return async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
 
 
 @contextmanager
@@ -227,11 +191,11 @@ WAYS: dict[str, Way] = {
     "core, psycopg 3": partial(core, "psycopg"),
     "session": session,
     "scoped session": session_of_a_thread,
-    "asyncio connection, asyncpg": partial(asyncio_connection, "asyncpg"),
-    "asyncio connection, psycopg 3": partial(asyncio_connection, "psycopg"),
-    "asyncio session, asyncpg": partial(asyncio_session, "asyncpg"),
-    "asyncio scoped session, asyncpg": asyncio_session_of_a_task,
-    "asyncio, run_sync": run_sync,
+    "asyncio connection, asyncpg": partial(in_asyncio, "asyncpg", AsyncEngine.connect),
+    "asyncio connection, psycopg 3": partial(in_asyncio, "psycopg", AsyncEngine.connect),
+    "asyncio session, asyncpg": partial(in_asyncio, "asyncpg", AsyncSession),
+    "asyncio scoped session, asyncpg": partial(in_asyncio, "asyncpg", session_of_a_task),
+    "asyncio, run_sync": partial(in_asyncio, "psycopg", AsyncEngine.connect, is_sync=True),
     "psycopg2": partial(dbapi_connection, psycopg2),
     "psycopg 3": partial(dbapi_connection, psycopg),
     "django": django_atomic,

@@ -327,49 +327,6 @@ def test_a_connector_that_no_worker_runs_is_restarted_by_apply(chain: Settings) 
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
 
-def test_a_request_during_a_rebalance_is_repeated_until_it_is_through(
-    chain: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusals: list[requests.Response] = []
-    request, ours = requests.Session.request, threading.current_thread()
-
-    def watched(*args: Any, **kwargs: Any) -> requests.Response:
-        response = request(*args, **kwargs)
-        if threading.current_thread() is ours and "rebalance" in response.text:
-            refusals.append(response)
-        return response
-
-    monkeypatch.setattr(requests.Session, "request", watched)
-    rest = Rest(chain)
-    current = rest.config()
-    over = threading.Event()
-    url, other = f"{chain.connect_url}/connectors", f"{chain.connector}_other"
-    config = {**connectors.load(chain).config, "topic.prefix": other, "slot.name": other}
-
-    def disturb() -> None:
-        # A connector that comes or goes makes the group rebalance.
-        while not over.is_set():
-            stopped = {"name": other, "config": config, "initial_state": "STOPPED"}
-            requests.post(url, json=stopped, auth=chain.connect_login, timeout=30)
-            requests.delete(f"{url}/{other}", auth=chain.connect_login, timeout=30)
-
-    disturbing = threading.Thread(target=disturb)
-    disturbing.start()
-    try:
-
-        def disturbed() -> bool:
-            assert rest.config() == current  # however often it is refused before it is answered
-            return bool(refusals)
-
-        wait_for("a request to meet a rebalance", disturbed, timeout_s=60, poll_s=0)
-        assert lifecycle.apply(chain) == "unchanged"
-    finally:
-        over.set()
-        disturbing.join()
-    insert(chain, row())
-    assert sorted(record.id for record in relayed(chain)) == ids(chain)
-
-
 def test_of_two_that_create_the_connector_the_later_finds_it(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, config = threading.current_thread(), Rest.config
     has_looked, is_created = threading.Event(), threading.Event()
