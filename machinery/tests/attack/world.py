@@ -34,7 +34,7 @@ from outbox.events import catalog
 from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.topics import Topic
-from outbox.maintenance import evidence, expiry, retention
+from outbox.maintenance import retention
 from outbox.relay import connectors
 from outbox.sink import comparison_files, discovery
 from outbox.sink.applying.postgres.target import PostgresTarget
@@ -230,7 +230,7 @@ class World:
         patch.setattr(fence, "GRACE_S", 0.01)
         patch.setattr(catalog, "of_project", lambda _: self.catalog)
         patch.setattr(discovery, "jobs", lambda _: [self.spec.job])
-        patch.setattr(evidence, "event_topics", lambda _: [TOPIC])
+        patch.setattr(retention, "event_topics", lambda _: [TOPIC])
         patch.setattr(connectors, "others", lambda _: [])
         patch.setattr(decoder, "now_ms", lambda: self.now_ms)
         patch.setattr(topics, "describe", lambda *_: self.described)
@@ -569,7 +569,7 @@ class World:
         with self._owner.cursor() as cursor:
             cursor.execute("SELECT horizon FROM dedup_horizon")
             ((horizon,),) = cursor.fetchall()
-        expiry.expire(self.settings, UUID(horizon), keep_days=1, oldest=self._oldest)
+        retention.delete_rows(self.settings, UUID(horizon), keep_days=1, oldest=self._oldest)
         return str(horizon)
 
     def _oldest(self, *_: object) -> datetime | None:

@@ -13,7 +13,7 @@ import pytest
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.maintenance import expiry, retention
+from outbox.maintenance import retention
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
@@ -139,7 +139,7 @@ class TestOlderEvents:
         old = aged(6)
         apply(databases, old, name=name)
         retention.drop(databases, ago(5))
-        expiry.expire(databases, horizon(database), keep_days=1)
+        retention.delete_rows(databases, horizon(database), keep_days=1)
         assert database.query("SELECT FROM landed_events") == []
         assert database.processed() == 0
         assert apply(databases, old, start=1, name=name) == Counts(1, rejected=1)

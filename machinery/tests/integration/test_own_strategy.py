@@ -9,12 +9,10 @@ from random import Random
 
 import pytest
 
-from outbox.audit import declared, sinks
-from outbox.audit.store import Store
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.topics import Topic
-from outbox.maintenance import expiry, retention
+from outbox.maintenance import retention
 from outbox.sink import discovery
 from outbox.sink.remembering import strategy
 from outbox.sink.remembering.strategy import Strategy
@@ -66,7 +64,7 @@ def test_what_it_remembers_is_forgotten_below_the_horizon_and_kept_above(databas
         sink = sink_on(connection, own)
         assert sink.apply(batch(events)) == Counts(rows=3, applied=3)
         retention.drop(databases, ago(100))
-        expiry.expire(databases, kept_rows.horizon(databases))
+        retention.delete_rows(databases, kept_rows.horizon(databases))
         left = remembered(databases, own)
         assert (far.event_id in left, {near.event_id, young.event_id} <= left) == (False, True)
         assert sink.apply(batch(events, start=3)) == Counts(rows=3, duplicates=2, rejected=1)
@@ -83,10 +81,3 @@ def test_a_rebuild_brings_a_memory_that_knows_each_event(databases: Settings, ow
         rebuild.swap(owner, "mine", HERE, WHOLE)
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         assert sink_on(connection, own).apply(batch([*events, later], start=3)) == Counts(rows=3, duplicates=3)
-
-
-def test_its_table_needs_no_comparison(databases: Settings, own: Strategy) -> None:
-    assert own.memory is not None
-    with closing(Store()) as store:
-        report = sinks.read(databases, declared.load(databases), store)
-    assert own.memory.table not in report.uncompared_tables

@@ -15,8 +15,8 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.maintenance import evidence, expiry, retention
-from outbox.maintenance.evidence import Evidence
+from outbox.maintenance import retention
+from outbox.maintenance.retention import Evidence
 from outbox.sink.decoding.ids import day_of
 from outbox.sink.remembering import fence, strategy
 from tests.support import kept_rows
@@ -106,16 +106,6 @@ class TestPartitions:
         assert errors == []
         assert remember(databases, *map(day_id, days)) == len(days)
 
-    def test_a_day_that_another_session_makes_is_waited_for(self, databases: Settings) -> None:
-        """At the end of a commit, others see a partition before their sessions insert into it."""
-        ensure(databases, ago(5))
-        with kept_rows.cursor_of(databases) as cursor:
-            cursor.execute("SELECT ensure_processed_events(%s)", [[ago(5)]])
-            thread = threading.Thread(target=ensure, args=(databases, ago(5)))
-            thread.start()
-            wait_for("the second session to wait", lambda: bool(kept_rows.query(databases, WAITING)), timeout_s=20)
-        thread.join()
-
     def test_a_day_below_the_horizon_needs_none(self, databases: Settings) -> None:
         retention.drop(databases, ago(5))
         ensure(databases, ago(6), ago(5), date(2019, 2, 3))
@@ -166,39 +156,13 @@ class TestHorizon:
         retention.drop(databases, ago(1))
         assert kept_rows.names(databases) == [partition(1)]
 
-    def test_killed_before_its_commit_it_has_done_nothing(
-        self, databases: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        remember(databases, aged(6), aged(0))
-        before = kept_rows.names(databases)
-        deadly = f"CREATE TEMPORARY TABLE dropped AS {retention.DROP}; SELECT pg_terminate_backend(pg_backend_pid())"
-        kept_rows.query(databases, f"GRANT TEMPORARY ON DATABASE {databases.sink_db_url.name} TO PUBLIC")
-        with monkeypatch.context() as patched:
-            patched.setattr(retention, "DROP", deadly)
-            with pytest.raises(Failure, match="lost its database connection"):
-                retention.drop(databases, ago(5))
-        assert (kept_rows.horizon(databases), kept_rows.names(databases)) == (ZERO, before)
-        assert [part.name for part in retention.drop(databases, ago(5))] == [partition(6)]
-
 
 class TestBesideASink:
-    def test_it_waits_for_the_transaction_of_a_sink(self, databases: Settings) -> None:
-        remember(databases, aged(6))
-        dropped: list[retention.Partition] = []
-        thread = threading.Thread(target=lambda: dropped.extend(retention.drop(databases, ago(5))))
-        with kept_rows.cursor_of(databases) as cursor:
-            fence.lock(cursor, "dedup")
-            thread.start()
-            wait_for("the drop to wait", lambda: bool(kept_rows.query(databases, WAITING)), timeout_s=20)
-            assert (kept_rows.horizon(databases), dropped) == (ZERO, [])
-        thread.join()
-        assert [part.name for part in dropped] == [partition(6)]
-
     def test_a_sink_that_is_created_meanwhile_waits_and_sees_one_horizon(
         self, databases: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Else a batch of it could take an event as neither older nor newer than the horizon."""
-        monkeypatch.setattr(expiry, "LOCK_TIMEOUT_S", 60)
+        monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 60)
         retention_waits = f"{WAITING} AND mode = 'ExclusiveLock'"
         creation_waits = f"{WAITING} AND mode = 'ShareLock'"
         kept_rows.start(databases, "merge")
@@ -229,8 +193,8 @@ class TestBesideASink:
         does: Callable[[psycopg2.extensions.cursor], None],
         holder: str,
     ) -> None:
-        monkeypatch.setattr(expiry, "LOCK_TIMEOUT_S", 0.2)
-        monkeypatch.setattr(expiry, "TURN_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(retention, "TURN_TIMEOUT_S", 0.3)
         remember(databases, aged(6))
         with kept_rows.cursor_of(databases) as cursor:
             does(cursor)
@@ -308,7 +272,7 @@ class TestExpire:
         kept_rows.set_aside(databases, "open", aged(200))
         kept_rows.set_aside(databases, "discarded", aged(200), status="discarded", is_event=True)
         result = retention.expire(databases, nudge=unwanted)
-        assert (result.due, result.evidence, result.dropped, result.deleted) == (None, (), (), {})
+        assert (result.evidence, result.dropped, result.deleted) == ((), (), {})
         assert kept_rows.horizon(databases) == ZERO
 
     def test_rest_of_an_interrupted_drop_needs_no_evidence(self, databases: Settings) -> None:
@@ -337,11 +301,11 @@ class TestExpire:
 
         def held(_: Settings, day: date, __: object) -> list[Evidence]:
             wanted.append(day)
-            return [Evidence("test", evidence.first_uuid(day - timedelta(days=1)))]
+            return [Evidence("test", retention.first_uuid(day - timedelta(days=1)))]
 
-        monkeypatch.setattr(evidence, "gather", held)
+        monkeypatch.setattr(retention, "gather", held)
         assert retention.expire(databases).dropped == ()
-        monkeypatch.setattr(evidence, "gather", lambda *_: [Evidence("test", evidence.first_uuid(ago(due - 1)))])
+        monkeypatch.setattr(retention, "gather", lambda *_: [Evidence("test", retention.first_uuid(ago(due - 1)))])
         retention.expire(databases)
         assert wanted == [ago(due)]
         assert day_of(kept_rows.horizon(databases)) == ago(due - 1)
@@ -351,51 +315,27 @@ class TestLandedEvents:
     def test_an_event_goes_when_it_is_below_the_horizon_and_old_enough(self, databases: Settings) -> None:
         far, near, young = aged(120), aged(80), aged(3)
         kept_rows.land(databases, far, near, young)
-        assert expiry.expire(databases, ZERO) == {}
+        assert retention.delete_rows(databases, ZERO) == {}
         retention.drop(databases, ago(100))
-        assert expiry.expire(databases, kept_rows.horizon(databases), dry_run=True) == {"landed_events": 1}
+        assert retention.delete_rows(databases, kept_rows.horizon(databases), dry_run=True) == {"landed_events": 1}
         assert kept_rows.landed(databases) == {far, near, young}
-        assert expiry.expire(databases, kept_rows.horizon(databases)) == {"landed_events": 1}
+        assert retention.delete_rows(databases, kept_rows.horizon(databases)) == {"landed_events": 1}
         assert kept_rows.landed(databases) == {near, young}
         retention.drop(databases, ago(2))
-        assert expiry.expire(databases, kept_rows.horizon(databases)) == {}, "it is kept for its readers"
-        assert expiry.expire(databases, kept_rows.horizon(databases), keep_days=1) == {"landed_events": 2}
-
-    def test_below_the_horizon_is_forgotten_above_is_a_duplicate(self, databases: Settings) -> None:
-        events = [aged(number) for number in range(1, 200)]
-        kept_rows.land(databases, *events)
-        retention.drop(databases, ago(90))
-        expiry.expire(databases, kept_rows.horizon(databases))
-        kept_events = kept_rows.landed(databases)
-        assert all(UUID(event) < kept_rows.horizon(databases) for event in set(events) - kept_events)
-        assert {event for event in events if UUID(event) >= kept_rows.horizon(databases)} <= kept_events
+        assert retention.delete_rows(databases, kept_rows.horizon(databases)) == {}, "it is kept for its readers"
+        assert retention.delete_rows(databases, kept_rows.horizon(databases), keep_days=1) == {"landed_events": 2}
 
     def test_many_are_deleted_in_small_transactions(self, databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(expiry, "DELETE_ROWS", 40)
+        monkeypatch.setattr(retention, "DELETE_ROWS", 40)
         old = [aged(120) for _ in range(100)]
         kept_rows.land(databases, *old)
         kept_rows.land(databases, *old[:50], sink="other")
         retention.drop(databases, ago(100))
         before = kept_rows.query(databases, "SELECT pg_current_xact_id()::text::bigint")[0][0]
-        assert expiry.expire(databases, kept_rows.horizon(databases)) == {"landed_events": 150}
+        assert retention.delete_rows(databases, kept_rows.horizon(databases)) == {"landed_events": 150}
         after = kept_rows.query(databases, "SELECT pg_current_xact_id()::text::bigint")[0][0]
         assert int(str(after)) - int(str(before)) >= 3 + 2
         assert kept_rows.landed(databases) == set()
-
-    def test_a_sink_in_the_middle_of_a_batch_is_waited_for(
-        self, databases: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(expiry, "LOCK_TIMEOUT_S", 0.2)
-        monkeypatch.setattr(expiry, "TURN_TIMEOUT_S", 0.3)
-        kept_rows.land(databases, aged(120))
-        retention.drop(databases, ago(100))
-        with kept_rows.cursor_of(databases) as cursor:
-            fence.lock(cursor, "merge")
-            with pytest.raises(Failure) as failure:
-                expiry.expire(databases, kept_rows.horizon(databases))
-            assert failure.value.code == "sinks-busy"
-            assert expiry.expire(databases, ZERO) == {}, "with nothing to delete it waits for nobody"
-        assert expiry.expire(databases, kept_rows.horizon(databases)) == {"landed_events": 1}
 
 
 class TestDeadLetters:
@@ -420,9 +360,9 @@ class TestDeadLetters:
         retention.drop(databases, ago(100))
         before = kept_rows.dead_letters(databases)
         horizon, oldest = kept_rows.horizon(databases), lambda *_: datetime.now(UTC) - timedelta(days=90)
-        assert expiry.expire(databases, horizon, dry_run=True, oldest=oldest) == {"dead_letters": 11}
+        assert retention.delete_rows(databases, horizon, dry_run=True, oldest=oldest) == {"dead_letters": 11}
         assert kept_rows.dead_letters(databases) == before
-        assert expiry.expire(databases, horizon, oldest=oldest) == {"dead_letters": 11}
+        assert retention.delete_rows(databases, horizon, oldest=oldest) == {"dead_letters": 11}
         whichever = ("below", "without id", "of no v7", "on order", "on former")
         gone = {f"{status} {which}" for status in ("replayed", "discarded") for which in whichever}
         assert before - kept_rows.dead_letters(databases) == {*gone, "replayed valid"}
@@ -432,8 +372,8 @@ class TestDeadLetters:
         for status in ("replayed", "discarded"):
             kept_rows.set_aside(databases, status, status=status, seen_days_ago=100)
         none = kept_rows.horizon(databases)
-        assert expiry.expire(databases, none, oldest=lambda *_: datetime.now(UTC) - timedelta(days=110)) == {}
-        assert expiry.expire(databases, none, oldest=lambda *_: None) == {"dead_letters": 2}
+        assert retention.delete_rows(databases, none, oldest=lambda *_: datetime.now(UTC) - timedelta(days=110)) == {}
+        assert retention.delete_rows(databases, none, oldest=lambda *_: None) == {"dead_letters": 2}
 
     def test_a_sink_that_sees_them_again_meanwhile_is_no_deadlock(self, databases: Settings) -> None:
         """Each locks many of them, in its own order."""
@@ -464,14 +404,14 @@ class TestDeadLetters:
 
         thread = threading.Thread(target=see)
         thread.start()
-        assert expiry.expire(databases, ZERO, oldest=lambda *_: None) == {"dead_letters": len(identities)}
+        assert retention.delete_rows(databases, ZERO, oldest=lambda *_: None) == {"dead_letters": len(identities)}
         thread.join()
         assert errors == []
 
 
 def first(day: date) -> UUID:
     """The lowest UUID of a day."""
-    return evidence.first_uuid(day)
+    return retention.first_uuid(day)
 
 
 def unwanted() -> None:

@@ -34,8 +34,8 @@ def cancelled(key: str, version: int, reason: str) -> Row:
 
 def found(settings: Settings, aggregate: str, key: str) -> dict[str, int]:
     """Where there is anything of a key."""
-    report = json.loads(run(settings, "erase", aggregate, key, "--dry-run", "--json"))
-    return {place: rows for place, rows in report["found"].items() if rows}
+    report = outbox("erase", aggregate, key, "--check", "--json", home=settings.home, **settings.as_env()).stdout
+    return {place: rows for place, rows in json.loads(report)["found"].items() if rows}
 
 
 def output(settings: Settings, *words: str, status: int = 0) -> str:

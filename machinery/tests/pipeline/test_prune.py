@@ -14,8 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from psycopg2.extras import execute_values
 
 from outbox.audit.check import check
@@ -33,15 +32,9 @@ from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import environment, outbox
 from tests.support import kept_rows, slots, suite
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
-from tests.support.topic_reader import Record, out_of_order, read, relayed, topic_of
+from tests.support.topic_reader import drop_records, out_of_order, read, relayed, topic_of
 
 MIB = 2**20
-
-
-def variables(settings: Settings) -> dict[str, str]:
-    """Settings of a chain for a command, as environment variables."""
-    names = ("source_db_url", "sink_db_url", "topic_prefix", "connector")
-    return {f"OUTBOX_{name.upper()}": str(getattr(settings, name)) for name in names}
 
 
 def insert_at_once(settings: Settings, *rows: Row) -> None:
@@ -61,7 +54,7 @@ def test_what_was_relayed_goes_and_what_is_young_stays(shared_chain: Settings) -
     insert(shared_chain, row(), row(), row())
     relayed(shared_chain)
     before = len(read(shared_chain))
-    told = outbox("prune", "--dry-run", "--keep-hours", "0", home=shared_chain.home, **variables(shared_chain))
+    told = outbox("prune", "--dry-run", "--keep-hours", "0", home=shared_chain.home, **shared_chain.as_env())
     assert (told.returncode, told.stdout.split()[:2]) == (0, ["outbox", "3"]), told.stderr
     assert len(ids(shared_chain)) == 3, "a dry run deletes nothing"
     sent = markers(shared_chain)
@@ -138,7 +131,7 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
     command = [sys.executable, "-m", "outbox", "prune", "--keep-hours", "0"]
     with closing(connect(shared_chain, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT FROM outbox WHERE id = %s FOR UPDATE", [ids(shared_chain)[2500]])  # in the third
-        with subprocess.Popen(command, env=environment(shared_chain.home, **variables(shared_chain))) as process:
+        with subprocess.Popen(command, env=environment(shared_chain.home, **shared_chain.as_env())) as process:
             try:
                 wait_for("two transactions", lambda: len(ids(shared_chain)) == 2500, timeout_s=60)
                 with pytest.raises(Failure) as failure:
@@ -234,33 +227,25 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
     relayed(shared_chain)
     kept_rows.remember(shared_chain, kept_rows.aged(9))
     kept_rows.land(shared_chain, kept_rows.aged(120), kept_rows.aged(1))
-    told = outbox("prune", "--dry-run", "--json", home=shared_chain.home, **variables(shared_chain))
+    told = outbox("prune", "--dry-run", "--json", home=shared_chain.home, **shared_chain.as_env())
     assert told.returncode == 0, told.stderr
     would = json.loads(told.stdout)["retention"]
     assert (len(would["dropped"]), would["deleted"], len(would["evidence"])) == (1, {"landed_events": 1}, 7)
     assert len(kept_rows.names(shared_chain)) == 1
-    told = outbox("prune", home=shared_chain.home, **variables(shared_chain))
+    told = outbox("prune", home=shared_chain.home, **shared_chain.as_env())
     assert told.returncode == 0, told.stderr
     assert "outbox       0 events deleted" in told.stdout
     assert f"dropped {would['dropped'][0]}" in told.stdout
     assert "deleted 1 rows of landed_events" in told.stdout
     assert f"ids from {would['horizon']} on are kept" in told.stdout
     assert kept_rows.names(shared_chain) == []
-    told = outbox("prune", "--json", home=shared_chain.home, **variables(shared_chain))
+    told = outbox("prune", "--json", home=shared_chain.home, **shared_chain.as_env())
     assert json.loads(told.stdout)["retention"] == {
         "horizon": would["horizon"],
         "evidence": [],
         "dropped": [],
         "deleted": {},
     }
-
-
-def drop_until(settings: Settings, record: Record) -> None:
-    """Let the topic drop this record and what is before it in its partition, as retention by size does."""
-    place = TopicPartition(topic_of(settings), record.partition, record.offset + 1)
-    admin = AdminClient(client_config(settings))  # which has to live until it has the answer
-    for future in admin.delete_records([place]).values():
-        future.result(10)
 
 
 def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
@@ -278,7 +263,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
     relayed(chain, ids(chain)[-1:])
     assert not {record.id for record in read(chain)} & set(skipped), "the slot delivered them after all"
     end = slot.end_of_log(chain)  # behind every event
-    drop_until(chain, records[0])
+    drop_records(chain, topic_of(chain), records[0].offset + 1, records[0].partition)
     dropped = ids(chain)[0]
     assert prune.prune(chain, keep_hours=0) == PruneResult(deleted=2, on_their_way=3)
 
@@ -293,7 +278,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
 
     wait_for("stored offset and slot to pass all events", passed, timeout_s=90)
     command = ("prune", "--json", "--keep-hours", "0")
-    told = outbox(*command, home=chain.home, **variables(chain))
+    told = outbox(*command, home=chain.home, **chain.as_env())
     assert (told.returncode, json.loads(told.stdout)["outbox"]["deleted"]) == (1, 0)
     assert f"3 old events on no topic ({dropped} …)" in told.stderr
     assert connectors.load(chain).start_again in told.stderr
@@ -303,6 +288,6 @@ def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
     lifecycle.remove(chain, drop_slot=True)
     lifecycle.apply(chain)
     relayed(chain)
-    told = outbox(*command, home=chain.home, **variables(chain))
+    told = outbox(*command, home=chain.home, **chain.as_env())
     assert told.returncode == 0, told.stderr
     assert ids(chain) == []

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Message, Producer, TopicPartition
+from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from outbox.base.database import connect
@@ -21,17 +21,17 @@ from outbox.base.wait import wait_for
 from outbox.kafka import clients, records, topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.spec import TopicSpec
-from outbox.maintenance import evidence, retention
+from outbox.maintenance import retention
 from outbox.maintenance.retention import RetentionResult
 from outbox.relay import connectors
 from outbox.sink import discovery
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.helpers import query
-from tests.support import kept_rows
+from tests.support import kept_rows, slots
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.made_events import JOB
 from tests.support.outbox_rows import insert, row
-from tests.support.topic_reader import relayed, topic_of
+from tests.support.topic_reader import drop_records, relayed, topic_of
 
 pytestmark = pytest.mark.usefixtures("whole_day")
 
@@ -58,16 +58,10 @@ SELECT 1 FROM pg_stat_activity
 """
 
 
-def advance(settings: Settings) -> None:
-    """Confirm all of the slot, as the relay does of what it has sent."""
-    with closing(connect(settings, SourceRole.CDC)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [settings.connector])
-
-
 def relay(settings: Settings) -> None:
     """A commit, which writes out what lies before it in the log, and its confirmation."""
     insert(settings, row())
-    advance(settings)
+    slots.advance(settings)
 
 
 def expire(settings: Settings, *, dry_run: bool = False) -> RetentionResult:
@@ -85,18 +79,13 @@ def places(result: RetentionResult) -> list[str]:
     return [found.place for found in result.evidence if found.day == day]
 
 
-def owner(settings: Settings, statement: str, *parameters: object) -> None:
-    with closing(connect(settings, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short timeouts, for tests in which nothing comes."""
-    monkeypatch.setattr(evidence, "WRITERS_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(evidence, "CONFIRM_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(evidence, "NUDGE_EVERY_S", 0.05)
-    monkeypatch.setattr(evidence, "TOPIC_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(retention, "WRITERS_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(retention, "CONFIRM_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(retention, "NUDGE_EVERY_S", 0.05)
+    monkeypatch.setattr(retention, "TOPIC_TIMEOUT_S", 0.5)
 
 
 @pytest.fixture
@@ -109,13 +98,10 @@ def settled(topic: Settings, quick: None) -> Iterator[Settings]:
 
 @contextmanager
 def slot_of(settings: Settings, name: str) -> Iterator[None]:
-    with closing(connect(settings, SourceRole.CDC)) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
-            yield
-            drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
-            cursor.execute(drop, [name])
+    query(settings, f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')", SourceRole.CDC)
+    yield
+    drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
+    query(settings, drop, SourceRole.CDC, [name])
 
 
 def produce(settings: Settings, *ids: str | bytes | None, aggregate: str = "item") -> None:
@@ -141,7 +127,7 @@ def on_other_topic(settings: Settings, event_id: str) -> Iterator[None]:
 
 @contextmanager
 def in_outbox(settings: Settings, event_id: str) -> Iterator[None]:
-    owner(settings, INSERT, event_id)
+    query(settings, INSERT, parameters=[event_id])
     yield
 
 
@@ -216,8 +202,8 @@ def test_an_event_in_one_place_alone_holds_its_day_back(
 
 
 def test_what_the_slot_has_not_confirmed_holds_everything_back(settled: Settings) -> None:
-    owner(settled, INSERT, aged(6))
-    owner(settled, "DELETE FROM outbox")
+    query(settled, INSERT, parameters=[aged(6)])
+    query(settled, "DELETE FROM outbox")
     result = retention.expire(settled)
     assert (names(result), places(result)) == ([], ["write-ahead log"])
     assert names(expire(settled)) == [partition(9), partition(6)]
@@ -226,7 +212,7 @@ def test_what_the_slot_has_not_confirmed_holds_everything_back(settled: Settings
 def test_below_the_horizon_nothing_holds_anything(settled: Settings) -> None:
     with in_outbox(settled, aged(6)):
         assert names(expire(settled)) == [partition(9)]
-    owner(settled, "DELETE FROM outbox")
+    query(settled, "DELETE FROM outbox")
     old = aged(8)
     with on_topic(settled, old), in_outbox(settled, old), in_a_dead_letter(settled, old):
         assert names(expire(settled)) == [partition(6)]
@@ -237,13 +223,6 @@ def test_ids_that_are_never_applied_hold_nothing_back(settled: Settings) -> None
     random = f"{one[:14]}4{one[15:]}"
     with on_topic(settled, random), in_outbox(settled, random), in_a_dead_letter(settled, random):
         assert names(expire(settled)) == [partition(9), partition(6)]
-
-
-def test_a_resolved_dead_letter_holds_nothing(settled: Settings) -> None:
-    with in_a_dead_letter(settled, aged(6)):
-        assert places(expire(settled, dry_run=True)) == ["open dead letters"]
-    kept_rows.query(settled, "UPDATE dead_letters SET status = 'discarded'", role=SinkRole.WRITER)
-    assert names(expire(settled)) == [partition(9), partition(6)]
 
 
 def test_a_former_topic_that_sinks_have_read_holds_its_day(settled: Settings) -> None:
@@ -278,8 +257,8 @@ def test_an_open_transaction_on_a_topic_hides_events_of_any_day(settled: Setting
 def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
     settled: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "WRITERS_TIMEOUT_S", 30)
-    monkeypatch.setattr(evidence, "CONFIRM_TIMEOUT_S", 30)
+    monkeypatch.setattr(retention, "WRITERS_TIMEOUT_S", 30)
+    monkeypatch.setattr(retention, "CONFIRM_TIMEOUT_S", 30)
     with closing(connect(settled, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(INSERT, [aged(6)])
 
@@ -316,9 +295,9 @@ def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(
 def test_with_a_real_relay_a_commit_nudges_the_slot(chain: Settings) -> None:
     remember(chain, aged(9), aged(6), aged(0))
     held = aged(6)
-    owner(chain, INSERT, held)
+    query(chain, INSERT, parameters=[held])
     relayed(chain, [held])
-    owner(chain, "DELETE FROM outbox")
+    query(chain, "DELETE FROM outbox")
     result = retention.expire(chain, nudge=lambda: insert(chain, row()))
     assert (names(result), places(result)) == ([partition(9)], [f"topic {topic_of(chain)}"])
 
@@ -346,12 +325,6 @@ def test_what_a_glance_shows_is_not_waited_for(
     with hold(settled, aged(9)):
         result = retention.expire(settled, nudge=unwanted)
     assert (names(result), len(result.evidence)) == ([], 1)
-
-
-def delete_records(settings: Settings, topic: str, before: int, partition: int = 0) -> None:
-    admin = AdminClient(client_config(settings))
-    for future in admin.delete_records([TopicPartition(topic, partition, before)]).values():
-        future.result(10)
 
 
 @pytest.fixture
@@ -387,7 +360,7 @@ def test_the_event_log_ends_where_the_topic_begins(logging: Settings) -> None:
     log(logging, "offset-log", "an earlier topic", 5)
     log(logging, "without positions", topic_id, 0)
     assert expire(logging).deleted == {"event_log": 1}, "the topic that was deleted"
-    delete_records(logging, topic_of(logging), before=4)
+    drop_records(logging, topic_of(logging), before=4)
     assert expire(logging, dry_run=True).deleted == {"event_log": 4}
     assert expire(logging).deleted == {"event_log": 4}
     places = {("offset-log", topic_id, 0, offset) for offset in range(4, 10)}
@@ -397,7 +370,7 @@ def test_the_event_log_ends_where_the_topic_begins(logging: Settings) -> None:
 def test_the_event_log_of_one_topic_does_not_keep_or_drop_that_of_another(logging: Settings) -> None:
     item, order = (topics.describe(logging, topic_of(logging, name)) for name in ("item", "order"))
     produce(logging, *(aged(0) for _ in range(9)))
-    delete_records(logging, item.name, before=4)
+    drop_records(logging, item.name, before=4)
     kept_rows.stand(logging, "offset-log", item.name, item.id, offset=10)
     log(logging, "offset-log", item.id, *range(10))
     log(logging, "offset-log", order.id, 5)  # without a position, the sink may read that topic again
@@ -454,7 +427,7 @@ def test_a_change_goes_when_neither_log_nor_topic_can_bring_it(captured: Setting
     apply_changes(captured, 100, 200, 300)
     change(captured, 200, 100, 300)
     assert expire(captured).deleted == {}, "the topic has it, if not at its begin"
-    delete_records(captured, connectors.load(captured, "changes").topic, before=2)
+    drop_records(captured, connectors.load(captured, "changes").topic, before=2)
     reads.clear()
     assert expire(captured).deleted == {"processed_changes": 2}
     assert applied_changes(captured) == [300]

@@ -133,6 +133,13 @@ def delete_topics(settings: Settings, *names: str) -> None:
     wait_for("the topics to be gone", lambda: not topics.existing(settings, names), timeout_s=30)
 
 
+def drop_records(settings: Settings, topic: str, before: int, partition: int = 0) -> None:
+    """Let a topic drop the records of a partition before an offset, as retention does."""
+    admin = AdminClient(client_config(settings))  # which has to live until it has the answer
+    for request in admin.delete_records([TopicPartition(topic, partition, before)]).values():
+        request.result(30)
+
+
 def relayed(settings: Settings, wanted: Collection[str] | None = None, timeout_s: float = 60) -> list[Record]:
     """Wait until these events, or all in the outbox table, are on the topics, and return all that is on them."""
     with closing(Log(settings)) as log:

@@ -204,6 +204,16 @@ def reason_of(error: Exception) -> str:
 
 
 @contextmanager
+def connected(settings: Settings, role: Role, subject: str) -> Iterator[extensions.connection]:
+    """A connection as a role. Errors inside the block become Failure, as by `database_errors`."""
+    with (
+        closing(connect(settings, role)) as connection,
+        database_errors(connection, subject, "refused it", "run the command again"),
+    ):
+        yield connection
+
+
+@contextmanager
 def naming(file: Path) -> Iterator[None]:
     """Let an error inside the block name the file of the statement. `database_errors` shows the name."""
     try:

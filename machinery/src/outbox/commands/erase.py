@@ -16,21 +16,20 @@ from outbox.maintenance.erase import Found, Subject
 @click.argument("aggregate", metavar="AGGREGATE")
 @click.argument("key", metavar="KEY")
 @click.option("--check", "is_check", is_flag=True, help="Only look; status 1 if there is anything of the key.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be erased, and what would remain.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script; needs --yes, --dry-run or --check.")
-def erase_command(*, aggregate: str, key: str, is_check: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script; needs --yes or --check.")
+def erase_command(*, aggregate: str, key: str, is_check: bool, yes: bool, as_json: bool) -> None:
     """Erase what outbox, stored answers, dead letters and sinks have of a key, and keep it from coming back.
 
     Erase it in the service first. Former versions of Delta tables are erased too. Topics, logs and backups cannot be
     edited: the command says until when they have the events. It is safe to repeat, beside running sinks.
     """
-    if as_json and not (yes or dry_run or is_check):
-        raise click.UsageError("--json needs --yes, --dry-run or --check")
+    if as_json and not (yes or is_check):
+        raise click.UsageError("--json needs --yes or --check")
     settings = load()
     one = erase.subject(settings, aggregate, key)
     found = erase.erase(settings, one, dry_run=True)  # so that most failures come before anything is erased
-    if not (dry_run or is_check):
+    if not is_check:
         if not yes:
             _print("would erase", one, found)
             click.confirm(f"Erase {aggregate} {one.key} for good?", abort=True)
@@ -39,7 +38,7 @@ def erase_command(*, aggregate: str, key: str, is_check: bool, dry_run: bool, ye
     if as_json:
         click.echo(json.dumps({"found": found, "remains": remains}))
     else:
-        _print("found" if is_check else "would erase" if dry_run else "erased", one, found)
+        _print("found" if is_check else "erased", one, found)
         click.echo("\n".join(["remains:", *(f"  {line}" for line in remains)]))
     if is_check and found.total():
         raise Failure(

@@ -10,7 +10,7 @@ import click
 from outbox.base.errors import Failure, plural
 from outbox.base.settings import load
 from outbox.maintenance import prune, retention
-from outbox.maintenance.expiry import KEEP_DAYS
+from outbox.maintenance.retention import KEEP_DAYS
 from outbox.relay import connectors
 
 
@@ -60,7 +60,7 @@ def prune_command(*, keep_hours: int, keep_days: int, only: str | None, dry_run:
             report=lambda line: show(f"sinks        {line}"),
             nudge=lambda: prune.mark(settings),
         )
-        nothing = "" if expired.due else "; nothing older to forget"
+        nothing = "" if expired.evidence else "; nothing older to forget"
         show(f"sinks        ids from {expired.horizon} on are kept{nothing}")
     if as_json:
         outbox = {"old": old} if result is None else asdict(result)

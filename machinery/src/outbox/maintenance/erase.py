@@ -22,7 +22,7 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -31,7 +31,7 @@ from typing import Any
 
 from psycopg2 import extensions, sql
 
-from outbox.base.database import column_names, connect, database_errors
+from outbox.base.database import column_names, connect, connected, database_errors
 from outbox.base.errors import Failure, plural
 from outbox.base.sections import COMMENT
 from outbox.base.settings import Settings, SinkRole, SourceRole
@@ -39,8 +39,7 @@ from outbox.events import catalog
 from outbox.events.catalog import Aggregate
 from outbox.events.schema import SqlType
 from outbox.kafka import topics
-from outbox.maintenance import expiry
-from outbox.maintenance.evidence import event_topics
+from outbox.maintenance.retention import between_batches, event_topics
 from outbox.relay import arrivals, slot
 from outbox.sink import discovery
 from outbox.sink.remembering import fence
@@ -122,7 +121,7 @@ def erase(settings: Settings, one: Subject, *, dry_run: bool = False) -> Found:
     Raises Failure, with nothing changed, if an event of the key is on no topic. After any other failure what is done is
     done: repeat it.
     """
-    with closing(connect(settings, SourceRole.OWNER)) as source, _errors(source, settings.source_db_url.name):
+    with connected(settings, SourceRole.OWNER, f"erasing in {settings.source_db_url.name}") as source:
         events = _events(settings, source, one, relayed=not dry_run)
         with source, source.cursor() as cursor:
             cursor.execute(NOW_MS)
@@ -196,7 +195,7 @@ def _version(settings: Settings, one: Subject) -> int | None:
 def _erase_in_sinks(settings: Settings, one: Subject, until: str, *, dry_run: bool) -> Found:
     key_hash = hashlib.sha256(one.key.encode()).digest()
     mark = {**one.parameters, "key_hash": key_hash, "until": until, "version": _version(settings, one)}
-    with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, settings.sink_db_url.name):
+    with connected(settings, SinkRole.OWNER, f"erasing in {settings.sink_db_url.name}") as connection:
 
         def in_turn(cursor: extensions.cursor) -> Found:
             found = _erase_rows(settings, cursor, one)
@@ -205,7 +204,7 @@ def _erase_in_sinks(settings: Settings, one: Subject, until: str, *, dry_run: bo
                 connection.rollback()
             return found
 
-        return expiry.between_batches(connection, fence.all_sinks, in_turn)
+        return between_batches(connection, fence.all_sinks, in_turn)
 
 
 def _erase_rows(settings: Settings, cursor: extensions.cursor, one: Subject) -> Found:
@@ -236,7 +235,7 @@ def _changed(cursor: extensions.cursor) -> int:
 
 
 def _erase_elsewhere(settings: Settings, spec: SinkSpec, one: Subject, *, dry_run: bool) -> Mapping[str, int]:
-    with closing(connect(settings, SinkRole.OWNER)) as connection, _errors(connection, settings.sink_db_url.name):
+    with connected(settings, SinkRole.OWNER, f"erasing in {settings.sink_db_url.name}") as connection:
         with connection, connection.cursor() as cursor:
             cursor.execute(fence.SESSION)
         with fence.held(connection, spec.name):
@@ -270,7 +269,3 @@ def _of_topic(settings: Settings, topic: str) -> str:
 
 def _time(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%MZ}"
-
-
-def _errors(connection: extensions.connection, name: str) -> AbstractContextManager[None]:
-    return database_errors(connection, f"erasing in {name}", "refused it", AGAIN)

@@ -1,7 +1,7 @@
 """Delete relayed events from the outbox table, and move the slot of an outbox in which nothing happens.
 
 An event is deleted once a topic has it: the topic to which its aggregate type is routed, or another one that may hold
-it (`outbox.maintenance.evidence.event_topics`). Consumers of committed records see it there, so its row is no longer
+it (`outbox.maintenance.retention.event_topics`). Consumers of committed records see it there, so its row is no longer
 the last copy.
 
 An event that is on no topic stays and is reported, whatever the reason: not relayed yet, lost, or dropped by its topic.
@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from psycopg2 import extensions
 
-from outbox.base.database import connect, database_errors
+from outbox.base.database import connected
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.kafka import records, topics
-from outbox.maintenance.evidence import event_topics
+from outbox.maintenance.retention import event_topics
 from outbox.relay import arrivals, connectors
 from outbox.relay.rest import Rest
 
@@ -52,7 +51,7 @@ class PruneResult:
 
 
 def count_old(settings: Settings, keep_hours: int) -> int:
-    with _pruner(settings) as connection, connection.cursor() as cursor:
+    with connected(settings, SourceRole.PRUNER, "prune") as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*) FROM public.outbox WHERE {OLD}", [keep_hours])  # noqa: S608
         ((count,),) = cursor.fetchall()
     return int(count)
@@ -65,7 +64,7 @@ def mark(settings: Settings) -> None:
     the relay.
     """
     _require_route(settings)
-    with _pruner(settings) as connection:
+    with connected(settings, SourceRole.PRUNER, "prune") as connection:
         for _ in range(2):
             with connection, connection.cursor() as cursor:
                 cursor.execute(MARK, [settings.markers_topic])
@@ -86,7 +85,7 @@ def prune(
     result = PruneResult()
     overdue_s = time.time() - records.CLOCK_MARGIN.total_seconds()
     mark(settings)
-    with _pruner(settings) as connection, tempfile.TemporaryFile() as old_events:
+    with connected(settings, SourceRole.PRUNER, "prune") as connection, tempfile.TemporaryFile() as old_events:
         _require_alone(connection)
         with connection, connection.cursor() as cursor:
             arrivals.copy(cursor, old_events, cursor.mogrify(f"WHERE {OLD}", [keep_hours]).decode())
@@ -132,12 +131,3 @@ def _delete(connection: extensions.connection, ids: Sequence[str]) -> int:
             cursor.execute("DELETE FROM public.outbox WHERE id = ANY(%s::uuid[])", [ids[start : start + DELETE_EVENTS]])
             deleted += cursor.rowcount
     return deleted
-
-
-@contextmanager
-def _pruner(settings: Settings) -> Iterator[extensions.connection]:
-    with (
-        closing(connect(settings, SourceRole.PRUNER)) as connection,
-        database_errors(connection, "prune", "refused", "run the command again"),
-    ):
-        yield connection
