@@ -1,13 +1,12 @@
 """Look at every hop of the chain, and say what to do about each problem.
 
-It changes nothing, and continues after a hop that is unavailable. It reports what is in order too, so that a person
-sees what was looked at. Whether events are lost or duplicated is another question: `outbox.audit.check`.
+It changes nothing, and continues after a hop that is unavailable. `HOPS` lists what it looks at. Whether events are
+lost or duplicated is another question: `outbox.audit.check`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,12 +17,11 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.audit.sinks import UNDECLARED
 from outbox.audit.source import AGAIN, snapshot
-from outbox.base.database import connect
+from outbox.base.database import connect, reason_of
 from outbox.base.errors import Failure, plural
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.kafka import topics
-from outbox.kafka.spec import TopicSpec
 from outbox.kafka.topics import Topic
 from outbox.migrations import declared
 from outbox.migrations.grants import Database
@@ -37,7 +35,6 @@ from outbox.sink.remembering import asked, fence, positions
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 
-CLOCK_LIMIT_S = 5.0
 MIB = 2**20
 # Attributes that no role of ours has, and the one role that needs one.
 WIDE = {
@@ -91,17 +88,26 @@ Marks = Mapping[int, tuple[int, int]]  # by partition, the first offset and the 
 def examine(settings: Settings, *hops: str) -> Iterator[Diagnosis]:
     """Examine the given hops, or all in the order of an event's way. An unavailable hop is a problem too."""
     for hop in hops or HOPS:
-        try:
-            yield from (replace(one, hop=hop) for one in HOPS[hop](settings))
-        except Failure as failure:
-            yield replace(_of_failure(failure), hop=hop)
-        except (psycopg2.Error, DBAPIError) as error:  # of doctor itself, and of Alembic
-            cause = error.orig if isinstance(error, DBAPIError) else error
-            message = str(cause).strip().partition("\n")[0]
-            yield Diagnosis(hop, "database-refused", message, f"correct the cause and {AGAIN}")
+        looked_at, look = HOPS[hop]
+        is_ok = True
+        for one in _without_failing(settings, look):
+            yield replace(one, hop=hop)
+            is_ok &= one.is_ok
+        if is_ok:
+            yield Diagnosis(hop, "ok", f"in order: {looked_at}")
 
 
-def _ok(code: str, message: str) -> Diagnosis:
+def _without_failing(settings: Settings, look: Look) -> Iterator[Diagnosis]:
+    try:
+        yield from look(settings)
+    except Failure as failure:
+        yield _of_failure(failure)
+    except (psycopg2.Error, DBAPIError) as error:  # of doctor itself, and of Alembic
+        message = reason_of(error.orig if isinstance(error, DBAPIError) and error.orig else error)
+        yield _problem("database-refused", message, f"correct the cause and {AGAIN}")
+
+
+def _fact(code: str, message: str) -> Diagnosis:
     return Diagnosis("", code, message)
 
 
@@ -119,37 +125,29 @@ def _of_failure(failure: Failure) -> Diagnosis:
 def _source(settings: Settings) -> Iterator[Diagnosis]:
     yield from _database(settings, "source", *SourceRole)
     ((wal_level,),) = _rows(settings, SourceRole.AUDITOR, "SHOW wal_level")
-    if wal_level == "logical":
-        yield _ok("wal-level", "wal_level is logical")
-    else:
+    if wal_level != "logical":
         remedy = "set it to logical (outbox_lab/stack/postgres.conf) and restart Postgres"
         yield _problem("wal-level-not-logical", f"wal_level is {wal_level}", remedy)
     app = settings.role_name(SourceRole.APP)
-    readable = _rows(settings, SourceRole.OWNER, READABLE, app, app)
-    for extra, grantee in readable:
+    for extra, grantee in _rows(settings, SourceRole.OWNER, READABLE, app, app):
         revoke = f"REVOKE {extra} ON public.outbox FROM {grantee}"
         if grantee == settings.role_name(SourceRole.OWNER):
             revoke = f"REVOKE {grantee} FROM {app}"
         yield _problem("outbox-readable", f"{app} may {extra} events, by a grant to {grantee}", revoke)
-    if not readable:
-        yield _ok("outbox-write-only", f"{app} may write events, and neither read nor change them")
-    yield _declared(settings)
+    yield from _declared(settings)
     for damage in damages(settings, "source"):
         yield _problem("outbox-damaged", f"the outbox is not as it was made: {damage}", "`outbox migrate`")
 
 
-def _declared(settings: Settings) -> Diagnosis:
+def _declared(settings: Settings) -> Iterator[Diagnosis]:
     """Whether the database takes every declared event."""
     with owner_engine(settings, "source").connect() as connection:
         allowed = declared.read(connection).events
     if allowed is None:
-        return _problem("events-unchecked", "the outbox takes events that are not declared", "`outbox migrate`")
-    wanted = declared.declared(settings)
-    if wanted - allowed:
-        refused = ", ".join(map(str, sorted(wanted - allowed)))
-        return _problem("events-undeclared", f"the outbox refuses {refused}, which are declared", "`outbox migrate`")
-    taken = plural(len(declared.names(wanted)), "version")
-    return _ok("events-declared", f"the outbox takes the declared events: {taken}")
+        yield _problem("events-unchecked", "the outbox takes events that are not declared", "`outbox migrate`")
+    elif missing := declared.declared(settings) - allowed:
+        refused = ", ".join(map(str, sorted(missing)))
+        yield _problem("events-undeclared", f"the outbox refuses {refused}, which are declared", "`outbox migrate`")
 
 
 def _sink_database(settings: Settings) -> Iterator[Diagnosis]:
@@ -169,26 +167,18 @@ def _database(settings: Settings, database: Database, *roles: SourceRole | SinkR
             yield _of_failure(failure)
     if refused == len(roles):
         raise Failure("no role can log in", "see above", code="no-login")
-    if not refused:
-        yield _ok("logins", f"{len(roles)} roles can log in")
     with owner_engine(settings, database).connect() as connection:
         require_server(connection)
         current = is_current(connection, database)
-    if current:
-        yield _ok("schema", "the schema has every migration")
-    else:
+    if not current:
         refuses = ", or the outbox refuses declared events" if database == "source" else ""
         yield _problem("schema-behind", f"the schema lacks migrations of this code{refuses}", "`outbox migrate`")
     names = {settings.role_name(role): role for role in roles}
-    is_narrow = True
     for name, *attributes in _rows(settings, type(roles[0]).AUDITOR, ATTRIBUTES, [*names]):
         for has, (attribute, (meaning, needed_by)) in zip(attributes, WIDE.items(), strict=True):
             if has and (needed_by is None or needed_by is not names[name]):
-                is_narrow = False
                 remedy = f"ALTER ROLE {name} NO{attribute.removeprefix('rol').upper()}"
                 yield _problem("role-too-wide", f"role {name} {meaning}", remedy)
-    if is_narrow:
-        yield _ok("roles", "no role has more rights than it needs")
 
 
 # Relay -------------------------------------------------------------------------------------------------------------
@@ -210,8 +200,6 @@ def _of_each(
 
 def _slot(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     slot.require_whole_table(settings, connector)
-    changes = "inserts" if connector.is_outbox else "changes"
-    yield _ok("publication", f"the publication has the {changes} of table {connector.table[1]}")
     found, name = slot.read(settings, connector), connector.name
     if found is None:
         yield _problem("slot-missing", f"there is no slot {name}", f"`{connector.command('apply')}`")
@@ -228,7 +216,7 @@ def _slot(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
             remedy += f"; if it is not used any more, `{connector.command('remove')} --drop-slot`"
         yield _problem("slot-unread", f"nobody reads slot {name}; {held}", remedy)
     else:
-        yield _ok("slot-read", f"slot {name} is being read; {held}")
+        yield _fact("slot-read", f"slot {name} is being read; {held}")
     if found.safe_bytes is None:
         message = "max_slot_wal_keep_size is not set: a forgotten slot fills the disk"
         yield _problem("slot-unlimited", message, "set it (outbox_lab/stack/postgres.conf)")
@@ -236,8 +224,6 @@ def _slot(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         message = f"slot {name} is {found.wal_status}: it is lost after {found.safe_bytes / MIB:,.1f} MiB more"
         remedy = "let the relay catch up; raise max_slot_wal_keep_size if the disk has room"
         yield _problem("slot-near-limit", message, remedy)
-    else:
-        yield _ok("slot-limit", f"slot {name} is lost only after {found.safe_bytes / MIB:,.0f} MiB more")
 
 
 def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
@@ -249,43 +235,26 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
             message = f"there is no topic {wanted.name}; the relay stands still at the first record for it"
             yield _problem("topic-missing", message, f"`{connector.command('apply')}`")
             continue
-        if wanted.name in connector.topics:
-            yield _partitions(wanted, existing[wanted.name])
-        yield from _topic_config(settings, wanted)
-        if wanted.name == connector.offsets_topic:
-            yield from _hanging(settings, connector)
-
-
-def _hanging(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
-    """Whether a transaction hangs on the offsets of a connector: its state is RUNNING then, and it relays nothing."""
-    age_s = _open_s(settings, connector)
-    if age_s > offsets.END_TIMEOUT_S:
-        message = f"a transaction on topic {connector.offsets_topic} is open for {age_s:.0f} s: the relay stands still"
-        yield _problem("transaction-hanging", message, f"`{connector.command('apply')}`")
+        if wanted.name in connector.topics and wanted.partitions != (partitions := existing[wanted.name].partitions):
+            message = f"topic {wanted.name} has {partitions} partitions, {wanted.partitions} are declared"
+            remedy = f"set {topics.PARTITIONS_OPTION} to {partitions}: adding partitions breaks the order of each key"
+            yield _problem("partitions-differ", message, remedy)
+        found = topics.config(settings, wanted.name)
+        for key, value in wanted.config.items():
+            if found.get(key) != value:
+                alter = f"`kafka-configs --alter --topic {wanted.name} --add-config {key}={value}`"
+                message = f"topic {wanted.name} has {key}={found.get(key)}, not {value}"
+                yield _problem("topic-config-differs", message, f"{alter}, or correct the setting")
+        # While a transaction hangs on its offsets, a connector relays nothing and its state is RUNNING.
+        if wanted.name == connector.offsets_topic and (age_s := _open_s(settings, connector)) > offsets.END_TIMEOUT_S:
+            message = f"a transaction on topic {wanted.name} is open for {age_s:.0f} s: the relay stands still"
+            yield _problem("transaction-hanging", message, f"`{connector.command('apply')}`")
 
 
 def _open_s(settings: Settings, connector: Connector) -> float:
     """For how many seconds a transaction is open on the offsets of a connector; 0 if none is."""
     since = offsets.open_since(settings, connector)
     return 0.0 if since is None else (datetime.now(UTC) - since).total_seconds()
-
-
-def _partitions(wanted: TopicSpec, found: Topic) -> Diagnosis:
-    if found.partitions == wanted.partitions:
-        return _ok("partitions", f"topic {found.name} has {found.partitions} partitions")
-    message = f"topic {found.name} has {found.partitions} partitions, {wanted.partitions} are declared"
-    remedy = f"set {topics.PARTITIONS_OPTION} to {found.partitions}: adding partitions breaks the order of each key"
-    return _problem("partitions-differ", message, remedy)
-
-
-def _topic_config(settings: Settings, wanted: TopicSpec) -> Iterator[Diagnosis]:
-    name, found = wanted.name, topics.config(settings, wanted.name)
-    different = {key: value for key, value in wanted.config.items() if found.get(key) != value}
-    for key, value in different.items():
-        remedy = f"`kafka-configs --alter --topic {name} --add-config {key}={value}`, or correct the setting"
-        yield _problem("topic-config-differs", f"topic {name} has {key}={found.get(key)}, not {value}", remedy)
-    if not different:
-        yield _ok("topic-config", f"topic {name} has our configuration")
 
 
 def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
@@ -320,30 +289,23 @@ def _state(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         message = f"connector {connector.name} is {found.connector}, its tasks {found.tasks or 'none'}"
         yield _problem("connector-not-running", message, apply)
         return
-    yield _routes(settings, connector)
-    reader = slot.read(settings, connector)
-    if reader is not None and reader.active_pid is None:
-        message = f"the task of connector {connector.name} is RUNNING and reads nothing"
-        yield _problem("connector-idle", message, f"see the worker's log, then {apply}")
-    else:
-        yield _ok("connector", f"connector {connector.name} and its task are running")
+    yield from _routes(settings, connector)
     if found.mode.startswith("exactly-once") is settings.exactly_once:
-        yield _ok("delivery", f"the effective delivery is {found.mode}")
+        yield _fact("delivery", f"the effective delivery is {found.mode}")
     else:
         message = f"the effective delivery is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}"
         remedy = f"set exactly.once.source.support of the worker (`outbox up` switches the embedded one), then {apply}"
         yield _problem("delivery-differs", message, remedy)
 
 
-def _routes(settings: Settings, connector: Connector) -> Diagnosis:
+def _routes(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     """Whether the running connector transforms records as its file and the declared events say now."""
     effective = connectors.transforms(Rest(settings, connector).config() or {})
     wanted = connectors.transforms(connector.config)
     differing = sorted(key for key in effective.keys() | wanted.keys() if effective.get(key) != wanted.get(key))
-    if not differing:
-        return _ok("routes", f"connector {connector.name} routes as it is declared")
-    message = f"connector {connector.name} routes otherwise than declared: {', '.join(differing)}"
-    return _problem("routes-differ", message, f"`{connector.command('apply')}`")
+    if differing:
+        message = f"connector {connector.name} routes otherwise than declared: {', '.join(differing)}"
+        yield _problem("routes-differ", message, f"`{connector.command('apply')}`")
 
 
 # Sinks -------------------------------------------------------------------------------------------------------------
@@ -351,13 +313,11 @@ def _routes(settings: Settings, connector: Connector) -> Diagnosis:
 
 def _sinks(settings: Settings) -> Iterator[Diagnosis]:
     sinks = [name for (name,) in _rows(settings, SinkRole.AUDITOR, "SELECT name FROM public.sinks ORDER BY name")]
-    if not sinks:
-        yield _ok("no-sinks", "no sink has ever run")
     specs = discovery.sinks(settings)
     of_sink = {name: specs.get(name.removesuffix(rebuild.SUFFIX)) for name in sinks}
     read = {name: found for name, found in of_sink.items() if found is not None}
     for name in (name for name in sinks if name not in read):
-        yield _ok("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
+        yield _fact("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
     # Of the declared topics too, so that Kafka is looked at whatever sinks there are.
     names = {topic for found in read.values() for topic in (*found.topics, *found.target.topics)}
     names |= catalog.of_project(settings).topics.keys()
@@ -370,7 +330,10 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
 def _sink(
     settings: Settings, found: SinkSpec, name: str, existing: Mapping[str, tuple[Topic, Marks]]
 ) -> Iterator[Diagnosis]:
-    yield from _missing_topics(found, name, existing)
+    for topic in found.target.topics:  # the hop kafka looks for those that sinks read
+        if topic not in existing:
+            message = f"sink {name} writes to topic {topic}, which does not exist"
+            yield _problem("topic-missing", message, "create it, as docs/topics.md says")
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         cursor.execute(POSITIONS, [name])
         read = [row for row in cursor if row[0] in found.topics]
@@ -397,7 +360,7 @@ def _sink(
         else:
             lag += last - next_offset
     if read and driver is not None:
-        yield _ok("sink-running", f"sink {name} is running, {lag} offsets behind")
+        yield _fact("sink-running", f"sink {name} is running, {lag} offsets behind")
     elif read and name.endswith(rebuild.SUFFIX):
         remedy = f"`outbox rebuild {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
         yield _problem("rebuild-unfinished", f"{name} is a copy that was never swapped in", remedy)
@@ -411,22 +374,13 @@ def _sink(
         yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
 
 
-def _missing_topics(found: SinkSpec, name: str, existing: Collection[str]) -> Iterator[Diagnosis]:
-    remedies = dict.fromkeys(found.topics, "`outbox connect apply` creates the topics of the declared events")
-    remedies |= dict.fromkeys(found.target.topics, "create it, as docs/topics.md says")
-    for topic, remedy in remedies.items():
-        if topic not in existing:
-            what = "writes to" if topic in found.target.topics else "reads"
-            yield _problem("topic-missing", f"sink {name} {what} topic {topic}, which does not exist", remedy)
-
-
 def _retention(settings: Settings) -> Iterator[Diagnosis]:
     """Days that could be dropped are not looked for: that takes reading the topic."""
     ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM public.dedup_horizon")
     ((count, size),) = _rows(settings, SinkRole.AUDITOR, SIZE)
     message = f"processed_events has {count} partitions, {size / MIB:,.1f} MiB; "
     message += f"the deduplication horizon is {day_of(UUID(horizon))}"
-    yield _ok("dedup-horizon", message)
+    yield _fact("dedup-horizon", message)
     for (oldest,) in _rows(settings, SourceRole.AUDITOR, OLDEST_EVENT):
         if UUID(oldest) < UUID(horizon):
             message = f"the outbox has events older than the deduplication horizon, since {day_of(UUID(oldest))}: "
@@ -440,33 +394,25 @@ def _retention(settings: Settings) -> Iterator[Diagnosis]:
             yield _problem("topic-unlimited", message, remedy)
 
 
-def _clocks(settings: Settings) -> Iterator[Diagnosis]:
-    for role in (SourceRole.AUDITOR, SinkRole.AUDITOR):
-        before_s = time.time()
-        ((there,),) = _rows(settings, role, "SELECT extract(epoch FROM clock_timestamp())::float8")
-        # That clock was read between our two readings.
-        difference_s = max(there - time.time(), before_s - there, 0.0)
-        name = settings.dsn(role)["dbname"]
-        if difference_s > CLOCK_LIMIT_S:
-            message = f"the clock of database {name} differs from ours by {difference_s:.0f} s"
-            yield _problem("clock-differs", message, "run NTP on both hosts")
-        else:
-            yield _ok("clock", f"the clock of database {name} agrees with ours")
-
-
 def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *parameters: object) -> list[tuple[Any, ...]]:
     with snapshot(settings, role) as connection, connection.cursor() as cursor:
         cursor.execute(query, parameters or None)
         return list(cursor.fetchall())
 
 
-HOPS: dict[str, Look] = {
-    "source-db": _source,
-    "slot": _of_each(_slot, slot.read),
-    "connector": _of_each(_connector, lambda settings, one: Rest(settings, one).config()),
-    "kafka": _of_each(_topics, lambda settings, one: topics.exists(settings, one.topic)),
-    "sink-db": _sink_database,
-    "sinks": _sinks,
-    "retention": _retention,
-    "clocks": _clocks,
+# By hop, what is looked at, and how.
+HOPS: dict[str, tuple[str, Look]] = {
+    "source-db": ("logins, schema, rights, wal_level, declared events", _source),
+    "slot": ("publication, slot, its limit", _of_each(_slot, slot.read)),
+    "connector": (
+        "connector and task, routes, delivery",
+        _of_each(_connector, lambda settings, one: Rest(settings, one).config()),
+    ),
+    "kafka": (
+        "topics, their partitions and configuration",
+        _of_each(_topics, lambda settings, one: topics.exists(settings, one.topic)),
+    ),
+    "sink-db": ("logins, schema, rights", _sink_database),
+    "sinks": ("drivers, positions, dead letters", _sinks),
+    "retention": ("deduplication horizon, retention of topics", _retention),
 }
