@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox.audit import monitor
-from outbox.audit.monitor import WITHIN_S, Monitor, Restarts
+from outbox.audit.monitor import Monitor
 from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
 from outbox.base.settings import DatabaseUrl, Settings, load
@@ -111,13 +111,3 @@ def test_a_web_page_whose_name_leads_to_the_monitor_reads_nothing(settings: Sett
         ended.set()
         serving.join()
     assert (answer.status_code, "outbox" in answer.text) == (421, False)
-
-
-def test_a_connector_is_restarted_a_few_times_within_an_hour(settings: Settings) -> None:
-    restarts = Restarts(settings, lambda *_: None)
-    for now_s in (0.0, 1.0, 2.0):
-        assert restarts.allows("one", now_s)
-        restarts.count("one", now_s)
-    assert not restarts.allows("one", WITHIN_S)
-    assert restarts.allows("one", WITHIN_S + 0.5)
-    assert restarts.allows("another", 3.0)

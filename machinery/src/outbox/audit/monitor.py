@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import psycopg2
 import requests
 from confluent_kafka import KafkaException
-from prometheus_client import CollectorRegistry, Counter, make_wsgi_app
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -31,8 +30,6 @@ from outbox.relay.rest import Rest
 
 LOOK_S = 10.0  # between two looks at the connectors
 FORGOTTEN = "InvalidPidMappingException"
-RESTARTS_MAX = 3
-WITHIN_S = 3600.0
 SLOT = """
 SELECT active, coalesce(pg_current_wal_lsn() - restart_lsn, 0)::float, wal_status IS NOT DISTINCT FROM 'lost'
   FROM pg_replication_slots WHERE slot_name = %s
@@ -56,7 +53,6 @@ METRICS: dict[str, tuple[str, Sequence[str]]] = {
     "outbox_check_lost_events": ("Events of the outbox that the topic has skipped", ["topic"]),
     "outbox_check_drift": ("Sum of the absolute drifts; of rows, how many keys differ", ["sink", "comparison"]),
 }
-RESTARTS = "outbox_connector_restarts_total"
 
 Samples = list[tuple[str, float, Sequence[str]]]  # a metric, its value, and those of its labels
 Ask = Callable[[], Samples]
@@ -70,10 +66,11 @@ class Monitor(Collector):
         """``parts``: by part of the chain, what asks it for its metrics."""
         self._parts = parts
         self._checked: Samples = []
+        self.restarts: dict[str, int] = {}  # by connector
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of now, with those of the last check."""
-        samples: Samples = []
+        samples: Samples = [("outbox_connector_restarts_total", times, [name]) for name, times in self.restarts.items()]
         for part, ask in self._parts.items():
             try:
                 samples += [*ask(), ("outbox_monitor_up", 1, [part])]
@@ -107,43 +104,24 @@ class Monitor(Collector):
         return None
 
 
-class Restarts:
-    """Restarts the tasks that the broker has forgotten, of all connectors. Not for several threads at once.
+def restart_forgotten(rests: Mapping[str, Rest], on_restart: Callable[[str, str], None]) -> None:
+    """Restart the tasks that the broker has forgotten, of these connectors. ``on_restart`` is called with the name of
+    each, and the error of its task.
 
     A broker forgets a transactional id that nobody has used for a week (`transactional.id.expiration.ms`), also that of
     a running task that has had nothing to relay. The task's next transaction fails then, and Connect restarts no failed
     task. Nothing is lost: a restarted task registers its id again, and continues at its stored offset.
 
     No other failure is restarted. Debezium would make a missing slot again without its events, so `connect apply` looks
-    at the slot first. A slot that a task reads until it fails in this way cannot have been dropped.
+    at the slot first. A slot that a task reads until it fails in this way cannot have been dropped. A Connect that does
+    not answer is asked again at the next look.
     """
-
-    def __init__(self, settings: Settings, on_restart: Callable[[str, str], None]) -> None:
-        """``on_restart`` is called with the name of each connector that was restarted, and the error of its task."""
-        self._on_restart = on_restart
-        self._rests = {one.name: Rest(settings, one) for one in connectors.every(settings)}
-        self._restarted_at = defaultdict[str, deque[float]](lambda: deque(maxlen=RESTARTS_MAX))
-
-    def look(self, now_s: float) -> None:
-        """Restart what has failed in this way, each connector `RESTARTS_MAX` times within `WITHIN_S` at most.
-
-        ``now_s`` is of the monotonic clock. A Connect that does not answer is asked again at the next look.
-        """
-        for name, rest in self._rests.items():
-            with suppress(Failure):
-                error = rest.state().error
-                if error is not None and FORGOTTEN in error and self.allows(name, now_s):
-                    rest.restart_task()
-                    self.count(name, now_s)
-                    self._on_restart(name, error)
-
-    def allows(self, name: str, now_s: float) -> bool:
-        """Whether a connector may be restarted once more."""
-        return sum(now_s - at_s <= WITHIN_S for at_s in self._restarted_at[name]) < RESTARTS_MAX
-
-    def count(self, name: str, now_s: float) -> None:
-        """Count a restart."""
-        self._restarted_at[name].append(now_s)
+    for name, rest in rests.items():
+        with suppress(Failure):
+            error = rest.state().error
+            if error is not None and FORGOTTEN in error:
+                rest.restart_task()
+                on_restart(name, error)
 
 
 def of_project(settings: Settings) -> Monitor:
@@ -171,11 +149,6 @@ def of_project(settings: Settings) -> Monitor:
     return Monitor({"source": slot, "sink": sink, "connect": connect})
 
 
-def restart_counter(registry: CollectorRegistry) -> Counter:
-    """Counts how often the monitor has restarted a connector's task, by connector."""
-    return Counter(RESTARTS, *METRICS[RESTARTS], registry=registry)
-
-
 def serve(
     settings: Settings, at: tuple[str, int], every_s: float, report: Callable[[str], None], ended: threading.Event
 ) -> None:
@@ -185,18 +158,18 @@ def serve(
     """
     monitor, registry = of_project(settings), CollectorRegistry()
     registry.register(monitor)
-    restarted = restart_counter(registry)
+    rests = {one.name: Rest(settings, one) for one in connectors.every(settings)}
+    monitor.restarts = dict.fromkeys(rests, 0)
 
     def count(connector: str, error: str) -> None:
-        restarted.labels(connector).inc()
+        monitor.restarts[connector] += 1
         report(f"connector {connector}: its task had failed and is restarted: {error}")
 
-    restarts = Restarts(settings, count)
     with scraped.served(make_wsgi_app(registry), at, "--bind") as port:
         report(f"metrics on http://{at[0]}:{port}/metrics")
         due_s = time.monotonic()
         while not ended.is_set():
-            restarts.look(time.monotonic())
+            restart_forgotten(rests, count)
             if time.monotonic() >= due_s:
                 failure = monitor.check(lambda: check.check(settings, incremental=True))
                 if failure is not None:
