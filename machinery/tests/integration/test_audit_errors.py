@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.audit import rows, sinks
+from outbox.audit import rows
 from outbox.audit.source import snapshot
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
@@ -32,14 +32,6 @@ def test_error_while_reading_has_the_remedy_of_its_cause(
         connection.cursor() as cursor,
     ):
         cursor.execute(query)
-
-
-def test_machinery_tables_are_those_that_no_domain_has_made(databases: Settings) -> None:
-    with snapshot(databases, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
-        assert sinks.uncompared_tables(cursor, []) == ["activity", "orders", "stock"]
-        assert sinks.uncompared_tables(cursor, {"orders", "stock"}) == ["activity"]
-        cursor.execute(sinks.SINK_TABLES)
-        assert {table for (table,) in cursor} >= sinks.MACHINERY_TABLES
 
 
 @pytest.mark.parametrize(

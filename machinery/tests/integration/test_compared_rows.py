@@ -19,7 +19,6 @@ from outbox.audit.store import Store
 from outbox.audit.verified import Verified
 from outbox.base.database import query
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
-from outbox.commands.check import as_text, describe
 from outbox.events.schema import HIDDEN
 from outbox.sink import comparison_files
 from outbox.sink.comparison_files import Comparison
@@ -202,7 +201,7 @@ def test_a_wrong_state_is_named_with_key_column_and_both_values(
     assert (finding.code, finding.count, finding.sink) == ("rows-differ", len(differences), SINK)
     assert finding.worst.startswith("m ")
     assert all(value not in str(finding) for value in ("booked", "cancelled")), "values are in the report alone"
-    text = describe(report)
+    text = report.as_text()
     assert all(f"{name}: " in text for name in columns)
 
 
@@ -223,7 +222,7 @@ def test_the_worst_are_kept_and_all_are_counted(world: World) -> None:
     found = only_comparison(report).differences
     assert found.count == len(keys)
     assert [one.key for one in found.worst] == ["031", *keys[: KEPT - 1]]
-    [as_json] = json.loads(as_text(report))["sinks"][0]["comparisons"]
+    [as_json] = json.loads(report.as_json())["sinks"][0]["comparisons"]
     assert as_json["differing_keys"] == len(keys)
     assert (as_json["keys"], as_json["uncertain_keys"], as_json["drift"]) == (len(keys), 0, {})
     assert as_json["differences"][0] == {
@@ -234,7 +233,7 @@ def test_the_worst_are_kept_and_all_are_counted(world: World) -> None:
             "status": {"source": "booked", "sink": '"' + (VALUE_MAX_CHARACTERS - 1) * "x" + "…"},
         },
     }
-    assert f"and {len(keys) - 5} more keys" in describe(report)
+    assert f"and {len(keys) - 5} more keys" in report.as_text()
 
 
 def test_many_rows_are_joined_in_passes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

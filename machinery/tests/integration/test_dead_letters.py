@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from outbox.audit.letters import acknowledged as acknowledged_by
+from outbox.audit.sinks import acknowledged as acknowledged_by
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for

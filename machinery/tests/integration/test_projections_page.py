@@ -11,7 +11,6 @@ from pathlib import Path
 from random import Random
 from textwrap import dedent
 
-from outbox.audit.sinks import uncompared_tables
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import PayloadSchema
@@ -115,11 +114,3 @@ def test_a_property_of_a_branch_alone_is_no_column() -> None:
     assert not PayloadSchema("payment", document).are_valid([{**cash, "kind": "card"}])
     document["oneOf"][0]["properties"]["bank"] = {"type": "string"}
     assert "bank" not in [one.name for one in PayloadSchema("payment", document).columns]
-
-
-def test_a_lookup_table_belongs_to_no_sink(databases: Settings) -> None:
-    migrate(databases, shown("CREATE TABLE product_names") + shown("CREATE TABLE events_a_day"))
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        found = uncompared_tables(cursor, [])
-    assert "events_a_day" in found
-    assert "product_names" not in found

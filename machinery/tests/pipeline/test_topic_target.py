@@ -429,14 +429,14 @@ def test_the_commands_know_the_target(targets: Settings, tmp_path: Path, monkeyp
     for module in (topic_sinks, discovery):
         monkeypatch.setattr(module, "jobs", lambda _: [job])
     name = copies_of(targets)
-    with closing(History(targets)) as history:
-        events = [*history.item(5, -2, 4), *history.item(7)]
-        history.publish(*events[:3])
-        catch_up(targets, "copies")
-        history.publish(*events)  # some of them are in flight, some come again
-        assert codes(check.check(targets)) == []
-        catch_up(targets, "copies")
-        assert codes(check.check(targets)) == []
+    history = History(targets)
+    events = [*history.item(5, -2, 4), *history.item(7)]
+    history.publish(*events[:3])
+    catch_up(targets, "copies")
+    history.publish(*events)  # some of them are in flight, some come again
+    assert codes(check.check(targets)) == []
+    catch_up(targets, "copies")
+    assert codes(check.check(targets)) == []
     copy = records_of(targets, name)[0]
     headers = [(key, str(text).encode()) for key, text in copy.headers.items()]
     Transactions(targets, f"{targets.topic_prefix}.twice", 1_000_000).commit(

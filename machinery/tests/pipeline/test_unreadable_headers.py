@@ -11,7 +11,7 @@ from outbox.audit import check
 from outbox.base.settings import Settings
 from outbox.kafka import records, topics
 from outbox.kafka.records import headers_of
-from outbox.maintenance import evidence
+from outbox.maintenance import retention
 from outbox.relay import arrivals
 from outbox.sink.decoding.records import Records
 from tests.support import raw_producer
@@ -48,10 +48,10 @@ def test_it_has_no_headers(message: Message) -> None:
 def test_it_is_no_event_for_any_reader(message: Message, topic: Settings) -> None:
     with pytest.raises(KeyError):
         arrivals.header_id(message)
-    assert evidence.deduplication_id(message) is None
+    assert retention.deduplication_id(message) is None
     (dead,) = DECODER.decode(Records.of_messages([message])).dead
     assert (dead.event_id, dead.rejection.reason) == (None, "missing id")
-    assert check.check(topic).topic(topic_of(topic)).malformed.reasons == {"missing id": 1}
+    assert check.check(topic).topic(topic_of(topic)).malformed == {"missing id": 1}
 
 
 def test_driver_and_executors_keep_it_as_the_same_dead_letter(

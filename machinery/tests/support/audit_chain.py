@@ -15,13 +15,11 @@ from typing import Any
 
 from outbox.audit import declared
 from outbox.audit.comparison import Observed, compare
-from outbox.audit.declared import Declared
-from outbox.audit.letters import Letter, TopicOffset
-from outbox.audit.quantity import number_of, text_of
+from outbox.audit.declared import Declared, number_of, text_of
 from outbox.audit.report import ComparisonReport, Report, SinkReport
 from outbox.audit.rows import SINK as SINK_ROWS
 from outbox.audit.rows import SOURCE, load_rows
-from outbox.audit.sinks import Sinks, SinkState
+from outbox.audit.sinks import Letter, Sinks, SinkState, TopicOffset
 from outbox.audit.source import Source, Written
 from outbox.audit.store import Store
 from outbox.audit.topic_log import TopicLogs
@@ -217,9 +215,9 @@ class Chain:
             },
         )
 
-    def source(self, events: Sequence[Made], before: Mapping[str, int] | None = None) -> Source:
+    def source(self, events: Sequence[Made]) -> Source:
         """The source with these events."""
-        return Source([event.row for event in events], self.versions or {}, before or {}, read_at_ms=self.now_ms)
+        return Source([event.row for event in events], self.versions or {}, read_at_ms=self.now_ms)
 
     def compare(self) -> Report:
         """Compare everything."""
@@ -244,18 +242,13 @@ class Chain:
         """Compare what came since a point, as an incremental check does. May raise Doubt."""
         topics = self.declared.topics
         since = [one for one in self.outbox if one.row.occurred_ms >= point.topic(topics[one.row.topic].name).since_ms]
-        before = {
-            topic.name: sum(one.row.topic == topic.number for one in self.outbox)
-            - sum(one.row.topic == topic.number for one in since)
-            for topic in topics
-        }
         with closing(TopicLogs(topics, point.ends)) as logs:
             for topic in topics:
                 logs.ends[topic.number].next_offsets = dict(self.offsets[topic.name])
                 logs.ends[topic.number].topic_id = "x"
             ends = [point.topic(topic.name).next_offsets for topic in topics]
             _add(logs, [one for one in self.records if one[2].offset >= ends[one[0]].get(one[2].partition, 0)])
-            return self._compare(self.source(since, before), logs, point)
+            return self._compare(self.source(since), logs, point)
 
     def load(self, store: Store) -> None:
         """Put the totals of both sides into a store."""

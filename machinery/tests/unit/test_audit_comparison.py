@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 
 from outbox.audit.comparison import compare_states
-from outbox.audit.letters import TopicOffset
 from outbox.audit.report import SinkReport
 from outbox.audit.rows import SINK as SINK_ROWS
 from outbox.audit.rows import SOURCE, load_rows
-from outbox.audit.sinks import SinkState
+from outbox.audit.sinks import SinkState, TopicOffset
 from outbox.audit.source import LATE_MS
 from outbox.audit.topic_log import TopicEnd
-from outbox.commands.check import as_text, describe
 from outbox.sink.comparison_files import AddsLine, Comparison
 from outbox.sink.decoding.dead_records import identity
 from outbox.sink.decoding.records import Record
@@ -84,7 +82,7 @@ def test_sane_history_has_no_findings(chain: Chain) -> None:
     first, second = chain.written("a", "5", "-2", "4"), chain.written("b", "7")
     chain.publish(first[0], second[0], *first[1:])
     chain.applied({"a": "7", "b": "7"})
-    chain.expect(settled=True, records=4, missing_versions=0)
+    chain.expect(settled=True, records=4)
 
 
 def test_duplicates_are_counted_and_no_finding(chain: Chain) -> None:
@@ -105,7 +103,7 @@ def test_first_record_of_an_id_does_not_depend_on_reading_order(chain: Chain) ->
     chain.publish(*events)
     at[0] = 4
     chain.applied({"a": "18"})
-    chain.expect(duplicates=1, missing_versions=0)
+    chain.expect(duplicates=1)
 
 
 def test_fractions_are_exact(chain: Chain) -> None:
@@ -113,8 +111,8 @@ def test_fractions_are_exact(chain: Chain) -> None:
     chain.publish(*chain.written("b", "999999.000000001"), *events)
     chain.applied({"a": "0.5", "b": "999999.000000002"}, positions={0: 2})
     report = chain.expect("sink-drift", drift={"b": Decimal("0.000000001")}, sink_in_flight=1)
-    assert "0.000000001" in as_text(report)
-    assert json.loads(as_text(report))["sinks"][0]["comparisons"][0]["drift_total"] == 1e-9
+    assert "0.000000001" in report.as_json()
+    assert json.loads(report.as_json())["sinks"][0]["comparisons"][0]["drift_total"] == 1e-9
 
 
 # In flight, lost, parked -------------------------------------------------------------------------------------------
@@ -161,7 +159,7 @@ def test_wrong_totals_are_drift_that_does_not_cancel(chain: Chain) -> None:
     [finding] = report.findings
     assert (finding.sink, finding.count, finding.worst) == ("dedup", 3, "b -3")
     assert only_sink(report).drift_total == 6
-    assert "DRIFTS by 6 in 3 keys" in describe(report)
+    assert "drifts by 6 in 3 keys" in report.as_text()
 
 
 def test_later_state_makes_up_for_a_parked_event(chain: Chain) -> None:
@@ -224,10 +222,9 @@ def test_malformed_foreign_record_counts_nowhere(chain: Chain, change: object) -
     foreign = chain.event("a", 999_999_943, at_ms=NOW_MS + MINUTE_MS)
     chain.publish(foreign, change=change)
     chain.applied({"a": "5"}, letters=invalid(foreign, TopicOffset(0, 1)))
-    report = chain.expect("malformed-records", missing_versions=0, in_flight=0, drift={})
-    malformed = report.topic(STOCK_TOPIC).malformed
-    assert (malformed.count, dict(malformed.reasons)) == (1, {"schema violation": 1})
-    assert malformed.first.startswith("partition 0, offset 1: ")
+    report = chain.expect("malformed-records", in_flight=0, drift={})
+    assert report.topic(STOCK_TOPIC).malformed == {"schema violation": 1}
+    assert report.findings[0].first.startswith("partition 0, offset 1: ")
 
 
 def test_a_malformed_event_is_neither_lost_nor_a_gap_nor_drift(chain: Chain) -> None:
@@ -236,7 +233,7 @@ def test_a_malformed_event_is_neither_lost_nor_a_gap_nor_drift(chain: Chain) -> 
     chain.publish(events[1], change=10**30)
     chain.publish(events[2])
     chain.applied({"a": "12"}, letters=invalid(events[1], TopicOffset(0, 1)))
-    none = {"lost": [], "missing_versions": 0, "in_flight": 0, "drift": {}}
+    none = {"lost": [], "in_flight": 0, "drift": {}}
     chain.expect("malformed-records", "sink-parked", uncertain={"a"}, **none)
 
 
@@ -247,7 +244,7 @@ def test_malformed_record_explains_one_missing_version(chain: Chain) -> None:
     chain.publish(events[1], change=10**30)
     chain.publish(events[3])
     chain.applied({"a": "26"})
-    chain.expect("malformed-records", "versions-missing", missing_versions=1)
+    assert chain.expect("malformed-records", "versions-missing").count("versions-missing") == 1
 
 
 def test_key_of_a_discarded_malformed_event_is_compared_again(chain: Chain) -> None:
@@ -271,15 +268,7 @@ def test_topic_without_a_valid_event_is_never_a_pass(chain: Chain) -> None:
         chain.record(event.event_id, "a", b'{"item": "a", "number": 1}')
     chain.applied({"a": "282"})
     report = chain.expect("nothing-compared", "malformed-records", lost=[], in_flight=0)
-    assert report.topic(STOCK_TOPIC).malformed.count == 282
-
-
-@pytest.mark.parametrize(("type_", "version"), [("unheard", "1"), ("changed", "9")])
-def test_an_undeclared_event_breaks_the_contract(chain: Chain, type_: str, version: str) -> None:
-    chain.record(chain.event("a", 1).event_id, "a", b"{}", event=f"stock/{type_}.v{version}")
-    chain.publish(*chain.written("b", "1"))
-    chain.applied({"b": "1"})
-    chain.expect("malformed-records")
+    assert report.count("malformed-records") == 282
 
 
 # Foreign and pruned events -----------------------------------------------------------------------------------------
@@ -291,9 +280,8 @@ def test_event_younger_than_the_outbox_behind_it_is_foreign(chain: Chain) -> Non
     chain.publish(events[0], foreign, events[1])
     chain.applied({"a": "11", "stranger": "100"})
     report = chain.expect("foreign-events", "sink-drift", pruned=0, drift={"stranger": 100})
-    of_topic = report.topic(STOCK_TOPIC)
-    assert of_topic.foreign.count == 1
-    assert of_topic.foreign.first == f"{foreign.event_id} at partition 0, offset 1, key stranger"
+    [finding, _] = report.findings
+    assert (finding.count, finding.first) == (1, f"{foreign.event_id} at partition 0, offset 1, key stranger")
 
 
 def test_foreign_content_in_front_of_an_event_with_its_id_is_a_difference(chain: Chain) -> None:
@@ -311,7 +299,7 @@ def test_erased_events_are_neither_foreign_nor_drift(chain: Chain) -> None:
     chain.applied({"b": "1"})
     chain.expect("foreign-events", "sink-drift", drift={"a": -11})
     chain.erase("a")
-    chain.expect(drift={}, uncertain={"a"}, lost=[], missing_versions=0, pruned=2)
+    chain.expect(drift={}, uncertain={"a"}, lost=[], pruned=2)
 
 
 def test_invalid_record_of_an_erased_key_is_acknowledged(chain: Chain) -> None:
@@ -320,7 +308,7 @@ def test_invalid_record_of_an_erased_key_is_acknowledged(chain: Chain) -> None:
     chain.applied({"b": "5"})
     chain.expect("malformed-records")
     chain.erase("a")
-    assert chain.expect().topic(STOCK_TOPIC).malformed.acknowledged == 1
+    chain.expect(acknowledged=1)
 
 
 def test_event_beyond_the_version_of_its_key_is_foreign(chain: Chain) -> None:
@@ -328,7 +316,7 @@ def test_event_beyond_the_version_of_its_key_is_foreign(chain: Chain) -> None:
     foreign = chain.event("a", 1_000, "9")
     chain.publish(foreign)
     chain.applied({"a": "5"}, letters=letter(foreign))
-    found = chain.expect("foreign-events", "sink-parked", drift={}).topic(STOCK_TOPIC).foreign
+    [found, _] = chain.expect("foreign-events", "sink-parked", drift={}).findings
     assert found.worst == found.first
 
 
@@ -336,7 +324,7 @@ def test_foreign_version_makes_no_gap_and_loses_nothing(chain: Chain) -> None:
     events = chain.written("a", "5", "6")
     chain.publish(events[0], chain.event("a", 999_999_943, "1"))
     chain.applied({"a": "6"})
-    chain.expect("foreign-events", "sink-drift", missing_versions=0, lost=[], in_flight=1)
+    chain.expect("foreign-events", "sink-drift", lost=[], in_flight=1)
 
 
 def test_foreign_event_in_flight_is_no_drift(chain: Chain) -> None:
@@ -400,17 +388,8 @@ def test_without_a_version_a_lost_event_is_recognised_by_its_age(chain_of: Calla
     chain.publish(*chain.written("c", "7"))
     chain.versions = None
     chain.applied({"c": "7"})
-    numbers = {"in_flight": 1, "missing_versions": 0, "sink_lost": 1, "sink_in_flight": 1, "drift": {}}
+    numbers = {"in_flight": 1, "sink_lost": 1, "sink_in_flight": 1, "drift": {}}
     chain.expect("events-lost", lost=[lost[0].event_id], **numbers)
-
-
-def test_without_a_version_no_gap_is_looked_for(chain_of: Callable[..., Chain]) -> None:
-    chain = chain_of(has_version=False)
-    events = chain.written("a", "5", "6")
-    chain.publish(events[0], serial=1)
-    chain.publish(events[1], serial=9)
-    chain.applied({"a": "11"})
-    chain.expect(missing_versions=0)
 
 
 def test_without_a_comparison_only_events_are_compared(chain_of: Callable[..., Chain]) -> None:
@@ -418,7 +397,7 @@ def test_without_a_comparison_only_events_are_compared(chain_of: Callable[..., C
     events = chain.written("a", "0", "0", "0")
     chain.publish(events[0], events[2])
     chain.applied({"a": "1000"}, not_compared="no file says what to compare")
-    assert "not compared" in describe(chain.expect("events-lost"))
+    assert "not compared" in chain.expect("events-lost").as_text()
 
 
 def test_without_source_versions_no_event_is_foreign_by_version(chain: Chain) -> None:
@@ -490,22 +469,6 @@ def test_an_old_version_in_flight_adds_what_its_upcaster_says(
     chain.expect(sink_in_flight=1, drift={}, uncertain=uncertain)
 
 
-@pytest.mark.parametrize(
-    ("version", "payload", "expected"),
-    [
-        (1, '{"item": "a", "serial": 1, "dozens": 3}', (36,)),
-        (1, '{"item": "a", "serial": 1}', (None,)),
-        (2, None, (7,)),
-    ],
-)
-def test_numbers_of_the_outbox_are_those_of_the_newest_version(
-    chain_of: Callable[..., Chain], version: int, payload: str | None, expected: tuple[object, ...]
-) -> None:
-    declared = chain_of(names=("order",)).declared
-    [number] = [place for place, kind in enumerate(declared.kinds) if kind.row == ("order", "placed", version)]
-    assert declared.numbers[number].of(["7"], payload) == expected
-
-
 # Repeated versions, and keys on several partitions ------------------------------------------------------------------
 
 
@@ -526,8 +489,8 @@ def test_a_repeated_version_does_not_hide_a_missing_one(chain: Chain) -> None:
     versions = (1, 1, 4, 5, 5, 6, 6, 8)  # as many as 1 to 8, with the sum and the squares of those
     chain.publish(*(chain.event("a", version) for version in versions))
     chain.applied({"a": "36"})
-    report = chain.expect("versions-missing", "versions-repeated", missing_versions=3)
-    assert report.topic(STOCK_TOPIC).repeated_versions == 3
+    report = chain.expect("versions-missing", "versions-repeated")
+    assert [finding.count for finding in report.findings] == [3, 3]
 
 
 @pytest.mark.parametrize("has_version", [True, False])
@@ -539,15 +502,7 @@ def test_a_key_on_two_partitions_is_a_finding(chain_of: Callable[..., Chain], ha
     chain.applied({"a": "11", "b": "15"})
     report = chain.expect("keys-spread")
     assert (report.findings[0].count, report.findings[0].first) == (1, "key a, partitions 0, 1")
-    assert "1 key with events on several partitions" in describe(report)
-
-
-def test_a_duplicate_on_another_partition_is_a_finding_too(chain: Chain) -> None:
-    events = chain.written("a", "5", "6")
-    chain.publish(*events)
-    chain.publish(events[0], partition=1)
-    chain.applied({"a": "11"})
-    chain.expect("keys-spread")
+    assert "1 key with events on several partitions" in report.as_text()
 
 
 # Discarded dead letters ---------------------------------------------------------------------------------------------
@@ -558,9 +513,8 @@ def test_a_discarded_event_is_due_no_more(chain: Chain) -> None:
     chain.publish(*events)
     chain.applied({"a": "12"}, letters=letter(events[1], is_open=False), discarded={"test data": 1})
     report = chain.expect(settled=True, sink_parked=0)
-    assert report.acknowledged == [{"sink": SINK, "count": 1, "reasons": {"test data": 1}}]
-    assert "1 discarded: test data (1)" in describe(report)
-    assert json.loads(as_text(report))["acknowledged"][0]["reasons"] == {"test data": 1}
+    assert "1 discarded: test data (1)" in report.as_text()
+    assert json.loads(report.as_json())["sinks"][0]["discarded"] == {"test data": 1}
 
 
 def test_a_discarded_event_that_is_left_nowhere_else_is_due_no_more(chain: Chain) -> None:
@@ -607,8 +561,7 @@ def test_a_discarded_invalid_record_is_no_finding(chain: Chain) -> None:
     chain.expect("malformed-records")
     chain.acknowledged = {foreign.event_id, ANONYMOUS}
     chain.applied({"a": "11"}, letters=invalid(foreign, TopicOffset(0, 2), is_open=False))
-    report = chain.expect(uncertain=set())
-    assert report.topic(STOCK_TOPIC).malformed.acknowledged == 2
+    chain.expect(uncertain=set(), acknowledged=2)
 
 
 @pytest.mark.parametrize("is_pruned", [False, True])

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from outbox.audit import verified
-from outbox.audit.letters import Letter, TopicOffset
 from outbox.audit.report import Report
+from outbox.audit.sinks import Letter, TopicOffset
 from outbox.audit.source import LATE_MS
 from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import DatabaseUrl, Settings, load
@@ -96,10 +96,8 @@ def as_usual(chain: Chain) -> None:
 
 def result(report: Report) -> tuple[object, ...]:
     sink = only_sink(report)
-    counts = (report.records, report.outbox_events, report.duplicates, report.missing_versions, report.in_flight)
-    acknowledged = report.topic(STOCK_TOPIC).malformed.acknowledged
     of_sink = (sink.drift, sink.in_flight, sink.lost, only_comparison(report).uncertain)
-    return codes(report), *counts, acknowledged, report.lost, report.pruned, *of_sink
+    return codes(report), report.in_flight, report.lost, *of_sink
 
 
 def agree(chain: Chain, since: Verified, *expected: str) -> Report:
@@ -116,32 +114,20 @@ def agree(chain: Chain, since: Verified, *expected: str) -> Report:
 def test_what_came_since_is_read_and_the_result_is_the_same(chain: Chain) -> None:
     since = sane(chain)
     stock = of_stock(since)
-    assert (stock.next_offsets, stock.records, stock.versions) == ({0: 3, 1: 0}, 3, {"a": (1, 2), "b": (1, 1)})
+    assert (stock.next_offsets, stock.keys) == ({0: 3, 1: 0}, {"a": (1, 2, 0), "b": (1, 1, 0)})
     assert all(event.row.occurred_ms < stock.since_ms for event in chain.outbox), "rows from before are not read"
     more(chain)
     as_usual(chain)
     report = agree(chain, since)
-    assert (report.settled, report.verified_before, report.records, report.outbox_events) == (True, 3, 4, 4)
+    assert (report.settled, report.records, report.outbox_events) == (True, 1, 1)
     assert of_stock(report.verified).next_offsets == {0: 4, 1: 0}
-
-
-def test_duplicates_and_pruned_events_from_before_are_counted(chain: Chain) -> None:
-    events = chain.written("a", "5", "-2", at_ms=NOW_MS - 2 * LATE_MS)
-    chain.publish(*events, events[0])
-    chain.prune(events[0])
-    chain.applied({"a": "3"})
-    since = point(chain)
-    more(chain)
-    as_usual(chain)
-    report = agree(chain, since)
-    assert (report.duplicates, report.pruned, report.records, report.outbox_events) == (1, 1, 4, 2)
 
 
 def test_a_point_is_where_the_slowest_sink_is(chain: Chain) -> None:
     chain.publish(*chain.written("a", "5", "-2", "1"))
     chain.applied({"a": "3"}, positions={0: 2})
     found = of_stock(point(chain))
-    assert (found.next_offsets, found.versions) == ({0: 2, 1: 0}, {"a": (1, 2)})
+    assert (found.next_offsets, found.keys) == ({0: 2, 1: 0}, {"a": (1, 2, 0)})
 
 
 def test_an_event_in_flight_is_read_again_however_old(chain: Chain) -> None:
@@ -152,7 +138,7 @@ def test_an_event_in_flight_is_read_again_however_old(chain: Chain) -> None:
     assert of_stock(since).since_ms <= events[1].row.occurred_ms
     chain.publish(events[1])
     chain.applied({"a": "3"})
-    assert agree(chain, since).records == 2
+    assert agree(chain, since).records == 1
 
 
 def test_an_event_of_a_transaction_that_was_open_is_found_lost(chain: Chain) -> None:
@@ -179,12 +165,11 @@ def test_a_discarded_record_stays_acknowledged(chain: Chain, is_valid: bool) -> 
         letters = invalid(events[1], TopicOffset(0, 1), is_open=False)
     chain.applied({"a": "5"}, letters=letters)
     since = point(chain)
-    assert (of_stock(since).records, of_stock(since).acknowledged) == (2, int(not is_valid))
     if is_valid:
         more(chain)
         chain.publish(chain.outbox[-1])
         chain.applied({"a": "9"})
-    assert agree(chain, since).verified_before == 2
+    assert agree(chain, since).records == int(is_valid)
 
 
 def test_a_topic_without_versions_in_the_source_is_read_whole(chain: Chain) -> None:
@@ -194,7 +179,7 @@ def test_a_topic_without_versions_in_the_source_is_read_whole(chain: Chain) -> N
     since = point(chain)
     assert (set(since.topics), of_stock(since).since_ms) == ({"chain.order"}, 0)
     report = agree(chain, since)
-    assert (report.records, report.verified_before) == (3, 0)
+    assert report.records == 3
 
 
 # Doubts -------------------------------------------------------------------------------------------------------------
@@ -375,7 +360,7 @@ def test_an_incremental_check_finds_what_a_full_one_finds(tmp_path: Path) -> Non
             chance = Chance(chain, seeded(seed, number))
             chance.run(20, faults=0)
             since = point(chain)
-            assert of_stock(since).records > 0
+            assert any(of_stock(since).next_offsets.values())
             chance.run(10, faults=0.1)
             expected = chain.compare()
             wrong += bool(expected.findings)

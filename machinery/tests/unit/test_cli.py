@@ -9,17 +9,9 @@ from pathlib import Path
 import pytest
 
 from outbox.cli import GROUPS, commands
-from outbox.commands import COMMANDS, check
+from outbox.commands import COMMANDS
 from outbox_lab.testing.command import environment, outbox
 from tests.support.paths import ROOT
-
-
-def test_progress_shows_a_line_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(check, "PROGRESS_S", 0)
-    show = check.Progress()
-    for line in ("read 5 records", "read 5 records", "compared 50 %", "compared 50 %"):
-        show(line)
-    assert capsys.readouterr().err.splitlines() == ["read 5 records", "compared 50 %"]
 
 
 def test_help_lists_every_command_in_its_group(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
-from outbox.audit.verified import EventCounts
+from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox_lab.testing.failures import raises

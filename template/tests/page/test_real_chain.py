@@ -110,7 +110,7 @@ def stored(settings: Settings) -> Numbers:
         "accounts": one(settings, source, "SELECT count(*) FROM accounts"),
         "events": one(settings, source, "SELECT count(*) FROM outbox"),
         "again": report.duplicates,
-        "strangers": sum(topic.foreign.count + topic.malformed.count for topic in report.topics),
+        "strangers": report.count("foreign-events") + report.count("malformed-records"),
         **{
             name: {
                 "drift": int(report.sink(name).drift_total),

@@ -25,25 +25,21 @@ Foreign or pruned
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from outbox.audit import letters
 from outbox.audit.declared import Declared, EventTopic
-from outbox.audit.letters import TopicOffset
-from outbox.audit.report import ComparisonReport, Foreign, Malformed, Report, SinkReport, TopicReport
+from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
 from outbox.audit.rows import ComparedRows, difference_of
-from outbox.audit.sinks import Sinks, SinkState
+from outbox.audit.sinks import Sinks, SinkState, TopicOffset
 from outbox.audit.source import LATE_MS, Source
 from outbox.audit.store import Store
 from outbox.audit.tally import Event, Fate, Tally
 from outbox.audit.topic_log import TopicLogs
-from outbox.audit.verified import Doubt, EventCounts, TopicPoint, Verified
+from outbox.audit.verified import Doubt, TopicPoint, Verified, VerifiedKey
 from outbox.sink.rows import Difference
 
 PASS_ROWS = 8_000_000  # as many as DuckDB joins within its memory
@@ -63,6 +59,7 @@ WRITTEN = {
     "numbers": pa.list_(pa.string()),
     "payload": pa.string(),
 }
+VERIFIED = {**BY_KEY, "lowest": pa.int64(), "highest": pa.int64(), "partition": pa.int32()}
 POSITION = {**TOPIC, "partition": pa.int32(), "next_offset": pa.int64()}
 ROWS = "SELECT (SELECT count(*) FROM delivered) + (SELECT count(*) FROM refused) + (SELECT count(*) FROM written)"
 # Tables, each made in passes over the rows whose hash has this remainder.
@@ -125,7 +122,7 @@ SELECT topic, key, least(read.lowest, verified_keys.lowest) AS lowest,
   FULL JOIN verified_keys USING (topic, key);
 """
 UNUSUAL = """
-SELECT topic, partition, "offset", occurred_ms IS NOT NULL
+SELECT topic, relayed.partition, "offset", occurred_ms IS NOT NULL
   FROM relayed JOIN verified_topics USING (topic) LEFT JOIN verified_keys USING (topic, key)
  WHERE occurred_ms IS NULL OR version <= highest LIMIT 1
 """
@@ -133,37 +130,41 @@ COUNTS = """
 SELECT kind, count(*), count(*) FILTER (is_foreign), count(*) FILTER (occurred_ms IS NULL AND NOT is_foreign)
   FROM relayed GROUP BY kind
 """
-FOREIGN = """
+# By code of a problem: topic, how many there are, the first and the worst of them.
+PROBLEMS = {
+    # Each record that breaks the contract explains one version that no event on the topic has.
+    "versions-missing": """
+SELECT topic, sum(missing)::BIGINT, '', arg_max(format('key {}, {}', key, missing), (missing, key))
+  FROM (SELECT topic, key, (highest::HUGEINT - lowest + 1 - versions - coalesce(refused, 0))::BIGINT AS missing
+          FROM keys LEFT JOIN (SELECT topic, key, count(*) AS refused FROM refused_events GROUP BY ALL)
+               USING (topic, key))
+ WHERE missing > 0 GROUP BY topic
+""",
+    "versions-repeated": """
+SELECT topic, count(*), min(format('key {}, version {}: {} and {}', key, version, ids[1], ids[2])), ''
+  FROM (SELECT topic, key, version, min(masked(id)::VARCHAR, 2) AS ids
+          FROM relayed SEMI JOIN (FROM keys WHERE repeated > 0) AS keys USING (topic, key)
+         WHERE NOT is_foreign AND version IS NOT NULL GROUP BY ALL HAVING count(*) > 1)
+ GROUP BY topic
+""",
+    "keys-spread": """
+SELECT topic, count(*), min(format('key {}, partitions {}', key, partitions)), ''
+  FROM (SELECT topic, key, array_to_string(list_sort(list(partition)), ', ') AS partitions
+          FROM (SELECT topic, key, partition FROM delivered UNION SELECT topic, key, partition FROM verified_keys)
+         GROUP BY ALL HAVING count(*) > 1)
+ GROUP BY topic
+""",
+    # The oldest is the first, because UUIDv7s sort by time. The worst has the largest number.
+    "foreign-events": """
 SELECT topic, count(*), min(place), arg_min(place, (-size, place))
   FROM (SELECT topic, coalesce(list_max([abs(TRY_CAST(one AS DOUBLE)) FOR one IN numbers]), 0) AS size,
                format('{} at partition {}, offset {}, key {}', masked(id)::VARCHAR, partition, "offset", key) AS place
           FROM relayed WHERE is_foreign)
  GROUP BY topic
-"""
-SPREAD = """
-SELECT topic, count(*), min(format('key {}, partitions {}', key, partitions))
-  FROM (SELECT topic, key, array_to_string(list_sort(list(partition)), ', ') AS partitions
-          FROM (SELECT topic, key, partition FROM delivered UNION SELECT topic, key, partition FROM verified_partitions)
-         GROUP BY ALL HAVING count(*) > 1)
- GROUP BY topic
-"""
-REPEATED = """
-SELECT topic, count(*), min(format('key {}, version {}: {} and {}', key, version, ids[1], ids[2]))
-  FROM (SELECT topic, key, version, min(masked(id)::VARCHAR, 2) AS ids
-          FROM relayed SEMI JOIN (FROM keys WHERE repeated > 0) AS keys USING (topic, key)
-         WHERE NOT is_foreign AND version IS NOT NULL GROUP BY ALL HAVING count(*) > 1)
- GROUP BY topic
-"""
-# Each record that breaks the contract explains one version that no event on the topic has.
-GAPS = """
-SELECT topic, sum(missing)::BIGINT, arg_max(format('key {}, {}', key, missing), (missing, key))
-  FROM (SELECT topic, key, (highest::HUGEINT - lowest + 1 - versions - coalesce(refused, 0))::BIGINT AS missing
-          FROM keys LEFT JOIN (SELECT topic, key, count(*) AS refused FROM refused_events GROUP BY ALL)
-               USING (topic, key))
- WHERE missing > 0 GROUP BY topic
-"""
+""",
+}
 MALFORMED = """
-SELECT topic, count(*) FILTER (NOT is_closed), histogram(reason) FILTER (NOT is_closed), count(*) FILTER (is_closed),
+SELECT topic, histogram(reason) FILTER (NOT is_closed), count(*) FILTER (is_closed),
        arg_min(format('partition {}, offset {}: {}', partition, "offset", detail), (partition, "offset"))
        FILTER (NOT is_closed)
   FROM (SELECT refused.*, identity IN (FROM acknowledged)
@@ -189,26 +190,13 @@ SELECT topic, masked(id)::VARCHAR, kind, key, version, numbers, NULL, partition,
  WHERE "offset" >= coalesce(next_offset, 0) OR id IN (SELECT id FROM lettered)
 """
 # Of a topic, up to the point that all sinks have reached.
-APPLIED = """
-SELECT kind, count(*), count(*) FILTER (first <> (partition, "offset"))
-  FROM delivered JOIN verified_positions USING (topic, partition) LEFT JOIN repeats USING (topic, id)
- WHERE topic = $topic AND "offset" < next_offset GROUP BY kind
-"""
-APPLIED_VERSIONS = """
-SELECT key, min(lowest), max(highest)
-  FROM (SELECT key, version AS lowest, version AS highest
+APPLIED_KEYS = """
+SELECT key, min(lowest), max(highest), min(partition)
+  FROM (SELECT key, version AS lowest, version AS highest, partition
           FROM delivered JOIN verified_positions USING (topic, partition)
          WHERE topic = $topic AND "offset" < next_offset
-         UNION ALL SELECT key, lowest, highest FROM verified_keys WHERE topic = $topic)
+         UNION ALL SELECT key, lowest, highest, partition FROM verified_keys WHERE topic = $topic)
  GROUP BY key
-"""
-PARTITIONS = """
-SELECT key, partition FROM delivered WHERE topic = $topic
- UNION SELECT key, partition FROM verified_partitions WHERE topic = $topic
-"""
-ACKNOWLEDGED = """
-SELECT count(*) FROM refused JOIN verified_positions USING (topic, partition)
- WHERE topic = $topic AND "offset" < next_offset
 """
 # Rows of the outbox that are not verified, because their record is not before the point.
 OPEN = """
@@ -241,13 +229,8 @@ class _Topic:
         self.states = [tally.state for tally in tallies if topic.name in tally.topics]
         self._positions = [state.positions.get(topic.name, {}) for state in self.states]
         self.latest_ms = 0  # the time of the outbox's latest event that is on the topic
-        self.report = TopicReport(
-            topic.name,
-            outbox_events=seen.source.events_before.get(topic.name, 0),
-            records=point.records + self.log.records,
-            verified_before=point.records,
-            malformed=Malformed(acknowledged=point.acknowledged),
-        )
+        self.report = TopicReport(topic.name, records=self.log.records)
+        self.first_malformed = ""
         if not point.is_beginning:
             if self.log.has_gap:
                 raise Doubt(f"topic {topic.name} has dropped records that were not read")
@@ -297,8 +280,7 @@ class _Comparison:
         self._counts: list[EventCounts] = []  # by kind; those of an event are the same
         for kind in seen.declared.kinds:
             [topic] = (one for one in self._topics if one.declared.name == kind.topic)
-            before = copy(topic.point.events.get(kind.event, EventCounts()))
-            self._counts.append(topic.report.events.setdefault(kind.event, before))
+            self._counts.append(topic.report.events.setdefault(kind.event, EventCounts()))
         of_states = [state for state in seen.sinks.states if state.carries == "states"]
         self.report = Report(
             topics=[topic.report for topic in self._topics],
@@ -306,7 +288,6 @@ class _Comparison:
                 *(tally.report for tally in self._tallies),
                 *(compare_states(seen.declared, state, self._store) for state in of_states),
             ],
-            uncompared_tables=list(seen.sinks.uncompared_tables),
         )
 
     def run(self, progress: Callable[[str], None]) -> None:
@@ -315,16 +296,14 @@ class _Comparison:
             self._load,
             self._join,
             self._count_delivered,
-            self._count_keys,
             self._count_refused,
             self._count_unrelayed,
+            self._find,
             self._tally_delivered,
         ]
         for done, step in enumerate(steps, start=1):
             step()
             progress(f"compared {100 * done // len(steps)} %")
-        for topic in self._topics:
-            topic.report.lost.sort()  # the oldest first: UUIDv7s sort by time
         for tally in self._tallies:
             tally.compare(self._seen.sinks)
 
@@ -346,10 +325,7 @@ class _Comparison:
         )
         load("erased_hashes", {**TOPIC, "key_hash": pa.string()}, _numbered(hashes))
         load("verified_topics", TOPIC, _numbered([] if point.is_beginning else [()] for point in points))
-        bounds = [((key, *bounds) for key, bounds in point.versions.items()) for point in points]
-        load("verified_keys", {**BY_KEY, "lowest": pa.int64(), "highest": pa.int64()}, _numbered(bounds))
-        partitions = [point.partitions.items() for point in points]
-        load("verified_partitions", {**BY_KEY, "partition": pa.int32()}, _numbered(partitions))
+        load("verified_keys", VERIFIED, _numbered(((key, *one) for key, one in point.keys.items()) for point in points))
 
     def _join(self) -> None:
         """Join topics and outbox by event id."""
@@ -373,7 +349,7 @@ class _Comparison:
     def _count_delivered(self) -> None:
         """Count the events on the topics: duplicates, and those that the outbox does not have."""
         for topic, count in self._store.rows("SELECT topic, count(*) FROM written GROUP BY topic"):
-            self._topics[topic].report.outbox_events += count
+            self._topics[topic].report.outbox_events = count
         for kind, count in self._store.rows("SELECT kind, count(*) FROM delivered GROUP BY kind"):
             self._counts[kind].delivered += count
             self._counts[kind].duplicates += count
@@ -381,27 +357,13 @@ class _Comparison:
             self._counts[kind].duplicates -= first
             self._counts[kind].foreign += foreign
             self._counts[kind].pruned += pruned
-        for topic, *found in self._store.rows(FOREIGN):
-            self._topics[topic].report.foreign = Foreign(*found)
-
-    def _count_keys(self) -> None:
-        """Find keys on several partitions, with missing versions, or with repeated ones."""
-        for topic, count, first in self._store.rows(SPREAD):
-            report = self._topics[topic].report
-            report.spread_keys, report.first_spread = count, first
-        for topic, count, worst in self._store.rows(GAPS):
-            report = self._topics[topic].report
-            report.missing_versions, report.most_missing = count, worst
-        for topic, count, first in self._store.rows(REPEATED):
-            report = self._topics[topic].report
-            report.repeated_versions, report.first_repeated = count, first
 
     def _count_refused(self) -> None:
         """Count the records that break the contract. Those that were discarded are acknowledged."""
-        for topic, count, reasons, acknowledged, first in self._store.rows(MALFORMED):
-            before = self._topics[topic].report.malformed.acknowledged
-            malformed = Malformed(count, first or "", Counter(reasons or {}), before + acknowledged)
-            self._topics[topic].report.malformed = malformed
+        for topic, reasons, acknowledged, first in self._store.rows(MALFORMED):
+            self._topics[topic].report.malformed = reasons or {}
+            self._topics[topic].report.acknowledged = acknowledged
+            self._topics[topic].first_malformed = first or ""
         for topic, identity in self._store.rows(
             "SELECT DISTINCT topic, identity FROM refused SEMI JOIN lettered USING (identity)"
         ):
@@ -426,6 +388,23 @@ class _Comparison:
                     topic.report.lost.append(event.event_id)
             for tally in self._tallies:
                 tally.add(event, fate, is_refused=is_refused)
+
+    def _find(self) -> None:
+        """Note what is wrong with the topics."""
+        for topic in self._topics:
+            report, malformed = topic.report, topic.report.malformed
+            count = sum(malformed.values())
+            report.find("nothing-compared", report.records if count == report.records else 0)
+            reasons = sorted(malformed, key=lambda one: -malformed[one])
+            detail = ": " + ", ".join(f"{reason} {malformed[reason]}" for reason in reasons)
+            report.find("malformed-records", count, topic.first_malformed, detail=detail)
+            report.lost.sort()  # the oldest first: UUIDv7s sort by time
+            report.find("events-lost", len(report.lost), first=next(iter(report.lost), ""))
+        for code, query in PROBLEMS.items():
+            for number, count, first, worst in self._store.rows(query):
+                report = self._topics[number].report
+                known = len(report.lost) if code == "versions-missing" else 0  # each lost event is a missing version
+                report.find(code, max(0, count - known), first, worst)
 
     def _counts_of(self, event: Event) -> EventCounts:
         if event.kind is not None:
@@ -455,31 +434,18 @@ class _Comparison:
 
     def _point(self, topic: _Topic) -> TopicPoint:
         """The point up to which all sinks have applied a topic."""
-        before, name, next_offsets = topic.point, topic.declared.name, topic.next_offsets()
+        name, next_offsets = topic.declared.name, topic.next_offsets()
 
         def rows(query: str) -> Iterator[tuple[Any, ...]]:
             return self._store.rows(query, {"topic": topic.declared.number})
 
-        delivered = Counter({event: one.delivered for event, one in before.events.items()})
-        duplicates = Counter({event: one.duplicates for event, one in before.events.items()})
-        for kind, count, repeated in rows(APPLIED):
-            delivered[self._seen.declared.kinds[kind].event] += count
-            duplicates[self._seen.declared.kinds[kind].event] += repeated
-        [(acknowledged,)], [(open_ms,)] = rows(ACKNOWLEDGED), rows(OPEN)
-        acknowledged, read_at_ms = acknowledged + before.acknowledged, self._seen.source.read_at_ms
+        [(open_ms,)], read_at_ms = rows(OPEN), self._seen.source.read_at_ms
         return TopicPoint(
             topic_id=topic.log.topic_id or "",
             next_offsets=next_offsets,
-            records=delivered.total() + acknowledged,
-            acknowledged=acknowledged,
-            events={
-                event: EventCounts(count, duplicates[event], pruned=topic.report.events[event].pruned)
-                for event, count in delivered.items()
-            },
-            versions={key: (lowest, highest) for key, lowest, highest in rows(APPLIED_VERSIONS)},
-            partitions=dict(rows(PARTITIONS)),
+            keys={key: VerifiedKey(*values) for key, *values in rows(APPLIED_KEYS)},
             since_ms=min(read_at_ms, open_ms or read_at_ms) - LATE_MS,
-            letters={state.name: letters.digest(state.letters, name, next_offsets) for state in topic.states},
+            letters={state.name: state.digest_of_letters(name, next_offsets) for state in topic.states},
         )
 
 

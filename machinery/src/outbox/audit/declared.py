@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from decimal import Context, Decimal, InvalidOperation
 from functools import cached_property
 from typing import NamedTuple
 
-from outbox.audit.quantity import EXACT, number_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
@@ -26,6 +25,10 @@ from outbox.sink.comparison_files import NUMBERS, Comparison
 from outbox.sink.decoding.decoder import EventDecoder
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
+
+# The default context rounds to 28 digits.
+EXACT = Context(prec=1000)
+DIGITS_MAX = 200  # of a number; the contract refuses longer ones
 
 
 class Addend(NamedTuple):
@@ -243,3 +246,18 @@ def _properties(
             for adds in (one.adds_of(kind.schema) for one in of_sink):
                 if adds is not None and adds.property is not None and name_in(sinks[name], kind) is not None:
                     yield adds.property
+
+
+def text_of(value: Decimal, sign: str = "") -> str:
+    """A number in plain digits: no exponent, no zeros at the end."""
+    text = f"{value:{sign}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def number_of(text: str | None) -> Decimal | None:
+    """The number of a property; None if it has none, as in a payload that breaks the contract."""
+    try:
+        number = None if text is None or len(text) > DIGITS_MAX else EXACT.create_decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number is not None and number.is_finite() else None

@@ -1,27 +1,34 @@
-"""The report of a check, as data."""
+"""The report of a check: as data, as JSON for a script, and as text for a person."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 
-from outbox.audit.quantity import EXACT, text_of
+from outbox.audit.declared import EXACT, text_of
 from outbox.audit.rows import ComparedRows
 from outbox.audit.sinks import SinkState
-from outbox.audit.verified import EventCounts, Verified
+from outbox.audit.verified import Verified
 from outbox.base.errors import Failure, plural
 from outbox.sink.rows import Differences
 
+REASONS_SHOWN = WORST_SHOWN = 5
 # Counts of a topic that can be added up.
-COUNTS = (
-    *("outbox_events", "records", "verified_before", "duplicates", "in_flight", "pruned"),
-    *("missing_versions", "repeated_versions", "spread_keys"),
-)
+COUNTS = ("outbox_events", "records", "acknowledged", "duplicates", "in_flight", "pruned")
+# By code, in the order of a report: what is counted of a topic, and what is wrong with it.
+PROBLEMS = {
+    "nothing-compared": ("record", "and none is a valid event: nothing was compared"),
+    "malformed-records": ("record", "outside the contract"),
+    "events-lost": ("event", "lost: in the outbox, skipped on the topic"),
+    "versions-missing": ("version", "missing"),
+    "versions-repeated": ("version", "of a key on different events"),
+    "keys-spread": ("key", "with events on several partitions, which have no common order"),
+    "foreign-events": ("event", "never in the outbox"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,46 +49,32 @@ class Finding:
         return self.message + (f" ({where})" if where else "")
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """Valid events on a topic that never were in the outbox."""
+@dataclass
+class EventCounts:
+    """Counts of one event, in all its versions."""
 
-    count: int = 0
-    first: str = ""  # the oldest: UUIDv7s sort by time
-    worst: str = ""  # the one with the largest number
-
-
-@dataclass(frozen=True)
-class Malformed:
-    """The records that break the contract. They count in no comparison.
-
-    Those whose dead letter was discarded are acknowledged, and count apart.
-    """
-
-    count: int = 0
-    first: str = ""  # place and reason
-    reasons: Counter[str] = field(default_factory=Counter)
-    acknowledged: int = 0
+    delivered: int = 0  # on the topic, duplicates too
+    duplicates: int = 0
+    in_flight: int = 0  # in the outbox and not on the topic yet
+    lost: int = 0  # in the outbox, and the topic has skipped it
+    foreign: int = 0  # on the topic, and never in the outbox
+    pruned: int = 0  # on the topic, and `outbox prune` may have deleted it from the outbox
 
 
 @dataclass
 class TopicReport:
-    """How a topic compares with the outbox."""
+    """How a topic compares with the outbox, as far as both were read. A duplicate is no problem: sinks must cope with
+    it.
+    """
 
     name: str
     outbox_events: int = 0
     records: int = 0
-    verified_before: int = 0  # of them, not read again by an incremental check
     events: dict[str, EventCounts] = field(default_factory=dict)  # by name
-    malformed: Malformed = field(default_factory=Malformed)
-    missing_versions: int = 0
-    most_missing: str = ""  # the key that misses most
-    repeated_versions: int = 0  # versions of a key that different events have
-    first_repeated: str = ""
-    spread_keys: int = 0  # keys whose events are on several partitions
-    first_spread: str = ""
+    malformed: Mapping[str, int] = field(default_factory=dict)  # by reason, records that break the contract
+    acknowledged: int = 0  # more of these, whose dead letters were discarded
     lost: list[str] = field(default_factory=list)  # ids of events that the topic has skipped
-    foreign: Foreign = field(default_factory=Foreign)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def duplicates(self) -> int:
@@ -98,48 +91,17 @@ class TopicReport:
         """The number of events that `outbox prune` may have deleted from the outbox."""
         return sum(counts.pruned for counts in self.events.values())
 
-    @property
-    def findings(self) -> list[Finding]:
-        """The problems of the topic. A duplicate is no problem: sinks must cope with it."""
-        return [
-            Finding(code, f"topic {self.name}: {text}", count, first, worst, topic=self.name)
-            for code, text, count, first, worst in self._problems()
-            if count
-        ]
-
-    def _problems(self) -> list[tuple[str, str, int, str, str]]:
-        malformed, foreign = self.malformed, self.foreign
-        reasons = ", ".join(f"{reason} {count}" for reason, count in malformed.reasons.most_common())
-        missing = max(0, self.missing_versions - len(self.lost))
-        nothing = self.records if malformed.count == self.records else 0
-        broken = f"{plural(malformed.count, 'record')} outside the contract: {reasons}"
-        lost = f"{plural(len(self.lost), 'event')} lost: in the outbox, skipped on the topic"
-        repeated = f"{plural(self.repeated_versions, 'version')} of a key on different events"
-        spread = f"{plural(self.spread_keys, 'key')} with events on several partitions, which have no common order"
-        return [
-            ("nothing-compared", "nothing was compared: no record is a valid event", nothing, "", ""),
-            ("malformed-records", broken, malformed.count, malformed.first, ""),
-            ("events-lost", lost, len(self.lost), self.lost[0] if self.lost else "", ""),
-            ("versions-missing", f"{plural(missing, 'version')} missing", missing, "", self.most_missing),
-            ("versions-repeated", repeated, self.repeated_versions, self.first_repeated, ""),
-            ("keys-spread", spread, self.spread_keys, self.first_spread, ""),
-            (
-                "foreign-events",
-                f"{plural(foreign.count, 'event')} never in the outbox",
-                foreign.count,
-                foreign.first,
-                foreign.worst,
-            ),
-        ]
+    def find(self, code: str, count: int, first: str = "", worst: str = "", detail: str = "") -> None:
+        """Note a problem, if there are any such things."""
+        noun, text = PROBLEMS[code]
+        if count:
+            message = f"topic {self.name}: {plural(count, noun)} {text}{detail}"
+            self.findings.append(Finding(code, message, count, first, worst, topic=self.name))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            **_picked(self, "name", *COUNTS, "lost"),
-            "malformed": _picked(self.malformed, "count", "first", "reasons", "acknowledged"),
-            "foreign": _picked(self.foreign, "count", "first", "worst"),
-            "events": {name: msgspec.structs.asdict(counts) for name, counts in self.events.items()},
-        }
+        counts = {name: asdict(counts) for name, counts in self.events.items()}
+        return {**_picked(self, "name", *COUNTS, "lost", "malformed"), "events": counts}
 
 
 @dataclass
@@ -173,12 +135,53 @@ class ComparisonReport:
         """The sum of the absolute drifts: opposite ones do not cancel."""
         return sum_of_sizes(self.drift.values())
 
+    @property
+    def differing_keys(self) -> int:
+        """How many keys differ, by their totals or by their rows."""
+        return len(self.drift) or self.differences.count
+
+    @property
+    def result(self) -> str:
+        """What the comparison has found, in words."""
+        keys = plural(self.differing_keys, "key")
+        if self.not_compared:
+            return f"is not compared: {self.not_compared}"
+        if self.differences.count:
+            return f"differs in {keys}"
+        if self.drift:
+            return f"drifts by {text_of(self.drift_total)} in {keys}"
+        return f"equals the source ({plural(self.keys, 'key')})"
+
+    @property
+    def worst_drifts(self) -> list[str]:
+        """The largest drifts, each with its key."""
+        worst = sorted(self.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
+        return [f"{key} {text_of(difference, sign='+')}" for key, difference in worst]
+
+    def finding(self, sink: str) -> Finding:
+        """The problem that keys differ. Values of rows are in the report alone."""
+        code, worst = "sink-drift", next(iter(self.worst_drifts), "")
+        if self.differences.count:
+            code, worst = "rows-differ", self.differences.worst[0].summary
+        message = f"sink {sink}: {self.name} {self.result}"
+        return Finding(code, message, self.differing_keys, worst=worst, sink=sink, comparison=self.name)
+
+    def lines(self) -> Iterator[str]:
+        """For a person, with the keys that differ most."""
+        uncertain = f", {plural(len(self.uncertain), 'key')} uncertain" if self.uncertain else ""
+        yield f"{self.name} {self.result}{uncertain}"
+        yield from (f"  {worst}" for worst in self.worst_drifts)
+        for row in self.differences.worst[:WORST_SHOWN]:
+            kind = "" if row.row == "differs" else f"is {row.row} in the sink: "
+            yield f"  {row.key}  {kind}{'; '.join(row.lines)}"
+        if self.differences.count > WORST_SHOWN:
+            yield f"  and {plural(self.differences.count - WORST_SHOWN, 'more key')}"
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            **_picked(self, "name", "keys", "drift", "drift_total", "not_compared"),
+            **_picked(self, "name", "keys", "drift", "drift_total", "not_compared", "differing_keys"),
             "uncertain_keys": len(self.uncertain),
-            "differing_keys": len(self.drift) or self.differences.count,
             "differences": [one.as_dict() for one in self.differences.worst],
         }
 
@@ -232,27 +235,33 @@ class SinkReport:
     @property
     def findings(self) -> list[Finding]:
         """The problems of this sink."""
-        found = []
-        for one in self.comparisons:
-            where = {"sink": self.name, "comparison": one.name}
-            if one.drift:
-                drift, keys = text_of(one.drift_total), plural(len(one.drift), "key")
-                key, difference = max(one.drift.items(), key=lambda entry: abs(entry[1]))
-                text, worst = f"{one.name} drifts by {drift} in {keys}", f"{key} {text_of(difference, sign='+')}"
-                found.append(Finding("sink-drift", f"sink {self.name}: {text}", len(one.drift), worst=worst, **where))
-            if one.differences.count:
-                count, worst = one.differences.count, one.differences.worst[0].summary
-                text = f"{one.name} differs in {plural(count, 'key')}"
-                found.append(Finding("rows-differ", f"sink {self.name}: {text}", count, worst=worst, **where))
+        found = [one.finding(self.name) for one in self.comparisons if one.differing_keys]
         if self.parked:
-            text = f"sink {self.name} has set {plural(self.parked, 'event')} aside"
-            found.append(Finding("sink-parked", text, self.parked, self.first_parked, sink=self.name))
+            message = f"sink {self.name} has set {plural(self.parked, 'event')} aside"
+            found.append(Finding("sink-parked", message, self.parked, self.first_parked, sink=self.name))
         return found
+
+    def lines(self) -> Iterator[str]:
+        """For a person."""
+        lost = f", {self.lost} lost" if self.lost else ""
+        not_compared = f"; not compared: {self.not_compared}" if self.not_compared else ""
+        yield f"{self.in_flight} in flight, {self.parked} set aside{lost}{not_compared}"
+        if self.discarded:
+            most = sorted(self.discarded.items(), key=lambda entry: (-entry[1], entry[0]))
+            shown = [f"{reason} ({count})" for reason, count in most[:REASONS_SHOWN]]
+            shown += ["…"] if len(most) > REASONS_SHOWN else []
+            yield f"{sum(self.discarded.values())} discarded: {', '.join(shown)}"
+        if self.filtered:
+            yield f"{plural(self.filtered, 'event')} filtered by its transform"
+        for comparison in self.comparisons:
+            yield from comparison.lines()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            **_picked(self, "name", "in_flight", "lost", "parked", "duplicates", "filtered", "not_compared"),
+            **_picked(
+                self, "name", "in_flight", "lost", "parked", "discarded", "duplicates", "filtered", "not_compared"
+            ),
             "comparisons": [one.as_dict() for one in self.comparisons],
         }
 
@@ -273,15 +282,13 @@ class Report:
 
     topics: list[TopicReport] = field(default_factory=list)
     sinks: list[SinkReport] = field(default_factory=list)
-    uncompared_tables: list[str] = field(default_factory=list)  # of sinks, and no comparison reads them
     notes: list[str] = field(default_factory=list)  # what is not compared, and why
     verified: Verified | None = None  # where the next incremental check may begin
 
     outbox_events = _Sum()
     records = _Sum()
-    verified_before = _Sum()
+    acknowledged = _Sum()
     duplicates = _Sum()
-    missing_versions = _Sum()
     in_flight = _Sum()
     pruned = _Sum()
 
@@ -290,6 +297,10 @@ class Report:
         """All problems, those of topics first."""
         of_topics = [finding for topic in self.topics for finding in topic.findings]
         return of_topics + [finding for sink in self.sinks for finding in sink.findings]
+
+    def count(self, code: str) -> int:
+        """How many problems of a kind there are."""
+        return sum(finding.count for finding in self.findings if finding.code == code)
 
     @property
     def settled(self) -> bool:
@@ -307,15 +318,6 @@ class Report:
     def lost(self) -> list[str]:
         """Ids of events that the topics have skipped."""
         return [event_id for topic in self.topics for event_id in topic.lost]
-
-    @property
-    def acknowledged(self) -> list[dict[str, Any]]:
-        """Dead letters that an operator has discarded: by sink how many, and by reason."""
-        return [
-            {"sink": sink.name, "count": sum(sink.discarded.values()), "reasons": dict(sink.discarded)}
-            for sink in self.sinks
-            if sink.discarded
-        ]
 
     def topic(self, name: str) -> TopicReport:
         """The report of a declared topic."""
@@ -335,9 +337,30 @@ class Report:
             "topics": [topic.as_dict() for topic in self.topics],
             "total": {name: sum(getattr(topic, name) for topic in self.topics) for name in COUNTS},
             "sinks": [sink.as_dict() for sink in self.sinks],
-            **_picked(self, "uncompared_tables", "acknowledged", "notes", "settled"),
+            **_picked(self, "notes", "settled"),
             "findings": [vars(finding) for finding in self.findings],
         }
+
+    def as_json(self) -> str:
+        """For a script. Numbers are exact, also those with a fraction."""
+        return msgspec.json.format(msgspec.json.Encoder(decimal_format="number").encode(self.as_dict())).decode()
+
+    def as_text(self) -> str:
+        """For a person: topic by topic, and sink by sink."""
+        parts = {f"topic {one.name}": [*_counts(one), *map(str, one.findings)] for one in self.topics}
+        if len(self.topics) > 1:
+            parts["all topics"] = [*_counts(self)]
+        parts |= {f"sink {one.name}": [*one.lines()] for one in self.sinks}
+        lines = [line for title, part in parts.items() for line in (title, *(f"  {line}" for line in part))]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _counts(of: TopicReport | Report) -> Iterator[str]:
+    records = f"{plural(of.records, 'record')}, {plural(of.duplicates, 'duplicate')}"
+    yield f"{records}; {plural(of.outbox_events, 'event')} in the outbox"
+    pruned = f", {of.pruned} pruned from the outbox" if of.pruned else ""
+    acknowledged = f", {of.acknowledged} outside the contract and discarded" if of.acknowledged else ""
+    yield f"{len(of.lost)} lost, {of.in_flight} in flight{pruned}{acknowledged}"
 
 
 def sum_of_sizes(numbers: Iterable[Decimal]) -> Decimal:

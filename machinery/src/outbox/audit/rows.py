@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg2 import extensions
 
-from outbox.audit.declared import Declared
-from outbox.audit.quantity import EXACT
+from outbox.audit.declared import EXACT, Declared
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.sink import rows

@@ -1,27 +1,30 @@
-"""Read how far every sink has come, its totals, and what it has set aside, in one snapshot of the sink database."""
+"""Read how far every sink has come, its totals, and what it has set aside, in one snapshot of the sink database.
+
+A dead letter that was discarded is acknowledged: somebody has looked at it and given a reason. Its event is no longer
+due.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from hashlib import sha256
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from hashlib import blake2b, sha256
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from psycopg2 import extensions, sql
+from psycopg2 import extensions
 
-from outbox.audit import letters
-from outbox.audit.declared import Declared
-from outbox.audit.letters import Letter, has_event_id
-from outbox.audit.quantity import EXACT, text_of
+from outbox.audit.declared import EXACT, Declared, EventTopic, text_of
 from outbox.audit.rows import SINK, ComparedRows, load_rows, read_sinks
 from outbox.audit.source import snapshot
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.comparison_files import Comparison, folder_of
-from outbox.sink.rows import Row, query_errors, unusable
+from outbox.sink.decoding import dead_records
+from outbox.sink.decoding.records import Records
+from outbox.sink.remembering import dead_letters
+from outbox.sink.rows import Row, stream, unusable
 from outbox.sink.spec import SinkSpec, TargetState
 
 if TYPE_CHECKING:
@@ -29,29 +32,59 @@ if TYPE_CHECKING:
 
 NO_COMPARISON = "no file in {} says what to compare"
 UNDECLARED = "no job declares it; to remove it, delete its rows (docs/runbook.md)"
-# What the migrations of the machinery make. A project compares its own tables.
-MACHINERY_TABLES = frozenset(
-    {
-        *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "key_versions"),
-        *("landed_events", "positions", "processed_changes", "processed_events", "skipped_events"),
-    }
-)
-SINK_TABLES = """
-SELECT pg_class.oid::regclass::text
-  FROM pg_class
-  JOIN pg_namespace ON pg_namespace.oid = relnamespace
-  JOIN pg_attribute ON attrelid = pg_class.oid
- WHERE relkind IN ('r', 'p') AND NOT relispartition AND attname = 'sink' AND NOT attisdropped
-   AND nspname <> 'information_schema' AND nspname NOT LIKE 'pg\\_%'
- ORDER BY 1
+NO_REASON = "no reason given"
+DECODED_AT_ONCE = 1000
+DIGEST_BYTES = 16
+KEY_MAX_BYTES = 1000  # shown and compared: a stranger's key may have megabytes
+LETTERS = f"""
+SELECT sink, identity, status <> 'discarded', topic, partition, "offset", is_event,
+       CASE WHEN is_event THEN key ELSE substring(key FOR {KEY_MAX_BYTES}) END,
+       CASE WHEN is_event THEN headers END, CASE WHEN is_event THEN value END,
+       round(extract(epoch FROM recorded_at) * 1000)::bigint
+  FROM public.dead_letters
+ WHERE status = 'open'
+    OR event_id IS NOT NULL
+       AND (status = 'discarded'
+            OR status = 'replayed' AND resolution IS DISTINCT FROM '{dead_letters.FILTERED}' AND sink = ANY(%s))
+"""  # noqa: S608
+REASONS = """
+SELECT sink, coalesce(resolution, %s), count(*)
+  FROM public.dead_letters WHERE status = 'discarded' GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2
 """
-# By the plan of a query, the tables that it scans; of a partition its table.
-TABLES = """
-SELECT DISTINCT coalesce(pg_partition_root(pg_class.oid), pg_class.oid)::regclass::text
-  FROM jsonb_path_query(%s, 'strict $.** ? (exists (@."Relation Name"))') AS scan
-  JOIN pg_namespace ON nspname = scan ->> 'Schema'
-  JOIN pg_class ON relnamespace = pg_namespace.oid AND relname = scan ->> 'Relation Name'
+ACKNOWLEDGED = """
+SELECT identity FROM public.dead_letters WHERE sink = ANY(%s) GROUP BY 1 HAVING bool_and(status <> 'open')
 """
+
+
+class TopicOffset(NamedTuple):
+    """The place of a record."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"partition {self.partition}, offset {self.offset}"
+
+
+class Letter(NamedTuple):
+    """A dead letter that is open, or that is discarded and has an event id."""
+
+    topic: str
+    key: str = ""
+    is_open: bool = True
+    place: TopicOffset | None = None
+    """The place of an invalid record: a valid record may have the same event id. None if it stands for the event."""
+    is_event: bool = True
+    """Whether the event was valid: strategy or projection have refused it."""
+    kind: int | None = None
+    version: int | None = None
+    numbers: tuple[Decimal | None, ...] = ()
+    origin: TopicOffset = TopicOffset(0, 0)
+    """The place of the record that it was written for, valid or not."""
+
+    def is_of(self, topic: str, place: TopicOffset | None) -> bool:
+        """Whether it sets aside the event that is first at this place of a topic, or that is not on the topic."""
+        return self.topic == topic and (self.place is None or place is None or self.place == place)
 
 
 @dataclass(frozen=True)
@@ -73,6 +106,17 @@ class SinkState:
     not_compared: str = ""  # why none of its totals is compared, if so
     is_declared: bool = True  # otherwise nothing is expected of it
 
+    def digest_of_letters(self, topic: str, before: Mapping[int, int]) -> bytes:
+        """A digest of its dead letters for records of a topic below these offsets.
+
+        The digest changes if one of them comes, goes, is discarded, or turns out to hold a valid event.
+        """
+        found = blake2b(digest_size=DIGEST_BYTES)
+        for identity, letter in sorted(self.letters.items()):
+            if letter.topic == topic and letter.origin.offset < before.get(letter.origin.partition, 0):
+                found.update(identity.encode() + bytes([letter.is_open, letter.is_event]))
+        return found.digest()
+
 
 @dataclass(frozen=True)
 class Sinks:
@@ -81,7 +125,6 @@ class Sinks:
     states: Sequence[SinkState] = ()
     acknowledged: frozenset[str] = frozenset()
     """Identities of the records that an operator has discarded."""
-    uncompared_tables: Sequence[str] = ()
     erased: frozenset[tuple[str, str]] = frozenset()
     """The keys that were erased: topic, and sha256 of the key."""
 
@@ -103,8 +146,8 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
         in_database = ((one, read_sinks(connection, one)) for one in queries)
         elsewhere = ((one, totals_of(name, targets[name])) for name in targets for one in declared.comparisons_of(name))
         load_rows(store, SINK, chain[tuple[Comparison, Iterable[Row]]](in_database, elsewhere))
-        set_aside = letters.read(connection, declared, [name for name, one in targets.items() if not one.unread])
-        cursor.execute(letters.REASONS, [letters.NO_REASON])
+        set_aside = _letters(connection, declared, [name for name, one in targets.items() if not one.unread])
+        cursor.execute(REASONS, [NO_REASON])
         discarded = dict[str, dict[str, int]]()
         for name, reason, count in cursor:
             discarded.setdefault(name, {})[reason] = count
@@ -137,15 +180,8 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
                 states.append(state)
         cursor.execute("SELECT topic, encode(key_hash, 'hex') FROM public.erased_keys")
         erased = frozenset(map(tuple, cursor.fetchall()))
-        # Nobody compares the tables in which strategies remember events.
-        remembered = {one.strategy.memory.table for one in declared.sinks.values() if one.strategy.memory is not None}
-        known_tables = remembered.union(*(tables_read(connection, one) for one in queries))
-        return Sinks(
-            states,
-            letters.acknowledged(cursor, [state.name for state in states if state.is_declared]),
-            uncompared_tables(cursor, known_tables),
-            erased,
-        )
+        of_declared = [state.name for state in states if state.is_declared]
+        return Sinks(states, acknowledged(cursor, of_declared), erased)
 
 
 def _versions(declared: Declared, spec: SinkSpec, compared: Iterable[ComparedRows]) -> dict[str, dict[str, int]]:
@@ -214,16 +250,77 @@ def _by_topic(cursor: extensions.cursor, query: str) -> dict[str, dict[str, dict
     return found
 
 
-def tables_read(connection: extensions.connection, comparison: Comparison) -> set[str]:
-    """The tables that the query of the sinks' totals or rows reads, through views too."""
-    with query_errors(connection, comparison.file), connection.cursor() as cursor:
-        cursor.execute(sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(sql.SQL(comparison.sink or "")))
-        [(plans,)] = cursor.fetchall()
-        cursor.execute(TABLES, [json.dumps(plans)])
-        return {table for (table,) in cursor}
+# Dead letters -------------------------------------------------------------------------------------------------------
 
 
-def uncompared_tables(cursor: extensions.cursor, read: Collection[str]) -> list[str]:
-    """The project's tables with a column ``sink`` that are not among those that comparisons read."""
-    cursor.execute(SINK_TABLES)
-    return [table for (table,) in cursor if table not in MACHINERY_TABLES and table not in read]
+def _letters(
+    connection: extensions.connection, declared: Declared, elsewhere: Collection[str] = ()
+) -> dict[str, dict[str, Letter]]:
+    """By sink and identity, the letters that are open, and the discarded ones with an event id. An identity is that
+    id, or a hash if the record has none.
+
+    Some sinks have their results ``elsewhere``, and a restored result may be older than a replay. So replayed letters
+    of these sinks count as open too.
+    """
+    topics = declared.topic_by_name
+    found: dict[str, dict[str, Letter]] = defaultdict(dict)
+    letters = stream(connection, LETTERS, [list(elsewhere)])
+    while some := [_Stored(*row) for row in islice(letters, DECODED_AT_ONCE)]:
+        for row in some:
+            place = TopicOffset(row.partition, row.offset)
+            key = bytes(row.key or b"")[:KEY_MAX_BYTES].decode(errors="replace")
+            found[row.sink][row.identity] = Letter(
+                row.topic, key, row.is_open, None if row.is_event else place, row.is_event, origin=place
+            )
+        for topic in {row.topic for row in some if row.is_event} & topics.keys():
+            events = [row for row in some if row.topic == topic and row.is_event]
+            for event in _decoded(topics[topic], events):
+                sink, event_id = events[event["offset"]].sink, event["event_id"]
+                texts = [event[f"n{place}"] for place in range(len(topics[topic].properties))]
+                numbers = declared.numbers[event["kind"]].of(texts)
+                letter = found[sink][event_id]
+                found[sink][event_id] = letter._replace(kind=event["kind"], version=event["version"], numbers=numbers)
+    return found
+
+
+def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset[str]:
+    """Identities of which these sinks have letters, all closed: discarded, or the event of that id was applied."""
+    cursor.execute(ACKNOWLEDGED, [list(sinks)])
+    return frozenset(identity for (identity,) in cursor)
+
+
+def has_event_id(identity: str) -> bool:
+    """Whether the identity of a dead letter is an event's id, and not a hash."""
+    return not identity.startswith("sha256:")
+
+
+class _Stored(NamedTuple):
+    """A letter as it is stored; key, headers and value of a valid event are whole."""
+
+    sink: str
+    identity: str
+    is_open: bool
+    topic: str
+    partition: int
+    offset: int
+    is_event: bool
+    key: memoryview | None
+    headers: list[dict[str, Any]] | None
+    value: memoryview | None
+    recorded_ms: int
+
+
+def _decoded(topic: EventTopic, events: Sequence[_Stored]) -> list[dict[str, Any]]:
+    """The events of letters as they are decoded today; those that are no events are left out."""
+    records = Records(
+        keys=[dead_records.content(letter.key) for letter in events],
+        headers=[dead_records.headers(letter.headers or ()) for letter in events],
+        values=[dead_records.content(letter.value) for letter in events],
+        recorded_ms=[letter.recorded_ms for letter in events],
+        partitions=[0] * len(events),
+        offsets=range(len(events)),  # so that each finds its letter
+    )
+    from outbox.audit.topic_log import delivered
+
+    found: list[dict[str, Any]] = delivered(topic, records).to_pylist()
+    return found

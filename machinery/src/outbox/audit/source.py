@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg2 import extensions, sql
 
-from outbox.audit.declared import Declared, EventTopic
-from outbox.audit.quantity import DIGITS_MAX, number_of
+from outbox.audit.declared import DIGITS_MAX, Declared, EventTopic, number_of
 from outbox.audit.rows import SOURCE, load_rows, read_source
 from outbox.base.database import column_names, connect, database_errors
 from outbox.base.settings import Role, Settings, SourceRole
@@ -30,7 +29,6 @@ SELECT id, aggregatetype, type, schema_version, aggregateid, (extract(epoch FROM
  WHERE {since}
 """
 PROPERTY = f", left(payload ->> {{}}, {DIGITS_MAX + 1})"  # longer ones are no numbers
-BEFORE = "SELECT aggregatetype, count(*) FROM public.outbox WHERE NOT ({since}) GROUP BY aggregatetype"
 SINCE = "aggregatetype = ANY({aggregates}) AND occurred_at >= to_timestamp({since_ms} / 1000.0) AT TIME ZONE 'UTC'"
 VERSIONS = "SELECT key, version FROM {} WHERE version IS NOT NULL"
 NOW = "SELECT (extract(epoch FROM now()) * 1000)::bigint"
@@ -55,7 +53,6 @@ class Source:
 
     events: Iterable[Written] = ()  # read once; those since the moments that were asked for
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by topic and key, if they are known
-    events_before: Mapping[str, int] = field(default_factory=dict)  # by topic, how many more events there are
     notes: Sequence[str] = ()
     read_at_ms: int = 0
 
@@ -69,21 +66,14 @@ def read(
 
     Raises Failure if the database cannot be read.
     """
-    since = _since(declared.topics, since_ms or {})
     with snapshot(settings, SourceRole.AUDITOR) as connection:
         with connection.cursor() as cursor:
             cursor.execute(NOW)
             [(read_at_ms,)] = cursor.fetchall()
-            cursor.execute(sql.SQL(BEFORE).format(since=since))
-            of_aggregate = dict(cursor.fetchall())
-        before = {
-            topic.name: sum(of_aggregate.get(aggregate.name, 0) for aggregate in topic.aggregates)
-            for topic in declared.topics
-        }
         compared = ((one, read_source(connection, one)) for one in declared.all_comparisons)
         load_rows(store, SOURCE, compared)
         versions, notes = _versions(connection, declared.topics)
-        yield Source(_events(connection, declared, since), versions, before, notes, read_at_ms)
+        yield Source(_events(connection, declared, since_ms or {}), versions, notes, read_at_ms)
 
 
 @contextmanager
@@ -107,7 +97,7 @@ def _since(topics: Iterable[EventTopic], since_ms: Mapping[str, int]) -> sql.Com
     return sql.SQL(" OR ").join(parts)
 
 
-def _events(connection: extensions.connection, declared: Declared, since: sql.Composable) -> Iterator[Written]:
+def _events(connection: extensions.connection, declared: Declared, since_ms: Mapping[str, int]) -> Iterator[Written]:
     topics = {aggregate.name: topic for topic in declared.topics for aggregate in topic.aggregates}
     kinds = {kind.row: number for number, kind in enumerate(declared.kinds)}
     names = property_names(declared.topics)
@@ -117,7 +107,7 @@ def _events(connection: extensions.connection, declared: Declared, since: sql.Co
     query = sql.SQL(EVENTS).format(
         old=sql.SQL(", ").join(map(sql.Literal, old)),
         properties=sql.Composed(sql.SQL(PROPERTY).format(sql.Literal(name)) for name in names),
-        since=since,
+        since=_since(declared.topics, since_ms),
     )
     for event_id, aggregate, type_, schema_version, key, occurred_ms, payload, *texts in stream(connection, query):
         topic = topics[aggregate].number

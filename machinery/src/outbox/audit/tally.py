@@ -11,12 +11,10 @@ from decimal import Decimal
 from functools import partial
 from typing import Literal, NamedTuple
 
-from outbox.audit.declared import Addend, Declared, name_in
-from outbox.audit.letters import Letter, TopicOffset
-from outbox.audit.quantity import EXACT
+from outbox.audit.declared import EXACT, Addend, Declared, name_in
 from outbox.audit.report import ComparisonReport, SinkReport
 from outbox.audit.rows import ComparedRows, difference_of
-from outbox.audit.sinks import Sinks, SinkState
+from outbox.audit.sinks import Letter, Sinks, SinkState, TopicOffset
 from outbox.audit.source import Source
 from outbox.audit.store import Store
 from outbox.base.errors import plural
@@ -47,35 +45,62 @@ class Event(NamedTuple):
         return None if self.partition is None else TopicOffset(self.partition, self.offset)
 
 
-class RowsOfSink:
-    """One comparison of the rows of one sink. Every event that it has not applied may change the row of its key."""
+class ComparedSink:
+    """One comparison of one sink. Events that the sink has not applied explain a difference of their keys: of totals by
+    what they add, if the comparison says that, and otherwise by whatever they change.
+    """
 
-    def __init__(self, rows: ComparedRows, topics: Sequence[int] = (), *, hides_values: bool = False) -> None:
+    def __init__(
+        self, rows: ComparedRows, addends: Sequence[Addend | None], topics: Sequence[int], *, hides_values: bool
+    ) -> None:
         self._rows, self._topics, self._hides_values = rows, topics, hides_values
+        self._addends = addends if rows.comparison.adds else None  # by kind; None if nobody knows
+        self._unapplied: dict[str, Decimal] = defaultdict(Decimal)
         self._in_flight: set[str] = set()  # keys of events that the source's side contains, and the sink's does not
         self._excused: set[str] = set()  # keys whose difference has a known reason, and nobody knows how large it is
         self.report = ComparisonReport.of(rows)
 
     def repeat(self, key: str, kind: int, numbers: Sequence[Decimal | None]) -> None:
-        """Note a duplicate. It says nothing about a row."""
+        """Note what a duplicate would add."""
+        addend = None if self._addends is None else self._addends[kind]
+        added = None if addend is None else addend.of(numbers)
+        if added is not None:
+            repeated = self.report.repeated
+            repeated[key] = EXACT.add(repeated.get(key, Decimal(0)), added)
 
-    def lack(
-        self, key: str, _kind: int | None, _numbers: Sequence[Decimal | None] | None, *, is_in_flight: bool
-    ) -> None:
+    def lack(self, key: str, kind: int | None, numbers: Sequence[Decimal | None] | None, *, is_in_flight: bool) -> None:
         """Note an event that the source's side contains, and the sink's does not.
 
         ``numbers`` are None if nobody knows them.
         """
-        (self._in_flight if is_in_flight else self._excused).add(key)
+        if self._addends is None:
+            (self._in_flight if is_in_flight else self._excused).add(key)
+            return
+        addend = Addend(1, is_known=False) if kind is None else self._addends[kind]
+        if addend is None:
+            return
+        added = None if kind is None or numbers is None else addend.of(numbers)
+        if added is None:
+            self.report.uncertain.add(key)
+        else:
+            self._unapplied[key] = EXACT.add(self._unapplied[key], added)
 
     def excuse(self, key: str) -> None:
         """Do not report a difference of a key: something that is reported elsewhere explains it."""
         self._excused.add(key)
 
     def compare(self, is_erased: Callable[[str], bool]) -> None:
-        """Compare the rows of each key that is not erased. If other keys than those of events have rows, an event may
-        change any row.
-        """
+        """Compare each key, after all events. The totals or row of an erased one may differ."""
+        if self._rows.comparison.columns:
+            self._compare_rows(is_erased)
+        elif self._in_flight:
+            keys = plural(len(self._in_flight), "key")
+            self.report.not_compared = f"not now: events of {keys} in flight, and its file does not say what one adds"
+        else:
+            self._compare_totals(is_erased)
+
+    def _compare_rows(self, is_erased: Callable[[str], bool]) -> None:
+        """If other keys than those of events have rows, an event may change any row."""
         unapplied = len(self._in_flight | self._excused)
         other = self._rows.other_key(self._topics) if unapplied and self._topics else None
         if other is not None:
@@ -93,44 +118,8 @@ class RowsOfSink:
                 difference = Difference.of(key, source, sink)
                 self.report.differences.add(difference.without_values if self._hides_values else difference)
 
-
-class TotalsOfSink(RowsOfSink):
-    """One comparison of the totals of one sink."""
-
-    def __init__(self, rows: ComparedRows, addends: Sequence[Addend | None]) -> None:
-        super().__init__(rows)
-        self._addends = addends
-        self._unapplied: dict[str, Decimal] = defaultdict(Decimal)
-
-    def repeat(self, key: str, kind: int, numbers: Sequence[Decimal | None]) -> None:
-        """Note what a duplicate would add."""
-        addend = self._addends[kind]
-        added = None if addend is None else addend.of(numbers)
-        if added is not None:
-            repeated = self.report.repeated
-            repeated[key] = EXACT.add(repeated.get(key, Decimal(0)), added)
-
-    def lack(self, key: str, kind: int | None, numbers: Sequence[Decimal | None] | None, *, is_in_flight: bool) -> None:
-        """Subtract an event that the source's totals contain, and the sink's do not."""
-        if not self._rows.comparison.adds:
-            super().lack(key, kind, numbers, is_in_flight=is_in_flight)
-            return
-        addend = Addend(1, is_known=False) if kind is None else self._addends[kind]
-        if addend is None:
-            return
-        added = None if kind is None or numbers is None else addend.of(numbers)
-        if added is None:
-            self.report.uncertain.add(key)
-        else:
-            self._unapplied[key] = EXACT.add(self._unapplied[key], added)
-
-    def compare(self, is_erased: Callable[[str], bool]) -> None:
-        """Compare the totals of each key. Those of an erased one may differ."""
+    def _compare_totals(self, is_erased: Callable[[str], bool]) -> None:
         report = self.report
-        if self._in_flight:
-            in_flight = plural(len(self._in_flight), "key")
-            report.not_compared = f"not now: events of {in_flight} in flight, and its file does not say what one adds"
-            return
         differing = {key: (source, sink) for key, _, _, source, sink in self._rows.differing() if source != sink}
         for key in {**differing, **self._unapplied}.keys() - report.uncertain:
             source, sink = differing.get(key, (None, None))
@@ -151,10 +140,13 @@ class Tally:
         known = all(topic in source.versions for topic in self.topics)
         topics = [declared.topic_by_name[topic].number for topic in self.topics] if known else []
         self.compared = [
-            RowsOfSink(rows, topics, hides_values=spec.is_personal)
-            if rows.comparison.columns
-            else TotalsOfSink(rows, declared.addends(spec, rows.comparison))
-            for rows in (ComparedRows(store, one, state.name) for one in declared.comparisons_of(state.name))
+            ComparedSink(
+                ComparedRows(store, one, state.name),
+                declared.addends(spec, one),
+                topics,
+                hides_values=spec.is_personal,
+            )
+            for one in declared.comparisons_of(state.name)
             if spec is not None and not state.not_compared
         ]
         self.report = SinkReport.of(state, [one.report for one in self.compared])

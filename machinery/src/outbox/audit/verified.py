@@ -2,7 +2,8 @@
 
 A check that finds no problem notes a *verified point*: for each topic and partition the offset up to which every sink
 had applied it, and for each key the versions up to there. An incremental check reads the topics from that point on, and
-of the outbox only the rows that may have been written since. Totals and rows it compares for every key, as always.
+of the outbox only the rows that may have been written since, and counts these alone. Totals and rows it compares for
+every key, as always.
 
 That proves as much as a full check if what came is as usual. Whatever is not is a `Doubt`, and everything is read:
 
@@ -29,10 +30,10 @@ import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from outbox.audit import letters
 from outbox.audit.declared import Declared
 from outbox.audit.sinks import Sinks, SinkState
 from outbox.audit.topic_log import TopicEnd
@@ -40,22 +41,19 @@ from outbox.base.settings import Settings
 from outbox.events.values import KEY_MAX_BYTES
 
 IDENTITY_BYTES = 32
-FORMAT = 3  # of a stored point
+FORMAT = 4  # of a stored point
 
 
 class Doubt(Exception):
     """An incremental check does not suffice. The message says why."""
 
 
-class EventCounts(msgspec.Struct):
-    """Counts of one event, in all its versions. Those of a verified point have nothing in flight, lost or foreign."""
+class VerifiedKey(NamedTuple):
+    """The versions of a key that are verified, with all in between, and the partition of its events."""
 
-    delivered: int = 0  # on the topic, duplicates too
-    duplicates: int = 0
-    in_flight: int = 0  # in the outbox and not on the topic yet
-    lost: int = 0  # in the outbox, and the topic has skipped it
-    foreign: int = 0  # on the topic, and never in the outbox
-    pruned: int = 0  # on the topic, and `outbox prune` may have deleted it from the outbox
+    lowest: int
+    highest: int
+    partition: int
 
 
 class TopicPoint(msgspec.Struct, frozen=True):
@@ -63,13 +61,9 @@ class TopicPoint(msgspec.Struct, frozen=True):
 
     topic_id: str = ""
     next_offsets: dict[int, int] = {}
-    records: int = 0
-    acknowledged: int = 0  # of them, those that break the contract and whose dead letters were discarded
-    events: dict[str, EventCounts] = {}  # by name
-    versions: dict[str, tuple[int, int]] = {}  # by key the lowest and the highest; there is each version in between
-    partitions: dict[str, int] = {}  # by key, also of events that came later
+    keys: dict[str, VerifiedKey] = {}
     since_ms: int = 0  # a row of the outbox from before this moment is verified
-    letters: dict[str, bytes] = {}  # by sink, those of records before the point (`outbox.audit.letters.digest`)
+    letters: dict[str, bytes] = {}  # by sink, those of records before the point (`SinkState.digest_of_letters`)
 
     @property
     def is_beginning(self) -> bool:
@@ -85,11 +79,11 @@ class TopicPoint(msgspec.Struct, frozen=True):
             for partition, offset in self.next_offsets.items():
                 if positions.get(partition, 0) < offset:
                     raise Doubt(f"sink {state.name} is before offset {offset} of {topic}, partition {partition}")
-            if letters.digest(state.letters, topic, self.next_offsets) != self.letters.get(state.name):
+            if state.digest_of_letters(topic, self.next_offsets) != self.letters.get(state.name):
                 raise Doubt(f"sink {state.name}: its dead letters of {topic} from before have changed")
-        for key, (_, highest) in self.versions.items():
-            if (versions or {}).get(key, 0) < highest and not sinks.is_erased([topic], key):
-                raise Doubt(f"topic {topic}: the source has a lower version of key {key} than {highest}")
+        for key, known in self.keys.items():
+            if (versions or {}).get(key, 0) < known.highest and not sinks.is_erased([topic], key):
+                raise Doubt(f"topic {topic}: the source has a lower version of key {key} than {known.highest}")
 
 
 class Verified(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
 
@@ -35,6 +36,19 @@ class Visible:
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
+
+
+def sparse(report: Progress, every_s: float) -> Progress:
+    """Report a line now and then, and drop the others."""
+    next_s = time.monotonic() + every_s
+
+    def one(line: str) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + every_s
+            report(line)
+
+    return one
 
 
 def guarded(stream: TextIO) -> TextIO:

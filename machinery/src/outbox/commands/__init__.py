@@ -49,11 +49,11 @@ COMMANDS = {
         "outbox.commands.check:check_command",
         "compare source, topics and sinks: duplicates, losses, drift",
     ),
-    "doctor": Entry("Check", "outbox.commands.doctor:doctor", "examine every hop, and say how to fix what is wrong"),
+    "doctor": Entry("Check", "outbox.commands.check:doctor", "examine every hop, and say how to fix what is wrong"),
     "sql": Entry("Check", "outbox.commands.sql:sql_command", "look into a database, read-only: a statement, or psql"),
     "monitor": Entry(
         "Check",
-        "outbox.commands.monitor:monitor_command",
+        "outbox.commands.check:monitor_command",
         "serve metrics of the slot, the connector, dead letters and drift",
     ),
     "rewind": Entry("Repair", "outbox.commands.rewind:rewind_command", "reset a sink's offsets and replay"),

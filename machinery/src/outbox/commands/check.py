@@ -1,28 +1,24 @@
-"""outbox check: compare source, topics and sinks."""
+"""outbox check, doctor and monitor: look at the chain. They change nothing, but that monitor restarts a task."""
 
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import signal
+import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
-from outbox.audit.quantity import text_of
 from outbox.base.errors import Failure, plural
-from outbox.base.settings import load
+from outbox.base.settings import address, load
+from outbox.base.terminal import sparse
 
 if TYPE_CHECKING:
-    from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
+    from outbox.audit.report import Report
 
-WORST_SHOWN = 5
-REASONS_SHOWN = 5
-LABEL_WIDTH_MIN = 12
 PROGRESS_S = 10.0
-
-Line = tuple[str, str]  # a label, and what is said about it
 
 
 @click.command("check")
@@ -37,29 +33,25 @@ def check_command(wait_s: float | None, incremental: bool, as_json: bool) -> Non
     and neither are events that were discarded with a reason. The command works beside running writers and sinks: it
     counts events in flight separately.
 
-    Files in the folder `comparisons` of a sink say which totals and rows are compared. Tables that no comparison reads
-    are named.
+    Files in the folder `comparisons` of a sink say which totals and rows are compared.
 
     If --wait ends while events are in flight, the report shows where they are, with status 1.
 
-    With --incremental it can run every few minutes on large topics. In any doubt it reads everything.
+    With --incremental it can run every few minutes on large topics: it reads and counts what came since. In any doubt
+    it reads everything.
 
     \b
     The keys of --json are stable:
-      topics   name, outbox_events, records, verified_before, duplicates, in_flight, pruned, missing_versions,
-               repeated_versions, spread_keys, and
+      topics   name, outbox_events, records, acknowledged, duplicates, in_flight, pruned, and
                  lost       ids of the events that are in the outbox and that the topic has skipped
-                 malformed  count, first, reasons (by kind), acknowledged: records that break the contract
-                 foreign    count, first, worst: valid events that never were in the outbox
+                 malformed  by reason, how many records break the contract; acknowledged are those that were discarded
                  events     by name: delivered, duplicates, in_flight, lost, foreign, pruned
       total    the numbers of all topics added up
-      sinks    name, in_flight, lost, parked (all that it has set aside), duplicates, filtered (by its transform),
-               not_compared, and
+      sinks    name, in_flight, lost, parked (all that it has set aside), discarded (dead letters by reason),
+               duplicates, filtered (by its transform), not_compared, and
                  comparisons  name, keys, drift (by key), drift_total, uncertain_keys, not_compared, differing_keys, and
                    differences  the 20 worst rows: key, row (differs, missing or surplus in the sink), columns (by name:
                                 source, sink; the beginning of a value above 200 characters)
-      uncompared_tables  tables with rows per sink that no comparison reads
-      acknowledged       sink, count, reasons (by text): dead letters that were discarded
       notes              what is not compared, and why
       settled            whether nothing is in flight
       findings           code, message, count, first, worst, topic, sink, comparison; null or "" if absent
@@ -68,7 +60,7 @@ def check_command(wait_s: float | None, incremental: bool, as_json: bool) -> Non
 
     settings = load()
     gc.freeze()  # what is imported stays: to look for garbage in it again and again is a third of the work
-    progress = Progress()
+    progress = sparse(partial(click.echo, err=True), PROGRESS_S)
     if wait_s is None:
         report = check.check(settings, incremental=incremental, progress=progress)
     else:
@@ -85,98 +77,52 @@ def check_command(wait_s: float | None, incremental: bool, as_json: bool) -> Non
 
 
 def _show(report: Report, as_json: bool) -> None:
-    click.echo(as_text(report) if as_json else describe(report))
+    click.echo(report.as_json() if as_json else report.as_text())
 
 
-class Progress:
-    """Shows on stderr how far a long check is, every ten seconds if that has changed."""
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
+def doctor(as_json: bool) -> None:
+    """Look at every hop: databases, slot, connector, topics, sinks, retention. Status 1 if a problem is found.
 
-    def __init__(self) -> None:
-        self._due_at = time.monotonic() + PROGRESS_S
-        self._shown = ""
+    Changes nothing. Use `outbox check` to learn whether events are lost or duplicated.
 
-    def __call__(self, line: str) -> None:
-        """Show a line, unless it is the last one that was shown, or another one was shown a moment ago."""
-        if line != self._shown and time.monotonic() >= self._due_at:
-            click.echo(line, err=True)
-            self._due_at, self._shown = time.monotonic() + PROGRESS_S, line
+    \b
+    The keys of --json are stable, a list of:
+      hop, code, message, remedy (null if all is well), is_ok
+    """
+    from outbox.audit.doctor import examine
 
-
-def as_text(report: Report) -> str:
-    """The report as JSON. Numbers are exact, also those with a fraction."""
-    return msgspec.json.format(msgspec.json.Encoder(decimal_format="number").encode(report.as_dict())).decode()
-
-
-def describe(report: Report) -> str:
-    """The report for a person: topic by topic, and sink by sink."""
-    lines: list[Line] = []
-    for topic in report.topics:
-        lines += _topic(topic)
-    if len(report.topics) > 1:
-        lines += _counts("all topics", report)
-    for sink in report.sinks:
-        lines += _sink(sink)
-    lines += [("note", note) for note in report.notes]
-    width = max([LABEL_WIDTH_MIN, *(len(label) for label, _ in lines)])
-    return "\n".join(f"{label:<{width}} {text}" for label, text in lines)
+    diagnoses = []
+    for diagnosis in examine(load()):
+        diagnoses.append(diagnosis)
+        if not as_json:
+            mark = click.style("ok ", fg="green") if diagnosis.is_ok else click.style("FIX", fg="red")
+            remedy = f" — {diagnosis.remedy}" if diagnosis.remedy else ""
+            click.echo(f"{mark} {diagnosis.hop:<10}{diagnosis.message}{remedy}")
+    if as_json:
+        click.echo(json.dumps([diagnosis.as_dict() for diagnosis in diagnoses], indent=2))
+    problems = [diagnosis for diagnosis in diagnoses if not diagnosis.is_ok]
+    if problems:
+        raise Failure(f"{plural(len(problems), 'problem')} found; first: {problems[0].message}", code="problems-found")
 
 
-def _topic(topic: TopicReport) -> Iterator[Line]:
-    yield from _counts(f"topic {topic.name}", topic)
-    if topic.repeated_versions:
-        yield "", f"{plural(topic.repeated_versions, 'version')} of a key on different events"
-    if topic.spread_keys:
-        yield "", f"{plural(topic.spread_keys, 'key')} with events on several partitions"
-    if topic.malformed.count:
-        yield "", f"{plural(topic.malformed.count, 'record')} outside the contract"
-    if topic.malformed.acknowledged:
-        yield "", f"{plural(topic.malformed.acknowledged, 'record')} outside the contract, discarded"
-    if topic.pruned or topic.foreign.count:
-        yield "", f"{plural(topic.pruned, 'event')} pruned from the outbox, {topic.foreign.count} foreign"
+@click.command("monitor")
+@click.option(
+    "--bind", type=address, default="127.0.0.1:9401", metavar="HOST:PORT", help="Where it listens; 127.0.0.1:9401."
+)
+@click.option(
+    "--check-every", "every_s", type=click.FloatRange(min=1), default=300.0, help="Seconds between two checks; 300."
+)
+def monitor_command(bind: tuple[str, int], every_s: float) -> None:
+    """Serve Prometheus metrics of what no other process exports: slot, connector, dead letters, losses, drift.
 
+    It reads as the auditor, and runs until it is stopped. It restarts a connector's task that the broker has forgotten,
+    and changes nothing else. Each metric describes itself (`# HELP`).
+    """
+    from outbox.audit import monitor
 
-def _counts(label: str, of: TopicReport | Report) -> Iterator[Line]:
-    before = f" ({of.verified_before} verified before)" if of.verified_before else ""
-    records = f"{plural(of.records, 'record')}{before}, {plural(of.duplicates, 'duplicate')}"
-    yield label, f"{records}; {plural(of.outbox_events, 'event')} in the outbox"
-    missing = plural(of.missing_versions, "version")
-    yield "", f"{len(of.lost)} lost, {missing} missing, {of.in_flight} in flight"
-
-
-def _sink(sink: SinkReport) -> Iterator[Line]:
-    lost = f", {sink.lost} lost" if sink.lost else ""
-    not_compared = f"; not compared: {sink.not_compared}" if sink.not_compared else ""
-    yield f"sink {sink.name}", f"{sink.in_flight} in flight, {sink.parked} set aside{lost}{not_compared}"
-    if sink.discarded:
-        yield "", f"{sum(sink.discarded.values())} discarded: {_reasons(sink.discarded)}"
-    if sink.filtered:
-        yield "", f"{plural(sink.filtered, 'event')} filtered by its transform"
-    for comparison in sink.comparisons:
-        yield from _comparison(comparison)
-
-
-def _reasons(discarded: Mapping[str, int]) -> str:
-    most = sorted(discarded.items(), key=lambda entry: (-entry[1], entry[0]))
-    shown = [f"{reason} ({count})" for reason, count in most[:REASONS_SHOWN]]
-    return ", ".join([*shown, *(["…"] if len(most) > REASONS_SHOWN else [])])
-
-
-def _comparison(one: ComparisonReport) -> Iterable[Line]:
-    if one.not_compared:
-        result = f"not compared: {one.not_compared}"
-    elif one.differences.count:
-        result = f"DIFFERS in {plural(one.differences.count, 'key')}"
-    elif one.drift:
-        result = f"DRIFTS by {text_of(one.drift_total)} in {plural(len(one.drift), 'key')}"
-    else:
-        result = f"equals the source ({plural(one.keys, 'key')})"
-    uncertain = f", {plural(len(one.uncertain), 'key')} uncertain" if one.uncertain else ""
-    yield "", f"{one.name}: {result}{uncertain}"
-    worst = sorted(one.drift.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]
-    for key, difference in worst:
-        yield "", f"    {key}  {text_of(difference, sign='+')}"
-    for row in one.differences.worst[:WORST_SHOWN]:
-        kind = "" if row.row == "differs" else f"is {row.row} in the sink: "
-        yield "", f"    {row.key}  {kind}{'; '.join(row.lines)}"
-    if one.differences.count > WORST_SHOWN:
-        yield "", f"    and {plural(one.differences.count - WORST_SHOWN, 'more key')}"
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    monitor.serve(load(), bind, every_s, click.echo, ended)

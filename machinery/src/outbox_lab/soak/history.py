@@ -211,7 +211,7 @@ class Checked:
 def checked(when: str, report: Mapping[str, Any], in_flight: str = "") -> Checked:
     """The result in a report, as JSON has it."""
     problems = [Problem(one["code"], one["message"], one["sink"]) for one in report["findings"]]
-    malformed = sum(one["malformed"]["count"] + one["malformed"]["acknowledged"] for one in report["topics"])
+    malformed = sum(sum(one["malformed"].values()) + one["acknowledged"] for one in report["topics"])
     return Checked(when, report["total"]["duplicates"], problems, in_flight, malformed)
 
 

@@ -12,7 +12,7 @@ from outbox.audit import check
 from outbox.audit.report import Report
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
-from outbox.base.terminal import Progress
+from outbox.base.terminal import Progress, sparse
 from outbox_lab.soak import observe, verdict
 from outbox_lab.soak.clients import Clients
 from outbox_lab.soak.domain import Domain, options_of
@@ -106,7 +106,7 @@ class _Run:
 
     def _break(self, clients: Clients, nemesis: Nemesis) -> None:
         """Let clients and nemesis loose, until every fault is healed and the service answers."""
-        report = sparse(self.say)
+        report = sparse(self.say, REPORTED_EVERY_S)
 
         def watch() -> None:
             clients.require_running()
@@ -136,19 +136,6 @@ def progress(recorder: Recorder, nemesis: Nemesis) -> str:
     )
 
 
-def sparse(report: Progress) -> Progress:
-    """Report at most one line a minute, and drop the others."""
-    next_s = time.monotonic() + REPORTED_EVERY_S
-
-    def one(text: str) -> None:
-        nonlocal next_s
-        if time.monotonic() >= next_s:
-            next_s = time.monotonic() + REPORTED_EVERY_S
-            report(text)
-
-    return one
-
-
 def judge(domain: Domain, folder: Folder) -> Verdict:
     """Judge the files of a run, and write the verdict beside them."""
     found = verdict.judge(folder.record(domain))
@@ -164,7 +151,7 @@ def _settled(settings: Settings, report: Progress) -> Checked:
     before = math.inf
     while True:
         try:
-            done = check.check_settled(settings, STUCK_S, progress=sparse(report))
+            done = check.check_settled(settings, STUCK_S, progress=sparse(report, REPORTED_EVERY_S))
         except check.InFlightError as error:
             if _in_flight(error.report) >= before:
                 return checked("at the end", error.report.as_dict(), error.report.in_flight_text)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from outbox.audit import check
-from outbox.audit.quantity import text_of
+from outbox.audit.declared import text_of
 from outbox.audit.report import ComparisonReport, Report, sum_of_sizes
 from outbox.base.errors import Failure, plural
 from outbox.base.wait import wait_for
@@ -412,7 +412,7 @@ class Story:
 
     def _expect_nothing_lost(self, report: Report) -> None:
         lost = len(report.lost) - len(self._first.lost)
-        missing = report.missing_versions - self._first.missing_versions
+        missing = report.count("versions-missing") - self._first.count("versions-missing")
         events = report.outbox_events - self._first.outbox_events
         found = f"{events} in the outbox, {lost} lost, {missing} versions missing"
         self._screen.expect(lost == 0 and missing == 0, "nothing is lost", found)

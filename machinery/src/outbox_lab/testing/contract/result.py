@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from psycopg2 import extensions, sql
 
-from outbox.audit.sinks import MACHINERY_TABLES
 from outbox.base.database import Row, connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.function import FunctionTarget
@@ -28,7 +27,11 @@ from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.spec import SinkSpec
 
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
-MACHINERY = MACHINERY_TABLES | {"dedup_horizon", "erased_keys", "outbox_version", "sinks"}
+MACHINERY = {
+    *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "dedup_horizon", "erased_keys"),
+    *("key_versions", "landed_events", "outbox_version", "positions", "processed_changes", "processed_events"),
+    *("sinks", "skipped_events"),
+}
 ICEBERG = {"iceberg_namespace_properties", "iceberg_tables"}  # of `outbox.migrations.make_iceberg_catalog`
 LETTERS = "dead_letters"
 EMPTIED = """
