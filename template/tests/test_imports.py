@@ -31,7 +31,6 @@ PUBLIC = {
         "outbox.migrations",
         "outbox.sinks",
         "outbox_lab.soak",
-        "outbox.spark",
         "outbox.targets",
         "outbox_lab.walkthrough",
         "outbox.web",

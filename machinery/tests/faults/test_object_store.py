@@ -1,4 +1,6 @@
-"""The sink `lakehouse` with its table and its checkpoint in S3: moto's server, which keeps objects in memory."""
+"""Sinks with their checkpoints in S3, and `lakehouse` with its table there too: moto's server, which keeps objects in
+memory, behind a link that can be cut.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,22 @@ from pyarrow import fs
 
 from outbox.audit import check
 from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
 from outbox.sink.applying.lakehouse import table
+from outbox_lab.soak.proxy import Proxy
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process
 from outbox_lab.testing.homes import Homes
+from tests.support.made_events import sums
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up_alone, logged, running, wait_applied
+from tests.support.sink_process import (
+    Publisher,
+    catch_up_alone,
+    logged,
+    reported_failure,
+    running,
+    wait_applied,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -50,51 +62,56 @@ class ObjectStore(Process):
         options = {"access_key": KEY, "secret_key": SECRET, "region": REGION, "endpoint_override": place}
         return fs.S3FileSystem(**options, scheme="http", allow_bucket_creation=True)
 
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The variables by which programs other than Spark find it."""
-        return {
-            "AWS_ENDPOINT_URL": f"http://{ports.LOOPBACK}:{self._port}",
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_REGION": REGION,
-            "AWS_ALLOW_HTTP": "true",
-        }
 
-    def write_properties(self, file: Path) -> Path:
-        """Write the properties by which Spark finds it."""
-        properties = {
-            "endpoint": f"http://{ports.LOOPBACK}:{self._port}",
-            "endpoint.region": REGION,
-            "path.style.access": "true",
-            "access.key": KEY,
-            "secret.key": SECRET,
-        }
-        file.write_text("".join(f"spark.hadoop.fs.s3a.{name} {value}\n" for name, value in properties.items()))
-        return file
+def environment(port: int) -> Mapping[str, str]:
+    """The variables by which programs other than Spark find the store."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://{ports.LOOPBACK}:{port}",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": REGION,
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+def write_properties(file: Path, port: int) -> Path:
+    """Write the properties by which Spark finds the store, and gives up soon if it is silent."""
+    properties = {
+        "endpoint": f"http://{ports.LOOPBACK}:{port}",
+        "endpoint.region": REGION,
+        "path.style.access": "true",
+        "access.key": KEY,
+        "secret.key": SECRET,
+        "attempts.maximum": "1",
+        "retry.limit": "1",
+    }
+    file.write_text("".join(f"spark.hadoop.fs.s3a.{name} {value}\n" for name, value in properties.items()))
+    return file
 
 
 @pytest.fixture(scope="module")
-def object_store(homes: Homes) -> Iterator[ObjectStore]:
-    """A server with one bucket, which is empty at first."""
+def link(homes: Homes) -> Iterator[Proxy]:
+    """The link to a server with one bucket, which is empty at first."""
     if importlib.util.find_spec("moto") is None:
         pytest.skip("moto is not installed")
     with ports.reserved(0) as (port,):
         server = ObjectStore(homes.new("s3"), port)
         server.start()
     server.files.create_dir(BUCKET)
-    yield server
+    made = Proxy("spark-s3", port)
+    yield made
+    made.close()
     server.stop()
 
 
 @pytest.fixture
-def stored(topic: Settings, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def stored(topic: Settings, link: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A topic whose sinks keep all that they have in S3."""
-    for name, value in object_store.environment.items():
+    for name, value in environment(link.port).items():
         monkeypatch.setenv(name, value)
     return topic.replace(
         sink_storage=f"s3a://{BUCKET}/{topic.topic_prefix}",
-        spark_properties=object_store.write_properties(tmp_path / "spark.properties"),
+        spark_properties=write_properties(tmp_path / "spark.properties", link.port),
     )
 
 
@@ -117,3 +134,27 @@ def test_a_killed_sink_continues_from_its_checkpoint_in_s3(stored: Settings, pub
     assert sorted(ids) == sorted(event.event_id for event in some)
     [state] = [one for one in check.check(stored).sinks if one.name == NAME]
     assert state.not_compared == ""
+
+
+def test_a_silent_file_system_is_reported_and_waited_for(
+    stored: Settings, link: Proxy, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(60)
+    publisher.send(some[:20])
+    with running(stored, "dedup") as sink:
+        wait_applied(sink, database, 20, TIMEOUT_S)
+        link.cut()
+        publisher.send(some[20:40])
+        wait_for("two attempts", lambda: sink.tail(50).count("the sink starts again") > 1, timeout_s=TIMEOUT_S)
+        assert "checkpoint-unavailable" in sink.tail(50)
+        link.heal()
+        wait_applied(sink, database, 40, TIMEOUT_S)
+    publisher.send(some[40:])
+    link.cut()
+    failure = reported_failure(catch_up_alone(stored, "dedup"))
+    assert failure.startswith(f"outbox: checkpoint {stored.checkpoints}/dedup: ")
+    assert "OUTBOX_SINK_STORAGE" in failure
+    link.heal()
+    done = catch_up_alone(stored, "dedup")
+    assert done.returncode == 0, done.stderr
+    assert database.totals() == sums(some)

@@ -15,8 +15,7 @@ from outbox.base.settings import load
 from outbox.events.schema import Column
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.discovery import event_decoders
-from outbox.sink.frames import frame
-from outbox.sink.frames.transform import Function, Transform, quoted, unusable
+from outbox.sink.spark.transform import Function, Transform, as_events, frame_schema, quoted, unusable
 from outbox_lab.testing import check_transform, example_events
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
@@ -116,7 +115,7 @@ def test_an_error_of_the_transform_is_raised_as_it_is(items: DataFrame) -> None:
 @pytest.mark.parametrize("names", [["item"], ["order"], ["item", "order"], ["order.placed.v1"]])
 def test_examples_have_the_columns_that_a_sink_gives(spark: SparkSession, names: list[str]) -> None:
     found = example_events(spark, SETTINGS, names, count=20)
-    assert found.schema == frame.schema(Layout.of_decoders(event_decoders(SETTINGS, names)))
+    assert found.schema == frame_schema(Layout.of_decoders(event_decoders(SETTINGS, names)))
     rows = found.collect()
     assert len({(row.event_id, row.partition, row.offset) for row in rows}) == len(rows) == 20
 
@@ -155,7 +154,7 @@ def test_a_property_may_have_the_name_of_the_topic(spark: SparkSession, tmp_path
     spec = replace(spec, job=replace(spec.job, transform="tests.transforms:everything"))
     [(topic, decoder)] = spec.decoders.items()
     decoded = decoder.decode(as_read(record("placed", {"id": "a", "number": 1, **values})))
-    events = frame.as_events(spec.layout.table(decoded.rows), topic)
+    events = as_events(spec.layout.table(decoded.rows), topic)
     returned = Transform(spark, spec).apply(events).rows
     assert returned is not None
     assert returned.select([*values]).to_pylist() == [values]
@@ -165,7 +164,7 @@ def test_a_property_may_have_the_name_of_the_topic(spark: SparkSession, tmp_path
 
 @pytest.mark.parametrize("name", ["ctid", "outbox_version", "a%", "a:b", 'a"b', "a" * 52])
 def test_a_name_that_no_column_of_postgres_can_have_is_refused(name: str) -> None:
-    given = frame.schema(Layout({"order.placed": [Column("price:numeric", "numeric", is_nullable=True)]}))
+    given = frame_schema(Layout({"order.placed": [Column("price:numeric", "numeric", is_nullable=True)]}))
     assert unusable(StructType([*given, StructField(name, StringType())]), given) is not None
     cast = [StructField("price:numeric", DecimalType(38, 2)) if one.name == "price:numeric" else one for one in given]
     assert unusable(StructType(cast), given) is None

@@ -43,10 +43,10 @@ from outbox.sink.decoding.batch import Batch, Chunk, Returned
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.decoding.ids import day_of
 from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records
-from outbox.sink.reading.reader import PART_MAX_BYTES, Read, Reader
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Chosen, Replayed, Selection
+from outbox.sink.spark.reader import PART_MAX_BYTES, Read, Reader
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
 from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.failures import raises

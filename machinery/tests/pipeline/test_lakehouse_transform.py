@@ -21,8 +21,8 @@ from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.decoding.batch import Returned
-from outbox.sink.reading import reader
 from outbox.sink.repair.replay import Replayed
+from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises

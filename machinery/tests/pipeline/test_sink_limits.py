@@ -16,19 +16,16 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole
-from outbox.base.wait import wait_for
+from outbox.base.settings import Settings
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.records import Part
 from outbox.sink import discovery
 from outbox.sink.decoding.batch import Batch, Returned
-from outbox.sink.reading import reader
-from outbox.sink.remembering import fence
+from outbox.sink.spark import reader
 from tests.support.made_events import DAY_MS, MAIN, NOW_MS, TOPIC, uuid7
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged, running_warm
+from tests.support.sink_process import Publisher, catch_up, catch_up_alone, logged
 from tests.support.topic_reader import topic_of
 
 RANDOM = Random(41)  # noqa: S311
@@ -197,23 +194,3 @@ def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Setting
     reasons = Database(topic).query("SELECT reason, count(*) FROM dead_letters GROUP BY reason")
     assert reasons == [("id too old", 3_000 - 611)]
     assert Database(topic).applied() == 611
-
-
-def test_a_sink_that_fails_does_not_stop_its_neighbours(topic: Settings) -> None:
-    publisher = Publisher(topic)
-    publisher.send(publisher.events(20))
-    with running_warm(topic, "naive", "dedup") as sinks:
-        wait_for("both to apply", lambda: _applied(topic) == [20, 20], timeout_s=TIMEOUT_S)
-        with closing(connect(topic, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            fence.supersede(cursor, "naive")
-        publisher.send(publisher.events(30))
-        wait_for("the other to go on", lambda: _applied(topic) == [20, 50], timeout_s=TIMEOUT_S)
-        publisher.send(publisher.events(5))
-        wait_for("it to go on and on", lambda: _applied(topic) == [20, 55], timeout_s=TIMEOUT_S)
-        # It asks at its next event. That takes the longer of the two, at times.
-        wait_for("naive to report its fence", lambda: "sink-fenced" in sinks.tail(200), timeout_s=TIMEOUT_S)
-        assert sinks.is_running()
-
-
-def _applied(settings: Settings) -> list[int]:
-    return [Database(settings, name).applied() for name in ("naive", "dedup")]

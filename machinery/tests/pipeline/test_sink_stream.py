@@ -23,9 +23,9 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink.decoding import dead_records
-from outbox.sink.reading.reader import DRIVER_MAX_RECORDS
 from outbox.sink.repair import rewind
 from outbox.sink.running.metrics import ask_lag
+from outbox.sink.spark.reader import DRIVER_MAX_RECORDS
 from outbox_lab.stack import ports
 from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.spark import UI_FILTER, UI_SECRET, ui_header

@@ -19,8 +19,8 @@ from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.kafka.clients import client_config
 from outbox.sink import discovery
-from outbox.sink.reading import reader
 from outbox.sink.repair.replay import Replayed
+from outbox.sink.spark import reader
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises

@@ -34,10 +34,10 @@ from outbox.sink import discovery
 from outbox.sink.applying.function import FunctionTarget
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch
-from outbox.sink.reading import reader
 from outbox.sink.remembering import fence
-from outbox.sink.running import query, retries, stream, watchdog
+from outbox.sink.running import query, stream, supervisor, watchdog
 from outbox.sink.running.checkpoint import Checkpoint
+from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
 from tests import icebergs
@@ -101,7 +101,7 @@ def stop_before_apply() -> None:
 def short_waits() -> None:
     """A lock is waited for during a second, and a sink that has failed starts again at once."""
     patch(fence, SESSION=fence.SESSION + "SET lock_timeout = '1s';")
-    patch(retries, FIRST_DELAY_S=0.1, MAX_DELAY_S=0.1)
+    patch(supervisor, FIRST_DELAY_S=0.1, MAX_DELAY_S=0.1)
 
 
 def short_silence() -> None:
@@ -112,7 +112,7 @@ def short_silence() -> None:
 def few_retries() -> None:
     """Short waits, and the third failure in a row is the last one."""
     short_waits()
-    patch(retries, FAILURES_MAX=3)
+    patch(supervisor, FAILURES_MAX=3)
 
 
 def death_between_parts() -> None:

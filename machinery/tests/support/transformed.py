@@ -11,10 +11,10 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.kafka import topics
 from outbox.kafka.records import Part
 from outbox.sink.decoding.records import fetcher
-from outbox.sink.frames.transform import Transform, applier
-from outbox.sink.reading.reader import Reader
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
+from outbox.sink.spark.reader import Reader
+from outbox.sink.spark.transform import Transform, applier
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 

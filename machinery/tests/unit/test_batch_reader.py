@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from outbox.base.settings import SECRET_NAMES, Secret, load
 from outbox.kafka.records import Part
-from outbox.sink.reading.reader import ReadTask
 from outbox.sink.spark.daemon import without_archives
+from outbox.sink.spark.reader import ReadTask
 from tests.support.made_events import MAIN, TOPIC
 
 RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.integers(0, 10**6)), max_size=5)

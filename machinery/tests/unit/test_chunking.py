@@ -17,7 +17,7 @@ from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.batch import Chunk
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Record, Records
-from outbox.sink.reading.reader import Read
+from outbox.sink.spark.reader import Read
 from tests.support.made_events import MAIN, TOPIC, Event, as_read, nth_key, uuid7
 from tests.support.record_corpus import HEADERS_OF, VALUES, record
 

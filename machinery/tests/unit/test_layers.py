@@ -31,8 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.sink.applying",),
     ("outbox.sink.discovery",),
     ("outbox.sink.repair", "outbox.sink.spark"),
-    ("outbox.sink.frames", "outbox.sink.applying.lakehouse"),
-    ("outbox.sink.reading",),
+    ("outbox.sink.applying.lakehouse",),
     ("outbox.sink.running",),
     ("outbox.audit",),
     ("outbox.maintenance",),
@@ -46,7 +45,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "outbox.dbapi",
         "outbox.handlers",
         "outbox.sinks",
-        "outbox.spark",
         "outbox.targets",
         "outbox.web",
     ),
@@ -71,8 +69,6 @@ WINGS = ("outbox", "outbox_lab")  # what runs in production, and what develops a
 LIBRARIES: dict[str, set[str]] = {
     "pyspark": {
         "outbox.sink.spark",
-        "outbox.sink.frames",
-        "outbox.sink.reading",
         "outbox.sink.running",
         "outbox.sink.applying.lakehouse",
         "outbox_lab.testing",

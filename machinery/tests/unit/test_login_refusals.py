@@ -1,4 +1,4 @@
-"""Why a login failed: for good, or for now. A sink starts again after the second kind (`outbox.sink.running.retries`).
+"""Why a login failed: for good, or for now. A sink starts again after the second kind.
 
 And what a server gets that only pretends to be ours.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.sink.running.retries import FAILURES_MAX, MAX_DELAY_S, WITHIN_S, Retries
+from outbox.sink.running.supervisor import FAILURES_MAX, MAX_DELAY_S, WITHIN_S, Retries
 
 
 def test_the_delay_doubles_up_to_its_bound_and_then_the_sink_gives_up() -> None:

@@ -42,7 +42,7 @@ COMMANDS = {
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
     "sink": Entry("Run", "outbox.commands.sink:sink", "run sinks, on Spark or in a process alone"),
-    "handle": Entry("Run", "outbox.commands.handle:handle", "call the project's handlers, each event once in effect"),
+    "handle": Entry("Run", "outbox.commands.sink:handle", "call the project's handlers, each event once in effect"),
     "token": Entry("Run", "outbox.commands.serve:token", "print the token that clients of the service send"),
     "check": Entry(
         "Check",

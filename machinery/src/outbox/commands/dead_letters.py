@@ -218,7 +218,7 @@ def _hide_personal(settings: Settings, letter: dict[str, Any]) -> None:
 def _applier(settings: Settings, one: SinkSpec) -> Applier:
     if one.job.transform is None:
         return one.target.applier(settings, one)
-    from outbox.sink.frames import transform  # most replays do without Spark
+    from outbox.sink.spark import transform  # most replays do without Spark
 
     return transform.applier(settings, one)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from decimal import Decimal
 from typing import Literal
 
 import click
@@ -116,25 +114,16 @@ def _look_up(settings: Settings, declared: SinkSpec) -> tuple[list[Topic], dict[
 
 
 def _print_result(result: RebuildResult) -> None:
-    """Print the changes by a rebuild from the source."""
+    """Print the changes by a rebuild from the source, the largest first; events in flight are included."""
     if result.differences or not result.rows:
-        _print_differences(result.differences)
+        total = sum(map(abs, result.differences.values()))
+        click.echo(f"{len(result.differences)} keys differ, by {total} in total, events in flight included")
+        for key, difference in sorted(result.differences.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]:
+            click.echo(f"  {key}  {difference:+}")
     for name, differences in result.rows.items():
         click.echo(f"{name}: {plural(differences.count, 'row')} to change, events in flight included")
         for one in differences.worst[:WORST_SHOWN]:
             change = {"missing": "is added: ", "surplus": "is deleted: ", "differs": ""}[one.row]
             click.echo(f"  {one.key}  {change}{'; '.join(one.lines)}")
-    _print_skipped(result.skipped)
-
-
-def _print_differences(differences: Mapping[str, Decimal]) -> None:
-    """Print the changes, the largest first; events that are not applied yet are included."""
-    total = sum(map(abs, differences.values()))
-    click.echo(f"{len(differences)} keys differ, by {total} in total, events in flight included")
-    for key, difference in sorted(differences.items(), key=lambda entry: -abs(entry[1]))[:WORST_SHOWN]:
-        click.echo(f"  {key}  {difference:+}")
-
-
-def _print_skipped(skipped: Mapping[tuple[str, int], tuple[int, int]]) -> None:
-    for (topic, partition), (first, last) in sorted(skipped.items()):
+    for (topic, partition), (first, last) in sorted(result.skipped.items()):
         click.echo(f"partition {topic}/{partition}: offsets {first} to {last} are skipped: the topic has dropped them")

@@ -177,20 +177,6 @@ def consumer_config(settings: Settings, isolation_level: IsolationLevel) -> dict
     }
 
 
-def follower(settings: Settings, fetch_wait_ms: int) -> Consumer:
-    """A consumer of committed records from offsets that it is assigned. It says where a partition ends, and fails where
-    records are gone. A fetch waits ``fetch_wait_ms`` for something new.
-    """
-    return Consumer(
-        {
-            **consumer_config(settings, "read_committed"),
-            "auto.offset.reset": "error",
-            "fetch.wait.max.ms": fetch_wait_ms,
-            "enable.partition.eof": True,
-        }
-    )
-
-
 @contextmanager
 def consumer(
     settings: Settings,

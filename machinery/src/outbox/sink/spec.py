@@ -44,7 +44,7 @@ class SinkJob:
     state that a key has reached.
 
     ``transform`` names a function of DataFrames, as ``module:function``, that the events pass before the projections,
-    or a MERGE, see them (`outbox.sink.frames.transform`). Only what needs it imports it, and PySpark with it.
+    or a MERGE, see them (`outbox.sink.spark.transform`). Only what needs it imports it, and PySpark with it.
     """
 
     name: str = ""

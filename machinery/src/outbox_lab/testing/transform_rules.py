@@ -1,4 +1,4 @@
-"""Whether a transform keeps the rules of `outbox.sink.frames.transform`: for a project's own tests, without Kafka.
+"""Whether a transform keeps the rules of `outbox.sink.spark.transform`: for a project's own tests, without Kafka.
 
     def test_the_transform_keeps_the_rules(spark, settings):
         events = example_events(spark, settings, ["item"])
@@ -26,8 +26,7 @@ from outbox.events.schema import EventSchema
 from outbox.sink.decoding.layout import PLACE, Layout
 from outbox.sink.decoding.records import Record
 from outbox.sink.discovery import event_decoders
-from outbox.sink.frames import frame
-from outbox.sink.frames.transform import Function, unusable
+from outbox.sink.spark.transform import Function, as_events, frame_schema, unusable
 from outbox_lab.testing.sinks import at_places, made_id, made_record
 
 SEED = 23
@@ -52,7 +51,8 @@ def example_events(
     *,
     count: int = 60,
 ) -> DataFrame:
-    """Made-up events, as a sink would give them to its transform: with the columns and types of `frame.events`.
+    """Made-up events, as a sink would give them to its transform: with the columns and types of
+    `outbox.sink.spark.transform.frame_schema`.
 
     ``names`` are as in a job. ``payloads`` are by the event, as ``order.placed`` or ``order.placed.v1``; without a
     version they are of the newest. Without any, the examples of the schemas are taken, of every version that is read.
@@ -74,14 +74,14 @@ def example_events(
             raise Failure(f"{schema.name} is not one of {', '.join(names)}", "name it too", code="event-invalid")
         record = made_record(schema, str(payload.get(aggregate.key)), made_id(number), payload)
         made[aggregate.topic][number % PARTITIONS, number // PARTITIONS] = record
-    tables = [frame.as_events(layout.table({}), "")]
+    tables = [as_events(layout.table({}), "")]
     for topic, records in made.items():
         decoded = decoders[topic].decode(at_places([*records.values()], [*records]))
         if decoded.dead or decoded.skipped:
             why = decoded.dead[0].rejection.detail if decoded.dead else f"{', '.join(decoded.skipped)} is not asked for"
             raise Failure(f"a sink would refuse a payload: {why}", "correct it", code="event-invalid")
-        tables.append(frame.as_events(layout.table(decoded.rows), topic))
-    return spark.createDataFrame(pa.concat_tables(tables).combine_chunks(), frame.schema(layout))
+        tables.append(as_events(layout.table(decoded.rows), topic))
+    return spark.createDataFrame(pa.concat_tables(tables).combine_chunks(), frame_schema(layout))
 
 
 class Split(NamedTuple):

@@ -22,12 +22,12 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread, timeout_scale
 from outbox.kafka import topics
-from outbox.kafka.tail import Tail
+from outbox.kafka.follower import Tail
 from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.records import Records
 from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.repair.replay import Selection, replay
-from outbox.sink.running.stream import Attempt, Engine, Offsets, Stream, to_replay
+from outbox.sink.running.stream import Attempt, Engine, Offsets, Stream, replaying
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Due
 
@@ -51,9 +51,6 @@ class PlainEngine(Engine):
 
     def stream(self, attempt: Attempt) -> Plain:
         return Plain(attempt)
-
-    def require_alive(self, sink: str) -> None:
-        del sink
 
 
 class Plain(Stream):
@@ -88,13 +85,9 @@ class Plain(Stream):
         """Where the positions say, or before, if a rewind has set where."""
         first, reached = self._positions({})
         rewound = self._writer.beginning().offsets
-        beginning = {
-            topic: reached[topic] | to_replay(rewound.get(topic, {}), first[topic], reached[topic])
-            for topic in self._spec.topics
-        }
         self._writer.begin_generation()
         self._replays_to = reached if rewound else None
-        return beginning
+        return replaying(rewound, first, reached, begin=reached)
 
     def _run(self, beginning: Offsets, until_caught_up: bool) -> None:
         self._next, self._ends_there = beginning, until_caught_up

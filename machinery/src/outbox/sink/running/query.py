@@ -26,13 +26,13 @@ from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka.records import Part
 from outbox.sink.decoding.batch import Batch
-from outbox.sink.frames.transform import Transform
-from outbox.sink.reading.reader import Reader
 from outbox.sink.remembering.positions import Beginning, checkpoint_uri
 from outbox.sink.running.checkpoint import Checkpoint
-from outbox.sink.running.stream import Attempt, Engine, Offsets, Stopping, Stream, to_replay
+from outbox.sink.running.stream import Attempt, Engine, Offsets, Stopping, Stream, replaying
 from outbox.sink.spark import session
+from outbox.sink.spark.reader import Reader
 from outbox.sink.spark.session import JVM_GONE
+from outbox.sink.spark.transform import Transform
 from outbox.sink.spec import SinkSpec
 
 COMMIT_TIMEOUT_S = 30
@@ -122,12 +122,8 @@ class Query(Stream):
         problem = self._checkpoint.problem(start, reached)
         if start is not None and problem is None:
             return start
-        replayed = start or self._rewound.offsets
         begin = first if self._spec.strategy.start == "earliest" and problem is None else reached
-        offsets = {
-            topic: begin[topic] | to_replay(replayed.get(topic, {}), first[topic], reached[topic])
-            for topic in self._spec.topics
-        }
+        offsets = replaying(start or self._rewound.offsets, first, reached, begin)
         if problem is not None:
             self._begin_another(problem, offsets)
         return offsets

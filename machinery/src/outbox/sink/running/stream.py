@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from psycopg2 import extensions
 
@@ -54,13 +54,14 @@ class Attempt(NamedTuple):
     guard: Guard
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Plans and reads the batches of all sinks of a process."""
 
+    @abstractmethod
     def stream(self, attempt: Attempt) -> Stream:
         """The stream of an attempt, which is not started yet."""
 
-    def require_alive(self, sink: str) -> None:
+    def require_alive(self, sink: str) -> None:  # noqa: B027 - it lives as long as the process, unless it says otherwise
         """Raises Failure if the engine has ended, so that no sink starts again with it."""
 
 
@@ -249,9 +250,15 @@ def code_of(error: BaseException) -> str:
     return str(getattr(error, "code", "unexpected"))
 
 
-def to_replay(offsets: Mapping[int, int], first: Mapping[int, int], reached: Mapping[int, int]) -> dict[int, int]:
-    """Where the partitions of a topic are read again: not above the positions, and only what the topic still has."""
+def replaying(offsets: TopicOffsets, first: Offsets, reached: Offsets, begin: Offsets) -> Offsets:
+    """``begin``, but partitions with one of these offsets are read again from there: not above the positions that are
+    reached, and only what the topic still has.
+    """
     return {
-        partition: max(first.get(partition, 0), min(offset, reached.get(partition, offset)))
-        for partition, offset in offsets.items()
+        topic: of_topic
+        | {
+            partition: max(first[topic].get(partition, 0), min(offset, reached[topic].get(partition, offset)))
+            for partition, offset in offsets.get(topic, {}).items()
+        }
+        for topic, of_topic in begin.items()
     }

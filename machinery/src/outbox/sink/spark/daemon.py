@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 
 ARCHIVES = (".jar", ".zip")
 COLLECTED_AT = 100_000  # objects; 700 by default, which a hundred records have, and they are needed
-TASKS = "outbox.sink.reading.reader"  # what they run; imported here, so that no worker has to
+TASKS = "outbox.sink.spark.reader"  # what they run; imported here, so that no worker has to
 
 
 def main() -> None:

@@ -189,7 +189,7 @@ def stop(spark: SparkSession) -> None:
 
 
 def records(spark: SparkSession, settings: Settings, topics: Sequence[str], starting_offsets: str) -> DataFrame:
-    """The committed records of topics, as a stream whose offsets are wanted (`outbox.sink.reading.reader` reads them).
+    """The committed records of topics, as a stream whose offsets are wanted (`outbox.sink.spark.reader` reads them).
 
     ``starting_offsets`` counts where there is no checkpoint only.
     """

@@ -157,7 +157,7 @@ def _dead(one: Placed) -> DeadRecord:
 @contextmanager
 def transformed(spec: SinkSpec, database: Database) -> Iterator[Transformed]:
     """The transform of a job, in a Spark session until the end of the block. Raises Failure if it cannot be used."""
-    from outbox.sink.frames.transform import Transform  # only jobs with a transform need Spark
+    from outbox.sink.spark.transform import Transform  # only jobs with a transform need Spark
 
     with running(database.settings, [spec.target]) as spark:
         yield Transform(spark, spec).transformed

@@ -1,7 +1,7 @@
 """A job's `transform`: a function of DataFrames, which its events pass before the projections, or a MERGE, see them.
 
-The function gets what `outbox.spark.events` gives, and returns a DataFrame with the columns that the projections or the
-MERGE want (docs/spark.md has an example). It is called for every batch, and for each part of a large one. The rules:
+The function gets the columns of `frame_schema`, and returns a DataFrame with those that the projections or the MERGE
+want (docs/spark.md has an example). It is called for every batch, and for each part of a large one. The rules:
 
 - ``event_id``, ``partition`` and ``offset`` stay as they are, so that each row is known by its event.
 - An event has one row at most. An event without a row is filtered: the sink counts it, and passes it.
@@ -14,7 +14,7 @@ A breach of the first two stops the sink, with nothing applied. A test tries all
 An event for which the transform fails is found by halves and set aside as `transform failed`. Where more than
 `FAILED_MAX` of a hundred fail, the transform is at fault, and the sink stops.
 
-Records do not pass through the JVM as Spark's rows. Tasks read and decode them (`outbox.sink.reading.reader`), and the
+Records do not pass through the JVM as Spark's rows. Tasks read and decode them (`outbox.sink.spark.reader`), and the
 driver gives Spark the events of a part, and takes back what the transform returns of them.
 """
 
@@ -29,8 +29,8 @@ import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException, PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from outbox.base.errors import Failure, kind_of
 from outbox.base.settings import Settings
@@ -38,12 +38,12 @@ from outbox.events import catalog
 from outbox.events.schema import shortened
 from outbox.sink.applying.postgres.transforming import columns_of, sql_type, storable
 from outbox.sink.decoding.batch import Returned
-from outbox.sink.decoding.layout import PLACE
-from outbox.sink.frames import frame
+from outbox.sink.decoding.layout import PLACE, Layout
 from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Applier
 
+TOPIC = "outbox_topic"  # no property has this name
 # For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
 SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
 # For parts of large ones: Spark would make rows of less than 48 MB in its driver, and send each row to a task again. So
@@ -67,7 +67,7 @@ class Transform:
         """Import the transform. Raises Failure if that fails, or if it does not return what a sink can take."""
         self._spec, self._sink, self._name = spec, spec.name, str(spec.job.transform)
         self._function = self._load()
-        self._schema = frame.schema(spec.layout)
+        self._schema = frame_schema(spec.layout)
         # Each has Spark's own settings beside ours, as the adopter knows them.
         self._large, self._small = _session(spark, LARGE), _session(spark, SMALL)
         self.returned = self._returned_schema()
@@ -76,10 +76,10 @@ class Transform:
     @property
     def transformed(self) -> Transformed:
         """The transform for the events of dead letters."""
-        return Transformed(self.returned, lambda topic, rows: self.apply(frame.as_events(rows, topic)))
+        return Transformed(self.returned, lambda topic, rows: self.apply(as_events(rows, topic)))
 
     def apply(self, events: pa.Table) -> Returned:
-        """Transform the events of a small batch, which have the columns of `frame.schema`.
+        """Transform the events of a small batch, which have the columns of `frame_schema`.
 
         Raises Failure if it fails for many of them.
         """
@@ -143,7 +143,7 @@ class Transform:
         if problem is not None:
             raise self._unusable(*problem)
         types = {field.name: to_arrow_type(field.dataType) for field in schema.fields}
-        return pa.schema({name: types[name] for name in (*PLACE, *types) if name != frame.TOPIC})
+        return pa.schema({name: types[name] for name in (*PLACE, *types) if name != TOPIC})
 
     def _returned(self, events: DataFrame) -> DataFrame:
         """The DataFrame that it returns, with the columns in the order that we know.
@@ -209,6 +209,16 @@ def applier(settings: Settings, spec: SinkSpec) -> Applier:
     target = spec.target
     transform = Transform(session(settings, [target]), spec)
     return target.applier(settings, spec, transform.transformed)
+
+
+def frame_schema(layout: Layout) -> StructType:
+    """The columns of a layout as Spark has them, behind the topic of each event."""
+    return StructType([StructField(TOPIC, StringType()), *from_arrow_schema(layout.schema)])
+
+
+def as_events(rows: pa.Table, topic: str) -> pa.Table:
+    """Rows of a layout with their topic, as in `frame_schema`."""
+    return rows.add_column(0, TOPIC, pa.repeat(topic, rows.num_rows))
 
 
 def quoted(name: str) -> str:

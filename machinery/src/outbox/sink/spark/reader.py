@@ -32,9 +32,8 @@ from outbox.kafka.follower import Follower
 from outbox.kafka.records import Part, batches, bounded
 from outbox.sink.decoding.batch import Batch, Chunk, Chunking, Reached
 from outbox.sink.decoding.records import Records
-from outbox.sink.frames import frame
-from outbox.sink.frames.transform import Transform, TransformFailed, spark_reason
 from outbox.sink.spark.session import JVM_GONE
+from outbox.sink.spark.transform import Transform, TransformFailed, as_events, spark_reason
 from outbox.sink.spec import SinkSpec
 
 DRIVER_MAX_RECORDS = 100  # so that a batch of the largest records, of 1 MiB each, fits into the driver's memory
@@ -88,7 +87,7 @@ class Reader:
         if self._transform is not None:
             transform = self._transform.apply if is_small else self._transform.apply_to_many
             try:
-                returned = transform(frame.as_events(chunk.frame, part.topic))
+                returned = transform(as_events(chunk.frame, part.topic))
             except TransformFailed:  # of many events
                 return self.read(context, Part(part.topic, part.start, end).divided(2)[0])
         batch = Batch(part.topic, self._topic_ids[part.topic], part.start, end, chunk, returned)
