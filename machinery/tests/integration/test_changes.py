@@ -44,7 +44,7 @@ from tests.change_log import (
     open_sink,
     under_another_lsn,
 )
-from tests.support.made_events import NOW_MS, as_read, nth_key
+from tests.support.made_events import NOW_MS, nth_key
 from tests.support.sink_driver import Database
 
 GUARD = "\n WHERE excluded.version > stored.version"
@@ -53,18 +53,6 @@ GUARD = "\n WHERE excluded.version > stored.version"
 @pytest.fixture
 def database(databases: Settings) -> Database:
     return Database(databases, NAME)
-
-
-def test_what_tasks_read_is_applied(databases: Settings, database: Database) -> None:
-    """Ids of changes are hashes: one in ten is no time that a calendar has."""
-    items = Items()
-    for _ in range(200):
-        items.add()
-    read = [Record(key, [], value, NOW_MS) for key, value in (change.record() for change in items.log)]
-    with open_sink(databases) as sink:
-        chunk, _ = SPEC.chunking(TOPIC).first([as_read(*read, partition=0)], max_bytes=1 << 30)
-        assert sink.apply(replace(batch(items.log), chunk=chunk)).applied == len(read)
-    assert database.totals() == items.totals()
 
 
 # However they are delivered ---------------------------------------------------------------------------------------
@@ -284,14 +272,6 @@ def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: 
     assert database.query("SELECT DISTINCT status FROM dead_letters") == [("replayed",)]
     with open_sink(databases) as sink:
         assert sink.apply(batch([old, last], start=5)).applied == 0, "sent again"
-
-
-def test_a_letter_that_is_still_wrong_stays_open(databases: Settings, database: Database) -> None:
-    change = Change(nth_key(1), "c", 8, 0, 0)
-    with open_sink(databases) as sink:
-        sink.apply(batch([], dead=[letter(change, version=None)]))
-    assert replayed(databases) == {NAME: Replayed(rejected=1)}
-    assert database.dead_letters() == {change.event_id: "schema violation"}
 
 
 def checked(settings: Settings) -> SinkReport:

@@ -59,24 +59,6 @@ def wait_handled(process: SinkProcess, settings: Settings, count: int, name: str
     wait_for(f"{count} events to be handled", handled, timeout_s=TIMEOUT_S)
 
 
-def test_killed_again_and_again_it_handles_each_event_once_in_order(topic: Settings, publisher: Publisher) -> None:
-    sent: list[Event] = []
-    for _ in range(5):
-        with handling(topic, HANDLER) as process:
-            some = publisher.events(200)
-            sent += some
-            for begin in range(0, 200, 20):
-                publisher.send(some[begin : begin + 20])
-            publisher.send(some[:10])
-            wait_handled(process, topic, len(sent) - RANDOM.randrange(1, 200))
-    done = outbox("handle", HANDLER, "--until-caught-up", home=topic.home, **topic.as_env())
-    assert done.returncode == 0, done.stderr
-    found = receipts(topic)
-    assert len(found) == len(sent)
-    assert {*found} == wanted(sent)
-    assert found == sorted(found, key=lambda one: (one[1], one[2])), "in the order of each key"
-
-
 def test_killed_with_eight_workers_while_calls_fail_it_handles_each_event_once_in_order(
     topic: Settings, publisher: Publisher
 ) -> None:

@@ -11,14 +11,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import psutil
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from packaging.requirements import Requirement
@@ -32,7 +30,7 @@ from outbox.sink.repair import rewind
 from outbox_lab.testing.command import environment
 from tests.support.made_events import nth_key, sums
 from tests.support.paths import ROOT
-from tests.support.sink_driver import Database, open_sink
+from tests.support.sink_driver import Database
 from tests.support.sink_process import (
     PLAIN,
     RANDOM,
@@ -127,30 +125,6 @@ def test_a_rewind_is_replayed_once(topic: Settings, publisher: Publisher, databa
     assert logged(catch_up(topic, "dedup"), "applied") == [], "Spark does not replay it either"
 
 
-def test_a_second_driver_is_refused_and_one_that_lost_its_fence_does_not_fight(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
-    publisher.send(publisher.events(20))
-    with running_plain(topic, "dedup") as sink:
-        wait_applied(sink, database, 20)
-        assert "sink dedup already has a driver" in reported_failure(catch_up_plain(topic, "dedup"))
-        assert "sink dedup already has a driver" in reported_failure(catch_up(topic, "dedup"))
-        hang_up_all(database)
-        with open_sink(topic, "dedup"):
-            publisher.send(publisher.events(10))
-            wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-        assert "already has a driver" in sink.tail(1)
-    assert database.applied() == 20
-
-
-def hang_up_all(database: Database) -> None:
-    """Postgres ends every connection to the database."""
-    database.query(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-        "AND datname = current_database()"
-    )
-
-
 def test_a_partition_that_is_new_is_read(topic: Settings, publisher: Publisher, database: Database) -> None:
     publisher.send(publisher.events(20))
     name = topic_of(topic)
@@ -169,20 +143,6 @@ def test_a_partition_that_is_new_is_read(topic: Settings, publisher: Publisher, 
     assert len(database.positions()) == partitions + 4
 
 
-def test_events_that_the_topic_has_dropped_stop_it(topic: Settings, publisher: Publisher, database: Database) -> None:
-    publisher.send(publisher.events(20))
-    assert catch_up_plain(topic, "dedup").returncode == 0
-    publisher.send(publisher.events(20))
-    name = topic_of(topic)
-    ends = topics.last_stable_offsets(topic, name)
-    admin = AdminClient(client_config(topic))
-    for future in admin.delete_records([TopicPartition(name, *place) for place in ends.items()]).values():
-        future.result(10)
-    done = catch_up_plain(topic, "dedup")
-    assert [line["code"] for line in logged(done, "sink failed")] == ["events-lost"]
-    assert database.applied() == 20
-
-
 @pytest.mark.parametrize("sink", ["lakehouse"])
 def test_a_sink_that_needs_spark_says_so_and_the_others_run(
     topic: Settings, publisher: Publisher, database: Database, sink: str
@@ -193,17 +153,6 @@ def test_a_sink_that_needs_spark_says_so_and_the_others_run(
     assert database.applied() == 20
     alone = catch_up_plain(topic, sink)
     assert "run it without --plain" in reported_failure(alone)
-
-
-def test_no_java_and_no_large_library(topic: Settings, publisher: Publisher, database: Database) -> None:
-    publisher.send(publisher.events(20))
-    with running_plain(topic, "dedup") as sink:
-        wait_applied(sink, database, 20)
-        [process] = sink.processes()
-        with suppress(psutil.AccessDenied):
-            paths = " ".join(one.path for one in process.memory_maps())
-            assert not any(library in paths for library in ("pyspark", "pyarrow", "numpy"))
-        assert process.children(recursive=True) == []
 
 
 @pytest.fixture(scope="module")

@@ -155,15 +155,6 @@ class TestOtherTopics:
         assert counted(topic) == traffic.due()
         assert counts(topic) == (traffic.count, 0, 0)
 
-    def test_a_rewind_is_in_force_when_a_topic_is_added(self, topic: Settings, traffic: Traffic) -> None:
-        run_before(faulty_sink.without_orders, topic, applied=20)
-        command(topic, "rewind", SINK, "--to-earliest", "--yes")
-        batches = finish(topic)
-        again = sum(int(str(line["duplicates"])) for line in batches)
-        assert again == 20
-        assert counts(topic) == (traffic.count, again, 0)
-        assert counted(topic) == traffic.due()
-
 
 class TestOtherEvents:
     """A deployment lets the sink ask for an event that it has skipped until then."""

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
-from outbox.base import project
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox_lab.stack import command
-from outbox_lab.testing.failures import raises
 from tests import transforms
-from tests.support import faulty_sink, suite
+from tests.support import faulty_sink
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, open_sink
 from tests.support.sink_process import (
     TIMEOUT_S,
     Publisher,
     catch_up,
-    catch_up_alone,
     checkpoint,
     logged,
     reported_failure,
@@ -60,35 +54,6 @@ def test_sinks_that_cannot_start_do_not_stop_their_neighbours(
     failed = {str(line["sink"]): line["code"] for line in logged(done, "sink failed")}
     assert failed == {unusable_checkpoint: "checkpoint-unusable", other_topic: "topic-recreated"}
     assert database.totals() == sums(some)
-
-
-def test_a_sink_that_cannot_run_as_declared_does_not_stop_its_neighbours(
-    topic: Settings, publisher: Publisher, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = suite.copied_to(tmp_path / "project")
-    bad = folder / "stock" / "sinks" / "bad"
-    bad.mkdir()
-    (bad / "__init__.py").touch()
-    (bad / "job.py").write_text("from outbox.sinks import SinkJob\n\njob = SinkJob(events=['order.lost'])\n")
-    monkeypatch.setenv(project.VARIABLE, str(folder))
-    some = publisher.events(20)
-    publisher.send(some)
-    done = catch_up_alone(topic, "bad", "dedup")
-    assert done.returncode == 1
-    assert reported_failure(done).startswith("outbox: there is no event order.lost")
-    [line] = logged(done, "sink cannot run")
-    assert (line["sink"], line["code"]) == ("bad", "event-undeclared")
-    assert database.totals() == sums(some)
-
-
-def test_a_process_without_running_queries_is_not_ready(topic: Settings, publisher: Publisher) -> None:
-    publisher.send(publisher.events(20))
-    assert catch_up(topic).returncode == 0
-    shutil.rmtree(checkpoint(topic))
-    checkpoint(topic).write_text("")
-    process = command.sink(topic, "dedup")
-    with raises("process-ended", f"outbox: checkpoint {topic.checkpoints}/dedup: "):
-        process.start()
 
 
 def test_a_sink_that_cannot_start_releases_its_fence(

@@ -1,14 +1,28 @@
-"""Waiting for a condition, with a deadline."""
+"""Waiting for a condition, with a deadline; and calls in threads, in which a plain sink applies and calls handlers."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
 
+from outbox.base import wait
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale, wait_for
 from outbox_lab.testing.failures import raises
+
+PROGRAM = f"""
+import time
+from {wait.__name__} import in_thread
+
+in_thread("apply", time.sleep, 3600)
+try:
+    in_thread("apply", exit, 3).result()
+except SystemExit as error:
+    print("seen", error)
+"""
 
 
 def test_the_first_true_answer_is_returned() -> None:
@@ -51,3 +65,8 @@ def test_a_wrong_multiplier_is_a_failure_that_names_the_variable(monkeypatch: py
     monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", wrong)
     with pytest.raises(Failure, match="OUTBOX_TIMEOUT_SCALE"):
         timeout_scale()
+
+
+def test_a_call_that_never_returns_does_not_keep_the_process_and_any_exception_is_seen() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "seen 3\n"), done.stderr
