@@ -26,7 +26,7 @@ from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.remembering import fence, positions
 from outbox.sink.remembering.positions import Beginning
-from outbox.sink.repair import derived, rebuild, replay
+from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.rebuild import RebuildResult
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.rows import Difference
@@ -738,12 +738,12 @@ def test_what_a_projection_refuses_reads_or_comments_is_not_written_by_it(folder
         'INSERT INTO "stock" AS one SELECT ON CONFLICT (a) DO UPDATE\n   SET a = 1'
     )
     spec = with_projections(folder)
-    assert [table.name for table, _ in derived.derived(spec)] == ["stock"]
+    assert [table.name for table, _ in rebuild.derived_tables(spec)] == ["stock"]
     (folder / "stock.rebuild.sql").write_text("SELECT")
-    assert derived.derived(spec) == [], "the file of the project is used"
+    assert rebuild.derived_tables(spec) == [], "the file of the project is used"
 
 
 def test_two_comparisons_of_one_table_are_refused(folder: Path) -> None:
     shutil.copy(folder.parent / "comparisons" / "stock.sql", folder.parent / "comparisons" / "again.sql")
     with raises("comparison-unusable", "stock.sql", "again.sql declares table stock too"):
-        derived.derived(with_projections(folder))
+        rebuild.derived_tables(with_projections(folder))

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import functions as f
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.kafka.clients import client_config
 from outbox.sink import discovery
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
@@ -342,17 +339,6 @@ def test_no_event_is_to_blame_for_a_file_that_is_gone(
     file.write_text("KGM,1000\nGRM,1\nLTR,0\n")
     sink.started = lambda: None
     assert sink.run() == Counts(rows=count, applied=count)
-
-
-def test_events_that_a_task_cannot_read_are_not_the_transforms_fault(sink: Sink, publisher: Publisher) -> None:
-    publisher.send(publisher.events(MANY))
-    name = topic_of(sink.settings)
-    admin = AdminClient(client_config(sink.settings))
-    (deleted,) = admin.delete_records([TopicPartition(name, 0, 5)]).values()
-    deleted.result(10)
-    with raises("events-lost", name):
-        sink.run()
-    assert not sink.letters()
 
 
 @pytest.mark.parametrize("transform", ["without_id", "with_an_array", "ambiguous", "of_nothing", "missing"])

@@ -24,7 +24,7 @@ Without a column ``total`` in ``[source]``, rows are compared: each column of ea
     SELECT key, status, cents, version FROM source_orders
 
 A line ``-- table:`` then stands for ``[sink]``: it names the projection's table and its column of keys. The other
-columns have the names that the query returns (`outbox.audit.rows.described`). `outbox.sink.repair.derived` sets such a
+columns have the names that the query returns (`outbox.audit.rows.described`). `outbox.sink.repair.rebuild` sets such a
 table to the source.
 """
 

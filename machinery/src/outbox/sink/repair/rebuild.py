@@ -1,10 +1,11 @@
 """Recompute what a sink holds, from the source or from the topic.
 
 **From the source**: its state as it is now becomes the sink's, in one transaction beside the running sink. A file
-``NAME.rebuild.sql`` of the project, or a comparison of rows (`outbox.sink.repair.derived`), sets each table. The
-version of each key at that moment becomes its base version. The sink's lock comes before the source's snapshot, so the
-snapshot has whatever the sink has applied. Any other event that is in the snapshot arrives with a version that is not
-above the base, and the sink drops it as a duplicate.
+``NAME.rebuild.sql`` of the project sets a table, or a comparison of rows that declares the table by a line
+``-- table:``: a row that differs is deleted and inserted with the columns of ``[source]``, and a row that the source
+does not have is deleted. The version of each key at that moment becomes its base version. The sink's lock comes before
+the source's snapshot, so the snapshot has whatever the sink has applied. Any other event that is in the snapshot
+arrives with a version that is not above the base, and the sink drops it as a duplicate.
 
 The source may have been restored from a backup. Then the sink has applied versions that it does not have, and gives to
 other events next. So the base is just the source's version, and what the strategy remembers of higher ones is
@@ -21,9 +22,11 @@ one that was deleted and created again since the sink has applied events of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import NamedTuple
 
 from psycopg2 import extensions, sql
@@ -31,21 +34,21 @@ from psycopg2.extras import execute_values
 
 from outbox.base.database import column_names, connect, database_errors, naming
 from outbox.base.errors import Failure
+from outbox.base.sections import COMMENT
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate
 from outbox.kafka.topics import Topic
-from outbox.sink import rows
+from outbox.sink import comparison_files, rows
 from outbox.sink.applying import projection
+from outbox.sink.comparison_files import Comparison, StateTable
 from outbox.sink.remembering import asked, dead_letters, fence, positions
 from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.remembering.strategy import Memory
-from outbox.sink.repair import derived
-from outbox.sink.rows import Differences
+from outbox.sink.rows import Difference, Differences, query_errors, unusable
 from outbox.sink.spec import SinkSpec
 
 SUFFIX = ".rebuild"
-FETCH_ROWS = 10_000
 AGAIN = "run the command again"
 FROM_SOURCE = "`outbox rebuild {} --from source`"
 
@@ -150,6 +153,50 @@ UPDATE public.sinks SET applied = copy.applied, duplicates = copy.duplicates, fi
                         skipped = copy.skipped, asked_for = copy.asked_for
   FROM public.sinks AS copy WHERE sinks.name = %(sink)s AND copy.name = %(copy)s
 """
+# The tables that SQL writes. `rejections` is one of the engine.
+WRITES = re.compile(
+    r"\b(?:INSERT\s+INTO|MERGE\s+INTO|DELETE\s+FROM|(?<!FOR )UPDATE(?!\s+SET\b))"
+    r'\s+(?:ONLY\s+)?(?:public\.)?"?(\w+)',
+    re.IGNORECASE,
+)
+OF_ENGINE = {"rejections"}
+TABLE_COLUMNS = """
+SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute
+ WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+STATES = "SELECT to_jsonb(compared.*)::text FROM (\n{query}\n) AS compared WHERE compared.key IS NOT NULL"
+TRUTH = "CREATE TEMPORARY TABLE outbox_truth ON COMMIT DROP AS SELECT * FROM {table} WITH NO DATA"
+# Without states from before their key was erased.
+FILL = """
+INSERT INTO pg_temp.outbox_truth
+SELECT made.* FROM (VALUES %s) AS found (state), jsonb_populate_record(NULL::{table},
+       state::jsonb - 'key' || jsonb_build_object('sink', {sink}, {key_name}, state::jsonb -> 'key')) AS made
+ WHERE NOT EXISTS (SELECT FROM public.erased_keys AS erased
+                    WHERE erased.topic = ANY({topics})
+                      AND erased.key_hash = sha256(convert_to(state::jsonb ->> 'key', 'UTF8'))
+                      AND coalesce((state::jsonb ->> 'version')::bigint <= erased.version, true))
+"""
+CHANGED = """
+CREATE TEMPORARY TABLE outbox_changed ON COMMIT DROP AS
+SELECT coalesce(truth.{key}, stored.{key}) AS key,
+       to_jsonb(truth.*) - {others} AS due, to_jsonb(stored.*) - {others} AS has
+  FROM pg_temp.outbox_truth AS truth
+  FULL JOIN (SELECT * FROM {table} WHERE sink = {sink}) AS stored ON stored.{key} = truth.{key}
+ WHERE to_jsonb(truth.*) - {others} IS DISTINCT FROM to_jsonb(stored.*) - {others}
+"""
+DIFFERENCES = "SELECT key::text, due::text, has::text FROM pg_temp.outbox_changed"
+REPLACE = """
+DELETE FROM {table} AS stored USING pg_temp.outbox_changed AS changed
+ WHERE stored.sink = {sink} AND stored.{key} = changed.key;
+
+INSERT INTO {table} (sink, {key}, {columns})
+SELECT truth.sink, truth.{key}, {of_truth}
+  FROM pg_temp.outbox_truth AS truth JOIN pg_temp.outbox_changed AS changed ON changed.key = truth.{key}
+ ORDER BY truth.{key};
+
+DROP TABLE pg_temp.outbox_truth, pg_temp.outbox_changed;
+"""
+Derived = tuple[StateTable, Comparison]  # a table, and the comparison that declares it
 
 
 class RebuildResult(NamedTuple):
@@ -190,10 +237,7 @@ def from_source(
     if a database refuses.
     """
     sink = spec.name
-    try:
-        files, tables = projection.rebuild_files(spec.job.projections), derived.derived(spec)
-    except FileNotFoundError as error:
-        raise _unsupported(sink, str(error)) from None
+    files, tables = projection.rebuild_files(spec.job.projections), derived_tables(spec)
     aggregates = _aggregates(settings, spec)
     if not spec.has_version:
         raise _unsupported(sink, "its events have no version")
@@ -209,9 +253,9 @@ def from_source(
                 found = {"source": _totals(source, aggregates), "outbox_sent": _sent(source, aggregates)}
                 for table, read in found.items():
                     insert = f"INSERT INTO pg_temp.{table} VALUES %s"  # noqa: S608
-                    execute_values(cursor, insert, read, page_size=FETCH_ROWS)
+                    execute_values(cursor, insert, read, page_size=rows.FETCH_ROWS)
                 for one in tables:
-                    changed[one[1].name] = derived.settle(cursor, source, one, spec, kept)
+                    changed[one[1].name] = _set_rows(cursor, source, one, spec, kept)
             for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
                 names = {"sink": sink, "topic": topic, "aggregates": of_topic}
@@ -228,6 +272,93 @@ def from_source(
             if dry_run:
                 connection.rollback()
             return RebuildResult(differences, skipped, changed)
+
+
+def derived_tables(spec: SinkSpec) -> list[Derived]:
+    """The tables of a sink that follow from comparisons: those of projections without a file ``NAME.rebuild.sql``.
+
+    Raises Failure if nothing says how to rebuild a projection, or if a comparison cannot be used.
+    """
+    declared = dict[str, Derived]()
+    for one in comparison_files.load(spec):
+        if one.table is not None:
+            [_, first] = declared.setdefault(one.table.name, (one.table, one))
+            if first is not one:
+                raise unusable(one.file, f"{first.file.name} declares table {one.table.name} too", "keep one")
+    found = dict[str, Derived]()
+    missing = list[str]()
+    for name in projection.without_rebuild(spec.job.projections):
+        written = _written(spec.job.projections, name)
+        found |= {table: declared[table] for table in written & declared.keys()}
+        if not written or not written <= declared.keys():
+            tables = ", ".join(sorted(written - declared.keys())) or "its table"
+            missing.append(f"{name}.rebuild.sql, and no comparison with `-- table: {tables} (…)`")
+    if missing:
+        raise _unsupported(spec.name, f"{spec.job.projections} has no {', no '.join(missing)}")
+    if not found and not projection.rebuild_files(spec.job.projections):
+        raise _unsupported(spec.name, f"{spec.job.projections} has no projections")
+    return [found[name] for name in sorted(found)]
+
+
+def _written(folder: Path, name: str) -> set[str]:
+    files = (folder / f"{name}.sql", folder / f"{name}.states.sql")
+    texts = [COMMENT.sub("", file.read_text()) for file in files if file.exists()]
+    return {table for text in texts for table in WRITES.findall(text)} - OF_ENGINE
+
+
+def _set_rows(
+    cursor: extensions.cursor, source: extensions.connection, one: Derived, spec: SinkSpec, kept: int
+) -> Differences:
+    """Set a sink's rows of a table to those of the source, and return how they differed.
+
+    Raises Failure if the query cannot be used, or does not return every column that has no default.
+    """
+    table, comparison = one
+    cursor.execute(TABLE_COLUMNS, [f'public."{table.name}"'])
+    has_default = dict(cursor.fetchall())
+    with query_errors(source, comparison.file):
+        columns = _columns(one, rows.columns_of(source, comparison.source), has_default)
+    names = {
+        "table": sql.Identifier("public", table.name),
+        "sink": sql.Literal(spec.name),
+        "topics": sql.Literal(list(spec.topics)),
+        "key": sql.Identifier(table.key),
+        "key_name": sql.Literal(table.key),
+        "columns": sql.SQL(", ").join(map(sql.Identifier, columns)),
+        "of_truth": sql.SQL(", ").join(sql.Identifier("truth", name) for name in columns),
+        "others": sql.Literal([name for name in has_default if name not in columns]),
+    }
+    truth, fill, changed, replace = (sql.SQL(one).format(**names) for one in (TRUTH, FILL, CHANGED, REPLACE))
+    cursor.execute(truth)
+    with query_errors(source, comparison.file):
+        states = rows.stream(source, sql.SQL(STATES).format(query=sql.SQL(comparison.source)))
+        execute_values(cursor, fill.as_string(cursor), states, page_size=rows.FETCH_ROWS)
+    cursor.execute(changed)
+    differences = Differences(kept=kept)
+    for key, due, has in rows.stream(cursor.connection, DIFFERENCES):
+        difference = Difference.of(key, due and rows.normal(due), has and rows.normal(has))
+        differences.add(difference.without_values if spec.is_personal else difference)
+    cursor.execute(replace)
+    return differences
+
+
+def _columns(one: Derived, returned: Sequence[str], has_default: Mapping[str, bool]) -> list[str]:
+    """The columns to set. Raises Failure if they are not those of the table."""
+    table, comparison = one
+    columns = [name for name in returned if name != "key"]
+    known = has_default.keys() - {"sink", table.key}
+    problem = "" if columns else "it returns no column to set"
+    if unknown := [name for name in columns if name not in known]:
+        problem = f"table {table.name} has no column {', '.join(unknown)}"
+    elif lacking := sorted(name for name in known if name not in columns and not has_default[name]):
+        problem = f"it does not return {', '.join(lacking)} of table {table.name}, without a default"
+    if problem:
+        raise Failure(
+            f"{comparison.file}: {problem}",
+            "correct the query, or write a file NAME.rebuild.sql beside the projection",
+            code="rebuild-unsupported",
+        )
+    return columns
 
 
 @contextmanager

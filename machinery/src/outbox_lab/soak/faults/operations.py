@@ -16,7 +16,7 @@ from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import discovery
 from outbox.sink.remembering import fence
-from outbox.sink.repair import derived
+from outbox.sink.repair.rebuild import derived_tables
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.history import WRONG_RESULT, checked
@@ -83,10 +83,10 @@ def is_rebuildable(sink: SinkSpec, source: str) -> bool:
 
     From the source it needs SQL of each projection, which some sinks have not, such as those of captured tables.
     """
-    with suppress(Failure, FileNotFoundError):
+    with suppress(Failure):
         sink.target.require_rebuildable(sink, source)
         if source == "source":
-            derived.derived(sink)
+            derived_tables(sink)
         return sink.strategy.repeats == "all"
     return False
 
