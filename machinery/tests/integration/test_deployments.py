@@ -115,6 +115,11 @@ class TestUndeclared:
         assert seen.apply_again(TOPIC, later, start=1) == Counts(rows=1, duplicates=1)
 
 
+def test_a_deprecated_event_is_applied(seen: Seen, shop: Shop) -> None:
+    seen.deploy("order", known=shop.declare(paid_v1=payload(deprecated=True)))
+    assert seen.apply(TOPIC, record("paid", {"id": "a", "number": 1})) == Counts(rows=1, applied=1)
+
+
 class TestStart:
     """A driver that starts, and one that does not."""
 

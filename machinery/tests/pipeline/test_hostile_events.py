@@ -8,18 +8,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import psycopg2
 import pytest
 from confluent_kafka import Producer
 
-from outbox.base.settings import Settings, SourceRole
+from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering.asked import NAMES_MAX
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.helpers import chosen_seed, query
+from outbox_lab.testing.helpers import chosen_seed
 from tests.support.declared_sinks import record
 from tests.support.made_events import nth_key
 from tests.support.releases import (
@@ -36,7 +35,7 @@ from tests.support.releases import (
     opened,
 )
 from tests.support.sink_driver import Database
-from tests.support.sink_process import TIMEOUT_S, reported_failure
+from tests.support.sink_process import TIMEOUT_S
 
 RANDOM = Random(2222)  # noqa: S311
 TRAIL, WEIGHTS, FIRST = "trail", "weights", "first"  # sinks of the aggregate, of one event, and of one version
@@ -168,76 +167,3 @@ def test_event_that_declares_no_key(shop: Shop, release: Release) -> None:
     shop.deploy(release)
     shop.releases.pop("wrong")
     assert shop.written() == {}
-
-
-class TestRemovedType:
-    """A type is removed while its events are on the topic."""
-
-    KEY = nth_key(7)
-
-    @pytest.fixture
-    def removed(self, shop: Shop, release: Release) -> Release:
-        """The release after that."""
-        del release
-        made = shop.release("removed", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2)
-        made.ask(TRAIL, "crate", has_scale=True)
-        made.ask(WEIGHTS, "crate.weighed", has_scale=True)
-        return made
-
-    def write(self, shop: Shop) -> None:
-        """Events of a crate, some of them of the type."""
-        kinds = ["weighed.v1", "labelled.v1", "weighed.v2", "labelled.v1", "weighed.v1"]
-        shop.write(*(event_of(kind, self.KEY, number) for number, kind in enumerate(kinds, start=1)))
-
-    def test_deprecated_first(self, shop: Shop, removed: Release) -> None:
-        self.write(shop)
-        shop.wait_relayed()
-        deprecated = shop.release(
-            "deprecated", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2, labelled_v1={**LABELLED, "deprecated": True}
-        )
-        deprecated.ask(TRAIL, "crate", has_scale=True)
-        shop.deploy(deprecated)
-        with raises("event-deprecated"):
-            shop.write(event_of("labelled.v1", self.KEY, 6))
-        done = shop.catch_up(deprecated, TRAIL)
-        assert done.returncode == 0, done.stderr
-        assert shop.trail(TRAIL) == {self.KEY: [1, 2, 3, 4, 5]}, "sinks still read it"
-        assert shop.check(deprecated)["findings"] == []
-
-        assert "removed" not in shop.succeed(removed, "migrate"), "a service of an older release may run"
-        assert not self.is_refused(shop)
-        assert "crate.labelled.v1" in shop.succeed(removed, "migrate", "--only-declared").partition("removed")[2]
-        assert self.is_refused(shop)
-        shop.succeed(removed, "rewind", TRAIL, "--to-earliest", "--yes")
-        done = shop.catch_up(removed, TRAIL)
-        assert done.returncode == 0, done.stderr
-        assert shop.trail(TRAIL) == {self.KEY: [1, 2, 3, 4, 5]}, "nothing twice"
-        assert shop.reasons(TRAIL) == {"unknown event type": 2}
-        assert "malformed-records" in codes(shop.check(removed))
-
-    def test_not_deprecated(self, shop: Shop, release: Release, removed: Release) -> None:
-        """Its events wait until somebody declares them again."""
-        self.write(shop)
-        shop.wait_relayed()
-        removed.ask("labels", "crate.labelled")
-        failure = reported_failure(shop.catch_up(removed, "labels"))
-        assert "there is no event crate.labelled" in failure
-        (removed.folder / "shop_sinks" / "labels").rename(removed.folder / "labels")
-        done = shop.catch_up(removed, TRAIL, WEIGHTS)
-        assert done.returncode == 0, done.stderr
-        assert shop.trail(TRAIL) == {self.KEY: [1]}, "later ones of the key wait"
-        assert shop.trail(WEIGHTS) == {self.KEY: [1, 3, 5]}
-        assert shop.reasons(TRAIL) == {"unknown event type": 2, "parked": 2}
-        assert {"malformed-records", "sink-parked"} <= {*codes(shop.check(removed))}
-        shop.succeed(release, "dead-letters", "replay", "--reason", "unknown event type")
-        assert shop.trail(TRAIL) == {self.KEY: [1, 2, 3, 4, 5]}
-        assert shop.check(release)["findings"] == []
-
-    def is_refused(self, shop: Shop) -> bool:
-        """Whether the database refuses the type."""
-        sql = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('crate', 'x', 'labelled', '{}')"
-        try:
-            query(shop.settings, f"BEGIN; {sql}; ROLLBACK", SourceRole.APP)
-        except psycopg2.errors.CheckViolation:
-            return True
-        return False
