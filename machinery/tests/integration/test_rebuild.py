@@ -146,16 +146,6 @@ class TestFromSource:
         assert database.totals() == sums([*mine, *others, *late])
         assert database.positions() == {0: 8}
 
-    def test_without_the_base_they_would_be(self, databases: Settings, database: Database) -> None:
-        mine = history(3)
-        with open_sink(databases) as sink:
-            sink.apply(batch(mine[:1]))
-            book(databases, *mine)
-            from_source(databases)
-            execute(databases, "DELETE FROM base_versions")
-            sink.apply(batch(mine[1:], start=1))
-        assert database.totals() == {nth_key(1): sums(mine)[nth_key(1)] + sums(mine[1:])[nth_key(1)]}
-
     @pytest.mark.parametrize("run", SURVIVES_RE_SENDS, indirect=True)
     @checked
     @given(deliveries, st.integers(0, EVENTS), deliveries)

@@ -224,14 +224,6 @@ class TestSkipped:
         with seen.running():
             pass
 
-    def test_one_of_another_topic_does_not_matter(self, seen: Seen) -> None:
-        seen.deploy("order.placed", "invoice")
-        seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2}))
-        seen.execute("UPDATE skipped_events SET topic = 'elsewhere'")
-        seen.deploy("order", "invoice", is_decided=False)
-        with seen.running():
-            pass
-
     def test_a_decision_is_about_the_events_that_are_asked_for(self, seen: Seen) -> None:
         seen.deploy("order.placed")
         others = [record("cancelled", {"id": KEY, "number": 2}), record("paid", {"id": KEY, "number": 3})]
@@ -247,14 +239,6 @@ class TestSkipped:
         with raises("job-changed", f"outbox rebuild {NAME}"), seen.running():
             pass
 
-    def test_a_flood_of_made_up_types_is_bounded_and_stops_nobody(self, seen: Seen) -> None:
-        seen.deploy("order.placed")
-        for first in (0, 1500):
-            flood = [record(f"made.up-{number}", {}, key=KEY) for number in range(first, first + 1500)]
-            assert seen.apply(ORDER, *flood, order(first + 1)) == Counts(rows=1, applied=1, skipped=1500)
-        assert seen.query("SELECT count(*) FROM skipped_events") == [(NAMES_MAX,)]
-        assert seen.query("SELECT skipped FROM sinks") == [(3000,)]
-
     def test_a_flood_does_not_hide_a_declared_event(self, seen: Seen) -> None:
         seen.deploy("order.placed")
         seen.apply(ORDER, *[record(f"made.up-{number}", {}, key=KEY) for number in range(NAMES_MAX + 1)])
@@ -269,10 +253,6 @@ def running(settings: Settings, name: str) -> Iterator[PostgresWriter]:
     """The writer of a sink of the project."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         yield PostgresWriter(connection, discovery.sinks(settings)[name], fetch)
-
-
-def writer_topics(settings: Settings, name: str) -> list[str]:
-    return discovery.sinks(settings)[name].topics
 
 
 class TestRebuild:
@@ -333,17 +313,6 @@ class TestRebuild:
         self.book(databases, "items", KEY, 3)  # and no order of that key
         rebuild.from_source(databases, activity, self.topics(activity), self.first(activity))
         assert Database(databases, "activity").statuses() == {"stock.item": "replayed", "stock.order": "open"}
-
-    def test_from_the_source_begins_each_topic_behind_what_it_has_dropped(
-        self, databases: Settings, activity: SinkSpec
-    ) -> None:
-        self.apply(databases, activity, 0, Event(uuid7(RANDOM), KEY, 1, 1).record, topic="item")
-        self.apply(databases, activity, 0, placed(KEY, 1), topic="order")
-        first = self.first(activity, order=4)
-        done = rebuild.from_source(databases, activity, self.topics(activity), first)
-        assert done.skipped == {("stock.order", 0): (1, 3)}
-        with running(databases, "activity") as writer:
-            assert writer.beginning() == Beginning(1, {"stock.item": {0: 1}, "stock.order": {0: 4}})
 
     def test_from_the_topics_the_copy_takes_the_place(self, databases: Settings, activity: SinkSpec) -> None:
         items = [Event(uuid7(RANDOM), KEY, 1, version).record for version in (1, 2)]

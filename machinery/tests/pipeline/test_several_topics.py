@@ -8,16 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from outbox.base.settings import Settings
-from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink.decoding.records import Record
-from outbox_lab.testing.command import outbox
 from tests.orders import cancelled, placed
 from tests.support import faulty_sink
 from tests.support.made_events import Event, nth_key
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
-    TIMEOUT_S,
     Publisher,
     catch_up,
     catch_up_faulty,
@@ -62,10 +59,10 @@ class Traffic:
         """How many events there are."""
         return len(self.items) + len(self.orders)
 
-    def due(self, *, orders: bool = True) -> dict[tuple[object, object], object]:
+    def due(self) -> dict[tuple[object, object], object]:
         """How many events the sink must have counted, by aggregate and key."""
         found: Counter[tuple[object, object]] = Counter(("item", event.key) for event in self.items)
-        found.update(("order", (one.key or b"").decode()) for one in self.orders if orders)
+        found.update(("order", (one.key or b"").decode()) for one in self.orders)
         return dict(found)
 
 
@@ -92,13 +89,6 @@ def run_before(deployment: Callable[[], None], settings: Settings, applied: int)
     """Let an earlier deployment of the sink run until it has applied so many events."""
     with running_faulty(deployment.__name__, settings, SINK) as sink:
         wait_applied(sink, Database(settings, SINK), applied)
-
-
-def command(settings: Settings, *words: str) -> str:
-    """Run `outbox` to its end."""
-    done = outbox(*words, home=settings.home, **settings.as_env())
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -154,31 +144,3 @@ class TestOtherTopics:
         finish(topic)
         assert counted(topic) == traffic.due()
         assert counts(topic) == (traffic.count, 0, 0)
-
-
-class TestOtherEvents:
-    """A deployment lets the sink ask for an event that it has skipped until then."""
-
-    @pytest.fixture
-    def skipping(self, topic: Settings, traffic: Traffic) -> int:
-        """How many events the sink has skipped."""
-        run_before(faulty_sink.without_cancellations, topic, applied=20 + ORDERS)
-        wait_for("all to be read", lambda: counts(topic)[2] == SENT - ORDERS, timeout_s=TIMEOUT_S)
-        return len(traffic.orders) - ORDERS
-
-    def test_after_a_rewind_to_the_earliest_all_are_applied(
-        self, topic: Settings, traffic: Traffic, skipping: int
-    ) -> None:
-        command(topic, "rewind", SINK, "--to-earliest", "--yes")
-        traffic.send()
-        finish(topic)
-        assert counted(topic) == traffic.due()
-        assert counts(topic) == (traffic.count, 20 + ORDERS, skipping)
-
-    def test_after_a_rewind_to_the_positions_those_from_now_on_are(
-        self, topic: Settings, traffic: Traffic, skipping: int
-    ) -> None:
-        command(topic, "rewind", SINK, "--to-positions", "--yes")
-        traffic.send()
-        finish(topic)
-        assert counts(topic) == (traffic.count - skipping, 0, skipping)

@@ -98,34 +98,6 @@ def stop_by(sink: SinkProcess, number: signal.Signals) -> None:
     assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
 
 
-def test_between_triggers_a_sink_is_idle_and_stops_at_once(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
-    later = {
-        "sink_trigger_interval_ms": 10**12,
-        "sink_metrics": f"127.0.0.1:{ports.choose(0)[0]}",
-    }  # the next one is in 2033
-    rare = topic.replace(**later)
-    some = publisher.events(40)
-    publisher.send(some[:20])
-    with running_warm(rare, "dedup") as sink:
-        wait_applied(sink, database, 20)
-        publisher.send(some[20:])
-        wait_for("events to have waited for 2 s", lambda: waited_s(rare, "dedup") > 2, timeout_s=TIMEOUT_S)
-    assert database.applied() == 20
-    done = catch_up(topic, "dedup")
-    assert done.returncode == 0, done.stderr
-    assert database.totals() == sums(some)
-
-
-def waited_s(settings: Settings, sink: str) -> float:
-    """For how long the oldest event that a sink has not applied has been on its topic."""
-    [line] = [
-        one for one in scrape(settings).splitlines() if one.startswith(f'outbox_sink_lag_seconds{{sink="{sink}"}}')
-    ]
-    return float(line.rpartition(" ")[2])
-
-
 def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:

@@ -191,11 +191,6 @@ def without_orders() -> None:
     change("activity", events=["item"])
 
 
-def without_cancellations() -> None:
-    """An earlier deployment: of the orders, the sink `activity` asks for one event."""
-    change("activity", events=["item", "order.placed"])
-
-
 def stop_in_first_part() -> None:
     """The process is asked to stop when it applies the first part of a batch."""
     signal_at_part(signal.SIGTERM, "dedup", 1)
