@@ -67,22 +67,17 @@ SELECT identity, key, headers, value, is_event, partition, "offset",
  ORDER BY partition, "offset"
    FOR UPDATE
 """
-# The letters that are parked behind those that were dealt with. Of one topic id, and so many as fit into memory: a
-# sink's own batches are larger.
+# The letters that are parked behind those that were dealt with.
 FOLLOWING = f"""
-SELECT sink, topic, topic_id, identity, size_bytes
-  FROM (SELECT letter.*, letter.topic_id = first_value(letter.topic_id) OVER in_order AS is_first_topic,
-               sum(letter.size_bytes) OVER in_order AS bytes_so_far, row_number() OVER in_order AS number
-          FROM (SELECT sink, topic, topic_id, partition, "offset", identity, {SIZE_BYTES} AS size_bytes
-                  FROM public.dead_letters
-                 WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND reason = %(parked)s
-                   AND CASE WHEN status = 'open' THEN sha256(key) END
-                       = ANY(ARRAY(SELECT DISTINCT sha256(before.key) FROM public.dead_letters AS before
-                                    WHERE before.sink = %(sink)s AND before.identity = ANY(%(done)s)))
-                   AND identity <> ALL(%(done)s)) AS letter
-        WINDOW in_order AS (ORDER BY letter.topic_id, letter.partition, letter."offset")) AS letter
- WHERE is_first_topic AND (number = 1 OR bytes_so_far <= %(bytes_max)s AND number <= %(at_once)s)
- ORDER BY number
+SELECT sink, topic, topic_id, identity, {SIZE_BYTES}
+  FROM public.dead_letters
+ WHERE sink = %(sink)s AND topic = %(topic)s AND status = 'open' AND reason = %(parked)s
+   AND CASE WHEN status = 'open' THEN sha256(key) END
+       = ANY(ARRAY(SELECT DISTINCT sha256(before.key) FROM public.dead_letters AS before
+                    WHERE before.sink = %(sink)s AND before.identity = ANY(%(done)s)))
+   AND identity <> ALL(%(done)s)
+ ORDER BY topic_id, partition, "offset"
+ LIMIT %(at_once)s
 """  # noqa: S608
 
 
@@ -287,13 +282,13 @@ def _follow(
 
     In the last transaction, with the sink's lock, there is nothing left that the sink could park the next event behind.
     """
-    names = {"sink": spec.name, "topic": topic, "parked": PARKED, "bytes_max": CHUNK_BYTES, "at_once": at_once}
+    names = {"sink": spec.name, "topic": topic, "parked": PARKED, "at_once": at_once}
     done = Replayed()
     while True:
         with connection, connection.cursor() as cursor:
             fence.lock(cursor, spec.name)
             cursor.execute(FOLLOWING, {**names, "done": list(dealt_with)})
-            chunk = [Chosen(*row) for row in cursor]
+            chunk = next(_chunks([Chosen(*row) for row in cursor], at_once), [])
             if not chunk:
                 return done
             done = done.plus(_replay(connection, applier, spec, chunk, is_older=False))
@@ -333,7 +328,9 @@ def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequ
 def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None = None) -> Iterator[_Letter]:
     with connection.cursor("open_letters") as cursor:  # a cursor on the server, because a letter may be large
         cursor.itersize = FETCHED
-        cursor.execute(CLAIM, {**_names(chunk), "reason": reason})
+        lost = [letter.identity for letter in chunk if not letter.is_open]
+        identities = [letter.identity for letter in chunk]
+        cursor.execute(CLAIM, {"sink": chunk[0].sink, "identities": identities, "lost": lost, "reason": reason})
         for identity, key, headers, value, is_event, partition, offset, recorded_ms in cursor:
             record = dead_records.record(key, headers, value, recorded_ms)
             yield _Letter(identity, record, is_event, partition, offset)
@@ -351,8 +348,3 @@ def _chunks(letters: Iterable[Chosen], at_once: int | None = None) -> Iterator[l
     """Chunks of letters of one topic."""
     for _, of_topic in itertools.groupby(letters, key=lambda letter: (letter.topic, letter.topic_id)):
         yield from dead_letters.in_chunks(of_topic, lambda letter: letter.size_bytes, CHUNK_BYTES, at_once or CHUNK)
-
-
-def _names(chunk: Sequence[Chosen]) -> dict[str, Any]:
-    lost = [letter.identity for letter in chunk if not letter.is_open]
-    return {"sink": chunk[0].sink, "identities": [letter.identity for letter in chunk], "lost": lost}
