@@ -64,7 +64,9 @@ class ObjectStore(Process):
 
 
 def environment(port: int) -> Mapping[str, str]:
-    """The variables by which programs other than Spark find the store."""
+    """The variables by which programs other than Spark find the store: without the link, which is of this process, as
+    a reader that waits for the store may let no other thread of its process run.
+    """
     return {
         "AWS_ENDPOINT_URL": f"http://{ports.LOOPBACK}:{port}",
         "AWS_ACCESS_KEY_ID": KEY,
@@ -107,7 +109,7 @@ def link(homes: Homes) -> Iterator[Proxy]:
 @pytest.fixture
 def stored(topic: Settings, link: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A topic whose sinks keep all that they have in S3."""
-    for name, value in environment(link.port).items():
+    for name, value in environment(link.target_port).items():
         monkeypatch.setenv(name, value)
     return topic.replace(
         sink_storage=f"s3a://{BUCKET}/{topic.topic_prefix}",
