@@ -12,17 +12,15 @@ from typing import Any
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.catalog import Catalog
-from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import asked
-from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from tests.support.declared_sinks import batch_of, sink
 from tests.support.made_events import fetch
-from tests.support.sink_driver import Database, projections_in
+from tests.support.sink_driver import Database, projections_in, replayed
 
 NAME = "orders"
 TABLES = """
@@ -94,10 +92,7 @@ class Seen:
 
     def replay(self, **filters: Any) -> Replayed:
         """Replay open letters, as the command does."""
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=NAME, **filters).choose(connection, with_parked=True)
-            known = {NAME: self.spec}
-            return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
+        return replayed(self.settings, self.spec, Selection(**filters))
 
     def refuse(self, *event_ids: str) -> None:
         """The events that the projection refuses from now on."""

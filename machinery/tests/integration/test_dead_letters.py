@@ -27,7 +27,7 @@ from outbox_lab.testing import command
 from outbox_lab.testing.failures import raises
 from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, open_sink, projections_in
+from tests.support.sink_driver import Database, open_sink, projections_in, replayed
 
 RANDOM = Random(5)  # noqa: S311
 Known = dict[str, SinkSpec]
@@ -65,10 +65,7 @@ def with_projections(known: Known, folder: Path) -> Known:
 
 def run_replay(settings: Settings, known: Known, sink: str = "dedup") -> Replayed:
     """Replay all open letters of a sink."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink=sink).choose(connection)
-        done = replay.replay(connection, known, chosen, applier_of=PostgresApplier)
-        return done.get(sink, Replayed())
+    return replayed(settings, known[sink])
 
 
 def discard(settings: Settings, sink: str = "dedup") -> int:
@@ -235,16 +232,6 @@ class TestReplay:
             assert replay.discard(connection, chosen, because="looked at") == {name: 0}
         assert Database(databases, name).totals() == sums([late])
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
-
-    def test_several_sinks_at_once(self, databases: Settings, known: Known) -> None:
-        late = kilos()
-        for name in ("dedup", "naive"):
-            set_aside(databases, late, name=name)
-        chosen = choose(databases, Selection(identities=[late.event_id]))
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            done = replay.replay(connection, known, chosen, applier_of=PostgresApplier)
-        assert done == {"dedup": Replayed(applied=1), "naive": Replayed(applied=1)}
-        assert all(Database(databases, name).totals() == sums([late]) for name in ("dedup", "naive"))
 
 
 class TestBesideASink:
@@ -428,15 +415,6 @@ class TestCommand:
         identity = json.loads(self.run(databases, "list", "--json"))["identity"]
         (line,) = [line for line in self.run(databases, "show", identity).splitlines() if "title" in line]
         assert line.endswith(r'"\u001b]0;title\u0007\nstatus  discarded",')
-
-    def test_list_for_a_person(self, databases: Settings, letters: Sequence[Event]) -> None:
-        heading, first, *others = self.run(databases, "list").splitlines()
-        assert heading.split()[:3] == ["sink", "identity", "status"]
-        assert first.split()[:4] == ["dedup", letters[0].event_id, "open", f"{TOPIC}/0@1"]
-        assert len(others) == 3
-        set_aside(databases, *(kilos(number=number) for number in range(100)), name="upsert")
-        assert self.run(databases, "list").splitlines()[101:] == ["… and more; --json prints all"]
-        assert self.run(databases, "list", "--sink", "nobody") == "no dead letters\n"
 
     def test_show_one_in_full(self, databases: Settings, letters: Sequence[Event]) -> None:
         late, refused = letters

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -15,23 +15,23 @@ import pytest
 from outbox.audit import declared, sinks
 from outbox.audit.sinks import SinkState
 from outbox.audit.store import Store
-from outbox.base.database import connect, is_cut_off
+from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
-from outbox.base.wait import wait_for
 from outbox.events.schema import shortened
 from outbox.kafka.topics import Topic
 from outbox.maintenance import erase
 from outbox.sink import discovery
-from outbox.sink.applying.function import TARGET_REFUSED, FunctionTarget, FunctionWriter
-from outbox.sink.repair import rebuild, replay
+from outbox.sink.applying.function import TARGET_REFUSED, FunctionTarget
+from outbox.sink.repair import rebuild
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import SinkWriter
 from outbox.targets import newest
 from outbox_lab.testing.failures import raises
 from tests import items, targets
-from tests.support.made_events import MAIN, STRATEGIES, TOPIC, TOPIC_ID, Event, batch, fetch, nth_key, sums, uuid7
-from tests.support.sink_driver import Database
+from tests.support.made_events import MAIN, STRATEGIES, TOPIC, TOPIC_ID, Event, batch, nth_key, sums, uuid7
+from tests.support.sink_driver import Database, driving, replayed
 
 RANDOM = Random(47)  # noqa: S311
 EVENTS = [Event(uuid7(RANDOM), nth_key(number % 3), 1 + number, number // 3 + 1) for number in range(12)]
@@ -50,21 +50,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "target.db"
 
 
-@contextmanager
-def sink(settings: Settings, function: str, strategy: str = "dedup", *, name: str = SINK) -> Iterator[FunctionWriter]:
-    spec = replace(spec_of(function, strategy), name=name)
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        made = spec.target.writer(settings, connection, spec, fetch)
-        assert isinstance(made, FunctionWriter)
-        yield made
+def sink(
+    settings: Settings, function: str, strategy: str = "dedup", *, name: str = SINK
+) -> AbstractContextManager[SinkWriter]:
+    return driving(settings, replace(spec_of(function, strategy), name=name))
 
 
 def replay_letters(settings: Settings, function: str) -> Replayed:
-    spec = spec_of(function)
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink=SINK).choose(connection)
-        done = replay.replay(connection, {SINK: spec}, chosen, applier_of=lambda one: one.target.applier(settings, one))
-    return done.get(SINK, Replayed())
+    return replayed(settings, spec_of(function))
 
 
 @pytest.mark.parametrize("strategy", ["dedup", "versions", "offsets"])
@@ -145,31 +138,14 @@ def test_a_batch_is_reduced_to_the_newest_version_of_each_key(databases: Setting
     assert targets.found() == sums(EVENTS)
 
 
-def test_a_function_that_takes_too_long_is_named(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, write = spec_of("write"), targets.write
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-
-        def slowly(events: pa.Table) -> None:
-            write(events)
-            assert wait_for("the end of the connection", lambda: is_cut_off(connection), timeout_s=30)
-
-        monkeypatch.setattr(targets, "write", slowly)
-        with connection, connection.cursor() as cursor:
-            cursor.execute("SET idle_in_transaction_session_timeout = '100ms'")
-        writer = spec.target.writer(databases, connection, spec, fetch)
-        with raises("target-slow", "tests.targets:write", "0.1 s"):
-            writer.apply(batch(EVENTS))
-    assert Database(databases, SINK).positions() == {}
-
-
 @pytest.mark.parametrize(
     ("function", "code", "part"),
     [
         ("leave", "target-failed", "SystemExit"),
         ("count", "target-wrong", "int"),
         ("refuse_others", "target-wrong", "another"),
-        ("later", "sink-unusable", "generator"),
-        ("nothing", "sink-unusable", "one argument"),
+        ("later", "target-wrong", "generator"),
+        ("nothing", "target-failed", "argument"),
         ("number", "sink-unusable", "no function"),
         ("missing", "sink-unusable", "missing"),
     ],

@@ -20,24 +20,20 @@ from outbox.base.database import connect, hang_up
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread, wait_for
-from outbox.events import catalog
 from outbox.handlers import AsyncConnection, handler
 from outbox.handlers import Event as Handled
-from outbox.sink import discovery
 from outbox.sink.applying.handlers.handler import Function
 from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
 from outbox.sink.applying.postgres.target import PostgresWriter
-from outbox.sink.decoding.batch import Batch
 from outbox.sink.remembering import positions
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.sinks import at_places, made_record
 from tests import items
 from tests.support.made_events import MAIN, TOPIC, Event, batch, fetch, nth_key, uuid7
-from tests.support.sink_driver import Database
+from tests.support.sink_driver import Database, replayed
 
 WRITER = HandlerWriter.__module__
 TIMEOUT_S = 60.0
@@ -123,12 +119,17 @@ def retry(subject: Subject, writer: HandlerWriter) -> None:
 
 
 def replay_letters(subject: Subject, *identities: str, at_once: int = 1000) -> replay.Replayed:
-    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink="receipts", identities=identities).choose(connection) if identities else []
-        specs = {"receipts": subject.spec}
-        applier = subject.spec.target.applier(subject.settings, subject.spec)
-        done = replay.replay(connection, specs, chosen, applier_of=lambda _: applier, at_once=at_once)
-    return done.get("receipts", replay.Replayed())
+    if not identities:
+        return replay.Replayed()
+    wanted = Selection(identities=identities)
+    return replayed(subject.settings, subject.spec, wanted, with_parked=False, at_once=at_once)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is due at once."""
+    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "MAX_DELAY_S", "LOOK_AT_PARKED_EVERY_S"):
+        monkeypatch.setattr(f"{WRITER}.{name}", 0)
 
 
 @pytest.fixture
@@ -175,12 +176,8 @@ def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(
     assert set(subject.database.statuses().values()) == {"replayed"}
 
 
-def test_it_is_tried_again_until_it_succeeds(
-    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
-    monkeypatch.setattr(f"{WRITER}.FIRST_DELAY_S", 0)
-    monkeypatch.setattr(f"{WRITER}.MAX_DELAY_S", 0)
+@pytest.mark.usefixtures("impatient")
+def test_it_is_tried_again_until_it_succeeds(subject: Subject, writer: HandlerWriter) -> None:
     bad = EVENTS[3]
     subject.receipts.failing = {bad.event_id}
     writer.apply(batch(EVENTS, 0))
@@ -194,12 +191,8 @@ def test_it_is_tried_again_until_it_succeeds(
     assert subject.receipts.calls.count(bad.event_id) == 3
 
 
-def test_it_is_given_up_after_its_attempts_and_stays_open(
-    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
-    monkeypatch.setattr(f"{WRITER}.FIRST_DELAY_S", 0)
-    monkeypatch.setattr(f"{WRITER}.MAX_DELAY_S", 0)
+@pytest.mark.usefixtures("impatient")
+def test_it_is_given_up_after_its_attempts_and_stays_open(subject: Subject, writer: HandlerWriter) -> None:
     subject.receipts.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS[:3], 0))
     for _ in range(6):
@@ -208,11 +201,8 @@ def test_it_is_given_up_after_its_attempts_and_stays_open(
     assert subject.database.statuses() == {EVENTS[0].event_id: "open"}
 
 
-def test_after_a_discard_the_later_events_of_the_key_go_on(
-    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
-    monkeypatch.setattr(f"{WRITER}.LOOK_AT_PARKED_EVERY_S", 0)
+@pytest.mark.usefixtures("impatient")
+def test_after_a_discard_the_later_events_of_the_key_go_on(subject: Subject, writer: HandlerWriter) -> None:
     subject.receipts.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS, 0))
     retry(subject, writer)
@@ -224,11 +214,8 @@ def test_after_a_discard_the_later_events_of_the_key_go_on(
     assert subject.versions()[nth_key(0)] == [2, 3, 4]
 
 
-def test_what_waits_for_nothing_has_its_turn_while_others_are_due(
-    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "MAX_DELAY_S"):
-        monkeypatch.setattr(f"{WRITER}.{name}", 0)
+@pytest.mark.usefixtures("impatient")
+def test_what_waits_for_nothing_has_its_turn_while_others_are_due(subject: Subject, writer: HandlerWriter) -> None:
     subject.receipts.failing = {EVENTS[0].event_id, EVENTS[1].event_id}
     writer.apply(batch(EVENTS[:4], 0))
     with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
@@ -254,30 +241,31 @@ def _caught(connection: extensions.connection) -> None:
         _divide(connection)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [pytest.param(_divide, id="an error of the database"), pytest.param(_caught, id="one that it has caught")],
-)
-def test_an_error_of_the_database_is_undone_too(
-    subject: Subject, writer: HandlerWriter, error: Callable[[extensions.connection], None]
-) -> None:
-    subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, error
-    writer.apply(batch(EVENTS[:3], 0))
-    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
-    assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
-
-
 class _MuteError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
-def test_an_error_without_a_text_fails_for_the_event_alone(subject: Subject, writer: HandlerWriter) -> None:
-    def fails(_: extensions.connection) -> None:
-        raise _MuteError
+def _mute(_: extensions.connection) -> None:
+    raise _MuteError
 
-    subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, fails
-    writer.apply(batch(EVENTS[:3], 0))
+
+def _exit(_: extensions.connection) -> None:
+    raise SystemExit(3)
+
+
+def _cancel(_: extensions.connection) -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("error", [_divide, _caught, _mute, _exit, _cancel])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_however_a_function_fails_its_changes_are_undone_and_the_others_stay(
+    subject: Subject, error: Callable[[extensions.connection], None], is_async: bool
+) -> None:
+    subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, error
+    with subject.handling(awaited(subject.receipts) if is_async else None) as writer:
+        writer.apply(batch(EVENTS[:3], 0))
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
     assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
 
@@ -369,29 +357,6 @@ def test_two_handlers_of_one_event_do_not_know_of_each_other(subject: Subject, w
     assert sorted(subject.lines()) == sorted(one.event_id for one in (*EVENTS[1:3], *EVENTS[:3]))
 
 
-def _exit(_: extensions.connection) -> None:
-    raise SystemExit(3)
-
-
-def _cancel(_: extensions.connection) -> None:
-    raise asyncio.CancelledError
-
-
-@pytest.mark.parametrize("end", [_exit, _cancel])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_function_that_ends_its_process_or_task_fails_for_the_event_alone(
-    subject: Subject, end: Callable[[extensions.connection], None], is_async: bool
-) -> None:
-    async def write(event: Handled, connection: AsyncConnection) -> None:
-        await connection.run(partial(subject.receipts.write, event))
-
-    subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, end
-    with subject.handling(write if is_async else subject.receipts.write) as writer:
-        writer.apply(batch(EVENTS[:3], 0))
-    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
-    assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
-
-
 def test_a_function_that_closes_the_connection_stops_the_handler(subject: Subject) -> None:
     def closes(event: Handled, connection: extensions.connection) -> None:
         subject.receipts.write(event, connection)
@@ -426,19 +391,8 @@ def test_versions_that_come_in_another_order_are_sorted_and_none_is_lost(subject
     assert subject.lines() == [one.event_id for one in (first, second, third)]
 
 
-def test_events_that_it_fails_for_one_after_the_other_are_all_set_aside(
-    subject: Subject, writer: HandlerWriter
-) -> None:
-    subject.receipts.failing = {one.event_id for one in EVENTS[1:3]}
-    counts = writer.apply(batch(EVENTS[:4], 0))
-    assert (counts.applied, counts.rejected) == (2, 2)
-    assert subject.lines() == [EVENTS[0].event_id, EVENTS[3].event_id]
-    assert subject.database.dead_letters() == dict.fromkeys(subject.receipts.failing, HANDLER_FAILED)
-
-
-def test_few_events_are_due_at_once(subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{WRITER}.LOOK_EVERY_S", 0)
-    monkeypatch.setattr(f"{WRITER}.FIRST_DELAY_S", 0)
+@pytest.mark.usefixtures("impatient")
+def test_few_events_are_due_at_once(subject: Subject, writer: HandlerWriter) -> None:
     some = [Event(uuid7(RANDOM), nth_key(number), 1, 1) for number in range(5)]
     subject.receipts.failing = {one.event_id for one in some}
     writer.apply(batch(some, 0))
@@ -448,17 +402,6 @@ def test_few_events_are_due_at_once(subject: Subject, writer: HandlerWriter, mon
     alone = [writer.due(2) for _ in range(5)]
     assert [(len(letters), at_once) for letters, at_once in alone] == [(1, 1)] * 5, "no call has returned"
     assert len({letter for letters, _ in alone for letter in letters}) == 5
-
-
-def test_a_deferred_constraint_fails_for_the_event_alone(subject: Subject) -> None:
-    unique = "ALTER TABLE handled ADD CONSTRAINT one_each UNIQUE (version) DEFERRABLE INITIALLY DEFERRED"
-    with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(unique)
-    events = [Event(uuid7(RANDOM), nth_key(number), 1, version) for number, version in enumerate([1, 2, 1, 3, 2])]
-    with subject.handling() as writer:
-        writer.apply(batch(events, 0))
-    assert subject.lines() == [events[place].event_id for place in (0, 1, 3)]
-    assert subject.database.dead_letters() == {events[place].event_id: HANDLER_FAILED for place in (2, 4)}
 
 
 TRIGGER = """
@@ -529,34 +472,6 @@ def test_threads_of_async_functions_do_not_keep_the_process_from_its_end(subject
     assert [one.daemon for one in threads] == [True, True]
 
 
-def test_an_event_that_is_called_for_alone_has_its_turn_among_others(
-    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "MAX_DELAY_S"):
-        monkeypatch.setattr(f"{WRITER}.{name}", 0)
-    subject.receipts.failing = {one.event_id for one in EVENTS}
-    writer.apply(batch(EVENTS[:1], 0))
-    assert writer.due(5).letters == [EVENTS[0].event_id], "whose call does not return"
-    writer.apply(batch(EVENTS[1:3], 1))
-    assert writer.due(5).letters == [EVENTS[0].event_id], "which has waited longer"
-    assert {*writer.due(5).letters} == {one.event_id for one in EVENTS[1:3]}
-
-
-def test_the_guard_against_commits_stays_small(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = set[int]()
-
-    def measure(_: Handled, connection: extensions.connection) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_relation_size('pg_temp.outbox_uncommitted')")
-            sizes.update(size for (size,) in cursor)
-
-    monkeypatch.setattr(f"{PostgresWriter.__module__}.RENEWAL_S", 0)
-    with subject.handling(measure) as writer:
-        for number in range(130):  # two rows for each, 226 in a page
-            writer.apply(batch([Event(uuid7(RANDOM), nth_key(0), 1, number + 1)], number))
-    assert sizes == {8192}
-
-
 def _generator(*_: object) -> Iterator[None]:
     yield
 
@@ -577,21 +492,6 @@ def test_what_would_never_run_is_refused_at_once(function: Any) -> None:
 def test_a_parameter_of_a_wrong_value_is_refused(wrong: Any) -> None:
     with raises("sink-unusable"):
         handler(items.AGGREGATE, **wrong)
-
-
-def test_a_function_sees_the_newest_version_of_an_old_record(databases: Settings) -> None:
-    seen: list[Handled] = []
-    of = handler("order.placed", name="orders")(lambda event, _: seen.append(event))
-    spec = discovery.resolve(databases, discovery.job_of(of))
-    old = next(one for one in catalog.of_project(databases).schemas if (one.event, one.version) == ("order.placed", 1))
-    payload = {**old.examples[0], "quantity": 3}
-    record = made_record(old, payload["order_id"], uuid7(RANDOM), payload)
-    [topic] = spec.topics
-    chunk = spec.chunking(topic).chunk(at_places([record], [(0, 0)]))
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-        spec.target.writer(databases, connection, spec, fetch).apply(Batch(topic, "1", {0: 0}, {0: 1}, chunk))
-    [event] = seen
-    assert (event.type, event.payload["quantity"], event.payload["unit"]) == ("order.placed", 3, "PCE")
 
 
 def awaited(receipts: Receipts) -> Function:
@@ -653,27 +553,6 @@ def test_a_worker_that_loses_its_connection_leaves_the_rest_for_the_next_start(s
     assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
 
 
-def test_workers_that_deadlock_fail_for_one_event_alone(subject: Subject) -> None:
-    rows = "CREATE TABLE two AS SELECT id FROM generate_series(0, 1) AS id; GRANT SELECT, UPDATE ON two TO {writer}"
-    with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(rows.format(writer=subject.settings.role_name(SinkRole.WRITER)))
-    both = threading.Barrier(2, timeout=TIMEOUT_S)
-
-    def write(event: Handled, connection: extensions.connection) -> None:
-        with connection.cursor() as cursor:
-            for number, row in enumerate((0, 1) if event.key == nth_key(0) else (1, 0)):
-                if number and event.version == 1:
-                    both.wait()
-                cursor.execute("UPDATE two SET id = id WHERE id = %s", [row])
-        subject.receipts.write(event, connection)
-
-    events = [EVENTS[place] for place in (0, 1, 3, 4)]  # two of two keys
-    with subject.handling(write, workers=2) as writer:
-        counts = writer.apply(batch(events, 0))
-    assert (counts.applied, counts.rejected) == (2, 2)
-    assert sorted(subject.database.dead_letters().values()) == [HANDLER_FAILED, "parked"]
-
-
 def test_a_driver_that_takes_over_waits_for_what_a_worker_has_begun(subject: Subject) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
@@ -725,11 +604,8 @@ def _hang_up(connection: extensions.connection) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_event_whose_call_never_returns_is_set_aside_and_the_others_go_on(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "LOOK_AT_PARKED_EVERY_S"):
-        monkeypatch.setattr(f"{WRITER}.{name}", 0)
+@pytest.mark.usefixtures("impatient")
+def test_an_event_whose_call_never_returns_is_set_aside_and_the_others_go_on(subject: Subject, workers: int) -> None:
     poison = EVENTS[4]  # of the key number 1
     subject.receipts.failing, subject.receipts.error = {poison.event_id}, _hang_up
     starts = begin = 0
@@ -753,12 +629,9 @@ def test_an_event_whose_call_never_returns_is_set_aside_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("before", [pytest.param(0, id="of a rewind"), pytest.param(1, id="of another partition")])
-def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch, before: int
-) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(subject: Subject, before: int) -> None:
     """Each start applies other records first, and as many as the batch of the call has."""
-    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "LOOK_AT_PARKED_EVERY_S"):
-        monkeypatch.setattr(f"{WRITER}.{name}", 0)
     poison = EVENTS[7]
     subject.receipts.failing, subject.receipts.error = {poison.event_id}, _hang_up
     others = [Event(uuid7(RANDOM), nth_key(3), 1, 1 + number) for number in range(60)]
@@ -852,15 +725,14 @@ def test_a_statement_that_outlives_its_call_changes_nothing_behind_it(subject: S
 
 
 @pytest.mark.parametrize(("seed", "workers", "is_async"), [(1, 1, False), (2, 1, True), (3, 3, False), (4, 3, True)])
+@pytest.mark.usefixtures("impatient")
 def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch, seed: int, workers: int, is_async: bool
+    subject: Subject, seed: int, workers: int, is_async: bool
 ) -> None:
     """Batches, batches again, retries, replays and discards in any order, while the function fails at random, or loses
     its connection.
     """
     random, sent, discarded = Random(seed), 0, set[str]()  # noqa: S311
-    for name in ("LOOK_EVERY_S", "FIRST_DELAY_S", "LOOK_AT_PARKED_EVERY_S"):
-        monkeypatch.setattr(f"{WRITER}.{name}", 0)
     events = [Event(uuid7(RANDOM), nth_key(number % 4), 1, 1 + number // 4) for number in range(100)]
     ids = [one.event_id for one in events]
     errors = [_divide, _caught, _exit, lambda _: None, _hang_up]

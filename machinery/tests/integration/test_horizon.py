@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import random
 import threading
-from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
 import pytest
 
-from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings
 from outbox.maintenance import retention
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
-from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed, Selection
+from outbox.sink.repair.replay import Replayed
 from outbox.sink.writer import Counts
 from outbox_lab.testing import command
 from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, open_sink
+from tests.support.sink_driver import Database, open_sink, replayed
 
 RANDOM = random.Random(7)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
@@ -63,13 +59,7 @@ def apply(settings: Settings, *events: Event, start: int = 0, name: str = "dedup
 
 def run_replay(settings: Settings, *, older_than_horizon: bool) -> Replayed:
     """Replay the open dead letters of `dedup`."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink="dedup").choose(connection)
-        known = discovery.sinks(settings)
-        done = replay.replay(
-            connection, known, chosen, applier_of=PostgresApplier, older_than_horizon=older_than_horizon
-        )
-        return done.get("dedup", Replayed())
+    return replayed(settings, discovery.sinks(settings)["dedup"], older_than_horizon=older_than_horizon)
 
 
 def status(database: Database, event: Event) -> str:

@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.writer import Counts
 from tests.support.made_events import STRATEGIES, Event, batch, nth_key, uuid7
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, projections_in, sink_on, spec_with
+from tests.support.sink_driver import Database, projections_in, replayed, sink_on, spec_with
 
 ORDERED = "-- ordered\n"
 # Each event is a line of its item's statement; which may not be told before the one that it follows.
@@ -63,10 +62,8 @@ class Statement:
 
     def replay(self, **filters: str) -> Replayed:
         """Replay letters, as the command does."""
-        known = {self.name: spec_with(STRATEGIES[self.name], self.projections)}
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=self.name, **filters).choose(connection, with_parked=True)  # type: ignore[arg-type]
-            return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(self.name, Replayed())
+        spec = spec_with(STRATEGIES[self.name], self.projections)
+        return replayed(self.settings, spec, Selection(**filters))  # type: ignore[arg-type]
 
     def lines(self) -> dict[str, list[int]]:
         """By item the versions on its statement, in the order they were written in."""

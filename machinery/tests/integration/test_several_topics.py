@@ -80,23 +80,6 @@ class TestKeys:
         versions = seen.query("SELECT topic, key, version FROM key_versions ORDER BY topic")
         assert versions == [(INVOICE, KEY, 2), (ORDER, KEY, 2)]
 
-    def test_versions_keeps_the_versions_of_each(self, seen: Seen) -> None:
-        seen.by = "versions"
-        assert seen.apply(ORDER, order(1), order(2)) == Counts(rows=2, applied=2)
-        assert seen.apply(INVOICE, invoice(2)) == Counts(rows=1, applied=1)
-        assert seen.apply(ORDER, order(2), order(3)) == Counts(rows=2, applied=1, duplicates=1)
-        assert seen.apply(INVOICE, invoice(2), invoice(1)) == Counts(rows=2, applied=1, duplicates=1)
-        versions = seen.query("SELECT topic, key, versions::text FROM applied_versions ORDER BY topic")
-        assert versions == [(INVOICE, KEY, "{[1,3)}"), (ORDER, KEY, "{[1,4)}")]
-
-    def test_offsets_keeps_a_position_of_each(self, seen: Seen) -> None:
-        seen.by = "offsets"
-        some = batch_of(seen.spec, ORDER, order(1)), batch_of(seen.spec, INVOICE, invoice(1))
-        with seen.running() as writer:
-            for one in some:
-                assert writer.apply(one).applied == 1
-                assert writer.apply(one).duplicates == 1
-
 
 class TestOrder:
     """An event waits only for earlier events of its key on its own topic."""
@@ -165,17 +148,6 @@ class TestViews:
                 with connection, connection.cursor() as cursor:
                     cursor.execute(columns, [view])
                     assert [name for (name,) in cursor] == ["event_id", "partition", "offset", "id", "number"]
-
-    @pytest.mark.parametrize(("topic", "is_scanned"), [(ORDER, True), (INVOICE, False)])
-    def test_a_view_of_another_topic_is_not_scanned(self, seen: Seen, topic: str, is_scanned: bool) -> None:
-        with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
-            PostgresWriter(connection, seen.spec, fetch)
-            with connection, connection.cursor() as cursor:
-                cursor.execute("SELECT set_config('outbox.topic', %s, true)", [topic])
-                cursor.execute("EXPLAIN (ANALYZE, TIMING off) SELECT FROM new_order_placed")
-                plan = "".join(line for (line,) in cursor)
-        assert "Seq Scan on new_events" in plan
-        assert ("never executed" not in plan) is is_scanned
 
 
 class TestSkipped:

@@ -15,7 +15,7 @@ from outbox.base.settings import load
 from outbox.events.schema import Column
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.discovery import event_decoders
-from outbox.sink.spark.transform import Function, Transform, as_events, frame_schema, quoted, unusable
+from outbox.sink.spark.transform import Function, Transform, as_events, frame_schema, not_storable, quoted
 from outbox_lab.testing import check_transform, example_events
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
@@ -165,6 +165,6 @@ def test_a_property_may_have_the_name_of_the_topic(spark: SparkSession, tmp_path
 @pytest.mark.parametrize("name", ["ctid", "outbox_version", "a%", "a:b", 'a"b', "a" * 52])
 def test_a_name_that_no_column_of_postgres_can_have_is_refused(name: str) -> None:
     given = frame_schema(Layout({"order.placed": [Column("price:numeric", "numeric", is_nullable=True)]}))
-    assert unusable(StructType([*given, StructField(name, StringType())]), given) is not None
+    assert not_storable(StructType([*given, StructField(name, StringType())]), given) is not None
     cast = [StructField("price:numeric", DecimalType(38, 2)) if one.name == "price:numeric" else one for one in given]
-    assert unusable(StructType(cast), given) is None
+    assert not_storable(StructType(cast), given) is None

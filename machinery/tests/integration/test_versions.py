@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -12,13 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.base.database import connect, query
+from outbox.base.database import query
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
-from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Replayed, Selection
+from outbox.sink.repair.replay import Replayed
 from outbox.sink.writer import PARKED, Counts
 from tests.seen import ORDERED, Seen, create_tables
 from tests.support.declared import Events, payload
@@ -26,7 +23,7 @@ from tests.support.declared_sinks import record
 from tests.support.deliveries import checked
 from tests.support.made_events import TOPIC, TOPIC_ID, Event, batch, nth_key, other_unit, sums, uuid7
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, open_sink
+from tests.support.sink_driver import Database, open_sink, replayed
 
 RANDOM = Random(23)  # noqa: S311
 NAME = "versions"
@@ -54,10 +51,7 @@ def ranges(versions: Sequence[int]) -> str:
 
 def run_replay(settings: Settings) -> Replayed:
     """Replay the open letters."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink=NAME).choose(connection)
-        known = {NAME: discovery.sinks(settings)[NAME]}
-        return replay.replay(connection, known, chosen, applier_of=PostgresApplier).get(NAME, Replayed())
+    return replayed(settings, discovery.sinks(settings)[NAME])
 
 
 @pytest.fixture

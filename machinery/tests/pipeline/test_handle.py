@@ -161,25 +161,6 @@ def change(settings: Settings, statement: str) -> None:
         cursor.execute(statement)
 
 
-def test_what_it_fails_for_is_tried_again_and_others_of_the_key_wait(topic: Settings, publisher: Publisher) -> None:
-    some = publisher.events(20, keys=2)
-    owner = Database(topic)
-    forbid = "ALTER TABLE handled_events ADD CONSTRAINT forbidden CHECK (NOT (key = '{}' AND version = 2)) NOT VALID"
-    change(topic, forbid.format(some[0].key))
-    with handling(topic, HANDLER) as process:
-        publisher.send(some)
-        wait_handled(process, topic, 11)
-        letters = Database(topic, HANDLER)
-        reasons = [*letters.dead_letters().values()]
-        assert sorted(reasons) == ["handler failed", *["parked"] * 8]
-        change(topic, "ALTER TABLE handled_events DROP CONSTRAINT forbidden")
-        wait_handled(process, topic, 20)
-        assert {*letters.statuses().values()} == {"replayed"}
-    found = [version for _, key, version in receipts(topic) if key == some[0].key]
-    assert found == [*range(1, 11)]
-    assert owner.dead_letters() == {}
-
-
 def test_a_handler_is_a_sink_for_every_command_and_runs_by_its_own(topic: Settings, publisher: Publisher) -> None:
     publisher.send(publisher.events(5))
     as_sink = outbox("sink", HANDLER, "--until-caught-up", home=topic.home, **topic.as_env())

@@ -23,10 +23,9 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import discovery
-from outbox.sink.applying.lakehouse import iceberg, table
-from outbox.sink.applying.lakehouse.spark_iceberg import IcebergTable
-from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Chosen, Replayed
+from outbox.sink.applying.lakehouse import table
+from outbox.sink.applying.lakehouse.spark_table import IcebergTable
+from outbox.sink.repair.replay import Replayed
 from outbox.sink.spec import SinkSpec, TargetState
 from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.failures import raises
@@ -35,7 +34,7 @@ from tests import icebergs
 from tests.lake import NAME, write_source
 from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, batch, fetch, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database
+from tests.support.sink_driver import Database, replayed
 from tests.support.sink_process import Publisher, catch_up_faulty_alone
 
 pytestmark = leaves_sockets
@@ -90,13 +89,13 @@ def opened(settings: Settings, spark: SparkSession, kind: type[IcebergTable] = I
 
 def read_table(settings: Settings) -> TargetState:
     """The table as `outbox check` reads it."""
-    return iceberg.read(settings, NAME, icebergs.TOTALS)
+    return table.read(settings, NAME, icebergs.TOTALS, table.iceberg)
 
 
 def rows(settings: Settings) -> list[str]:
     """The ids in the table, read without Spark."""
-    with iceberg.opened(settings, NAME) as found:
-        return [] if found is None else sorted(found.scan().to_arrow()["event_id"].to_pylist())
+    with table.iceberg(settings, NAME) as found:
+        return [] if found is None else sorted(found.table.scan().to_arrow()["event_id"].to_pylist())
 
 
 def ids(some: Sequence[Event]) -> list[str]:
@@ -115,12 +114,7 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
         assert read_table(lake).positions == {TOPIC: {0: 17}}, "by a commit with nothing new"
         sink.apply(batch([], start=17, dead=[unread(letter, 17)]))
         assert read_table(lake).lacking([letter.event_id, new[0].event_id]) == {letter.event_id}
-        chosen, spec = [Chosen(NAME, TOPIC, TOPIC_ID, letter.event_id)], spec_of(lake)
-        with closing(connect(lake, SinkRole.WRITER)) as connection:
-            replayed = replay.replay(
-                connection, {NAME: spec}, chosen, applier_of=lambda one: one.target.applier(lake, one)
-            )
-        assert replayed == {NAME: Replayed(applied=1)}
+        assert replayed(lake, spec_of(lake)) == Replayed(applied=1)
     assert rows(lake) == ids([*new, *old, letter])
     assert {key: int(total) for key, total, _ in read_table(lake).totals} == sums([*new, *old, letter])
     assert read_table(lake).positions == {TOPIC: {0: 18}}, "a replay says nothing of positions, and hides none"
@@ -295,8 +289,8 @@ def test_a_merge_that_has_read_an_expired_version_is_refused(lake: Settings, ice
 
 def data_files(settings: Settings) -> list[str]:
     """The files of the newest version."""
-    with iceberg.opened(settings, NAME) as found:
-        return [] if found is None else [task.file.file_path for task in found.scan().plan_files()]
+    with table.iceberg(settings, NAME) as found:
+        return [] if found is None else [task.file.file_path for task in found.table.scan().plan_files()]
 
 
 def database(settings: Settings) -> Database:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import json
 import pickle
 import shutil
 import threading
@@ -23,7 +22,7 @@ import psycopg2
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 
@@ -39,21 +38,19 @@ from outbox.kafka.records import Part
 from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
-from outbox.sink.decoding.batch import Batch, Chunk, Returned
+from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.decoding.ids import day_of
-from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records
+from outbox.sink.decoding.records import DeadRecord, Record, Records
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Chosen, Replayed, Selection
 from outbox.sink.spark.reader import PART_MAX_BYTES, Read, Reader
-from outbox.sink.spec import SinkJob, SinkSpec, TargetState, Transformed
+from outbox.sink.spec import SinkJob, SinkSpec, TargetState
 from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests.lake import NAME, folder, ids, write_source
-from tests.support import declared_sinks
-from tests.support.declared import NUMBER, Events
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.made_events import (
     NOW_MS,
@@ -62,7 +59,6 @@ from tests.support.made_events import (
     Event,
     as_read,
     batch,
-    chunk_of,
     fetch,
     nth_key,
     sums,
@@ -71,7 +67,6 @@ from tests.support.made_events import (
 from tests.support.record_corpus import record, unread
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, logged, running
-from tests.support.sql_names import KINDS, words
 from tests.support.suite import DOMAIN
 from tests.support.topic_reader import topic_of
 
@@ -237,84 +232,6 @@ def test_more_records_than_the_heap_has_room_for_are_merged(
                 assert sink.apply(made) == Counts(made.chunk.count, made.chunk.count)
                 part = part.behind(made.end)
     assert sum(sizes) == LARGE_RECORDS
-
-
-def test_a_table_whose_log_has_a_checkpoint_is_merged_into_and_read(
-    lake: Settings, lakehouse_spark: SparkSession, tmp_path: Path
-) -> None:
-    # Delta reads its checkpoints through classes of Spark: where they do not fit, a table breaks at its tenth commit,
-    # and this one at its second.
-    schema = tmp_path / "table.sql"
-    properties = "TBLPROPERTIES ('delta.checkpointInterval' = '2')"
-    schema.write_text(SCHEMA.read_text().replace("USING delta", f"USING delta {properties}"))
-    target = LakehouseTarget(schema, TOTALS)
-    spec = replace(DECLARED, target=target)
-    some = events(3)
-    with driving(lake, spec) as sink:
-        for number, event in enumerate(some):
-            sink.apply(batch([event], start=number))
-    assert [*folder(lake).glob("_delta_log/*.checkpoint*.parquet")]
-    with driving(lake, spec) as sink:
-        assert sink.apply(batch([*some, *events(1)], start=3)) == Counts(rows=4, applied=1, duplicates=3)
-    count = lakehouse_spark.read.format("delta").load(table.location(lake, NAME)).count()
-    assert count == len(ids(lake)) == 4
-
-
-@pytest.mark.parametrize("has_transform", [False, True], ids=["events", "transformed"])
-def test_properties_may_have_the_names_that_occur_in_our_sql(
-    lake: Settings, tmp_path: Path, has_transform: bool
-) -> None:
-    """Events are merged, set aside, replayed, and delivered again."""
-    kinds = {name: KINDS[place % 3] for place, name in enumerate(words())} | {"key": KINDS[0], "version": NUMBER}
-    schema = {"type": "object", "required": [*kinds], "properties": kinds}
-    toml = 'key = "key"\nversion = "version"\n'
-    known = Events(tmp_path / "events").aggregate("order", toml, placed_v1=schema).load()
-    columns = ", ".join(f"`{name}` {'BIGINT' if kind == NUMBER else 'STRING'}" for name, kind in kinds.items())
-    ddl = tmp_path / "table.sql"
-    ddl.write_text(SCHEMA.read_text().partition("    event_type")[0] + columns + ") USING delta LOCATION %(location)s")
-    base = declared_sinks.sink(known, "order", projections=tmp_path, name=NAME)
-    job = replace(base.job, transform="any:thing" if has_transform else None)
-    spec = replace(base, job=job, strategy=DECLARED.strategy, target=LakehouseTarget(ddl, TOTALS))
-
-    def event(number: int) -> Record:
-        texts = {name: f"{name} {number}" for name in kinds}
-        values = {name: str(uuid.uuid5(uuid.NAMESPACE_DNS, text)) for name, text in texts.items()}
-        numbers = {name: number * 1000 + place for place, name in enumerate(kinds, 1)}
-        payload = {name: numbers[name] if kind == NUMBER else values[name] for name, kind in kinds.items()}
-        return declared_sinks.record("placed", payload, key=str(payload["key"]))
-
-    def passed(made: Batch, *, failed: Mapping[tuple[int, int], str] = MappingProxyType({})) -> Batch:
-        rows = made.chunk.frame
-        rows = rows.filter(pa.array([(0, offset) not in failed for offset in rows["offset"].to_pylist()], pa.bool_()))
-        return replace(made, returned=Returned(rows, failed)) if has_transform else made
-
-    some = [event(number) for number in range(3)]
-    topic = spec.topics[0]
-    with driving(lake, spec) as sink:
-        if has_transform:
-            sink.prepare(spec.layout.schema)
-            failing = passed(declared_sinks.batch_of(spec, topic, some[0]), failed={(0, 0): "it fails"})
-            assert sink.apply(failing) == Counts(1, rejected=1)
-        else:
-            bad = DeadRecord(0, 0, some[0], (dict(some[0].headers)["id"] or b"").decode(), Rejection("test", ""))
-            chunk = chunk_of(Decoded({}, [bad]), spec, topic)
-            assert sink.apply(Batch(topic, TOPIC_ID, {0: 0}, {0: 1}, chunk)).dead == 1
-        made = passed(declared_sinks.batch_of(spec, topic, *some[1:], start=1))
-        assert sink.apply(made) == Counts(2, 2)
-        assert sink.apply(made).duplicates == 2
-    transform = Transformed(spec.layout.schema, lambda _, rows: Returned(rows))
-    with closing(connect(lake, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink=NAME).choose(connection)
-        replayed = replay.replay(
-            connection,
-            {NAME: spec},
-            chosen,
-            applier_of=lambda one: one.target.applier(lake, one, transform if has_transform else None),
-        )
-    assert replayed == {NAME: Replayed(applied=1)}
-    stored = DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()
-    found = sorted((json.loads(one.value or b"") for one in some), key=str)
-    assert sorted(({name: row[name] for name in kinds} for row in stored), key=str) == found
 
 
 @pytest.fixture
@@ -536,18 +453,9 @@ def test_without_the_package_only_open_letters_are_set_aside(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
     [state] = states(databases)
-    assert state.not_compared == table.UNREAD
+    assert state.not_compared == table.UNREAD.format("deltalake")
     found = {statuses[event_id]: letter.is_open for event_id, letter in state.letters.items()}
     assert found == {"open": True, "discarded": False}
-
-
-def test_many_letters_are_looked_up_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored, absent = ([event.event_id for event in events(count)] for count in (5, 2))
-    write_deltalake(tmp_path, pa.table({"event_id": stored}))
-    monkeypatch.setattr(table, "IDS_PER_QUERY", 3)
-    delta = DeltaTable(tmp_path)
-    assert table.lacking(delta, [*stored, *absent]) == {*absent}
-    assert not table.lacking(delta, [])
 
 
 def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from contextlib import closing
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -15,12 +14,10 @@ from deltalake import DeltaTable
 
 from outbox.audit import check
 from outbox.audit.report import Report
-from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole, load
+from outbox.base.settings import Settings, load
 from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
-from outbox.sink.decoding.batch import Returned
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec
@@ -29,12 +26,10 @@ from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests import transforms
 from tests.lake import NAME, folder, ids, write_source
-from tests.orders import placed
 from tests.support import transformed
-from tests.support.made_events import TOPIC, TOPIC_ID, Event, batch, fetch, nth_key, uuid7
+from tests.support.made_events import Event
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up_faulty, catch_up_faulty_alone
-from tests.support.topic_reader import topic_of
 from tests.transforms import GRAMS, LEFT_OUT
 
 if TYPE_CHECKING:
@@ -53,12 +48,6 @@ CREATE TABLE IF NOT EXISTS events (
     event_id STRING NOT NULL, outbox_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
     event_type STRING NOT NULL, item_id STRING NOT NULL, unit STRING NOT NULL, quantity BIGINT NOT NULL,
     version BIGINT NOT NULL, occurred_at TIMESTAMP NOT NULL, kilograms DECIMAL(38, 3) NOT NULL
-) USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s
-"""
-OF_TWO_TOPICS = """
-CREATE TABLE IF NOT EXISTS events (
-    event_id STRING NOT NULL, outbox_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
-    event_type STRING NOT NULL, item_id STRING NOT NULL, quantity BIGINT, order_id STRING
 ) USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s
 """
 TOTALS = "SELECT item_id AS key, sum(quantity) AS total, 0 AS version FROM events GROUP BY item_id"
@@ -182,30 +171,6 @@ def test_the_table_has_what_the_transform_returns_of_each_event_once(
     assert weights.database.query("SELECT applied, filtered FROM sinks") == [(len(kept), 2 * left_out)]
 
 
-def test_a_batch_that_is_left_out_whole_moves_the_table_on(sink: Sink, publisher: Publisher) -> None:
-    sink.transform = "without_any"
-    publisher.send(publisher.events(MANY))
-    assert sink.run() == Counts(MANY, filtered=MANY)
-    assert sink.rows() == {}
-    reached = table.read(sink.settings, NAME, JOB.projections / "stock.sql").positions
-    assert reached == {topic_of(sink.settings): sink.database.positions()}
-
-
-def test_the_events_of_two_topics_pass_it(sink: Sink, publisher: Publisher, tmp_path: Path) -> None:
-    orders = [nth_key(number) for number in range(MANY)]
-    publisher.send_records(topic_of(sink.settings, "order"), [placed(key, 1, unit="KGM") for key in orders])
-    events = publisher.events(FEW)
-    publisher.send(events)
-    sink.transform = "everything"
-    sink.job = replace(JOB, events=["item", "order.placed"], target=target(tmp_path, OF_TWO_TOPICS))
-    assert sink.run() == Counts(MANY + FEW, applied=MANY + FEW)
-    rows = sink.rows().values()
-    moved = [row["quantity"] for row in rows if row["order_id"] is None]
-    assert sorted(moved) == sorted(event.quantity for event in events)
-    ordered = [(row["event_type"], row["order_id"], row["quantity"]) for row in rows if row["order_id"] is not None]
-    assert sorted(ordered) == [("order.placed", key, 1) for key in orders]
-
-
 @pytest.mark.parametrize("count", [FEW, 2 * MANY], ids=["few", "many"])  # a half of these is read again
 def test_an_event_for_which_it_fails_is_set_aside_and_replayed(weights: Sink, publisher: Publisher, count: int) -> None:
     events, bad = with_failing(publisher, count)
@@ -325,23 +290,6 @@ def test_a_restored_table_gets_all_events_that_are_not_left_out(
     sink.transform = "without_any"
     assert sink.run(from_start=True) == first
     assert sink.check(monkeypatch).sink(NAME).parked == 0
-
-
-def test_each_event_is_merged_left_out_or_set_aside(
-    databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path
-) -> None:
-    settings = databases.replace(sink_storage=f"file://{tmp_path}/lake")
-    declared = discovery.resolve(settings, replace(JOB, transform="not:loaded"))
-    events = [Event(uuid7(RANDOM), nth_key(1), 100 + number, 1 + number) for number in range(4)]
-    made = batch([*events, events[0]])
-    rows = made.chunk.frame
-    kept = rows.filter([offset in (0, 3, 4) for offset in rows["offset"].to_pylist()])
-    returned = Returned(kept, {(0, 2): "it fails"})
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        sink_writer = declared.target.writer(settings, connection, declared, fetch)
-        sink_writer.prepare(declared.layout.schema)
-        sink_writer.positions(TOPIC, TOPIC_ID)
-        assert sink_writer.apply(replace(made, returned=returned)) == Counts(5, 2, duplicates=1, rejected=1, filtered=1)
 
 
 def test_kill_behind_a_merge_loses_and_repeats_nothing(

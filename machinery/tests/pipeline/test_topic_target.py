@@ -30,12 +30,11 @@ from outbox.kafka.transactions import Outgoing, Transactions
 from outbox.maintenance import erase
 from outbox.sink import discovery
 from outbox.sink.applying.postgres import target
-from outbox.sink.applying.topics import writer, written
+from outbox.sink.applying.topics import writer
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.sink.decoding.records import Record as SinkRecord
 from outbox.sink.remembering import fence
-from outbox.sink.repair import replay, rewind
-from outbox.sink.repair.replay import Selection
+from outbox.sink.repair import rewind
 from outbox.sink.running import plain
 from outbox.sinks import TopicTarget
 from outbox_lab.testing.failures import raises
@@ -44,7 +43,7 @@ from tests.pipeline.test_check import History
 from tests.support import topic_sinks
 from tests.support.audit_chain import codes
 from tests.support.made_events import Event, nth_key, uuid7
-from tests.support.sink_driver import Database
+from tests.support.sink_driver import Database, replayed
 from tests.support.sink_process import RANDOM, Publisher, catch_up_faulty
 from tests.support.topic_reader import Log, Record, delete_topics, out_of_order, topic_of
 from tests.support.topic_sinks import FIRED, STEPS, catch_up, copies_of, units_of
@@ -340,11 +339,12 @@ def test_what_its_function_fails_for_is_set_aside_and_replayed_once(targets: Set
     assert letters.pop(bad.event_id) == "not writable"
     assert set(letters) == {one.event_id for one in behind}
     topic_sinks.FAILS_FOR.clear()
+    [spec] = topic_sinks.specs(targets, "failing")
     with crash_between_commits():
-        replayed(targets, "failing")
+        replayed(targets, spec)
     assert set(Database(targets, "failing").statuses().values()) == {"open"}
     with target_reads() as reads:
-        replayed(targets, "failing", at_once=1)
+        replayed(targets, spec, at_once=1)
     assert len(letters) > len(reads) > 0, "what the target has is not looked up for each transaction"
     assert set(Database(targets, "failing").statuses().values()) == {"replayed"}
     assert times(records_of(targets, name)) == once(some)
@@ -354,24 +354,15 @@ def test_what_its_function_fails_for_is_set_aside_and_replayed_once(targets: Set
 @contextmanager
 def target_reads() -> Iterator[list[datetime | None]]:
     """The moments since when the target is read within the block."""
-    read, moments = written.read, list[datetime | None]()
+    read, moments = writer.read_written, list[datetime | None]()
 
     def counted(settings: Settings, sink: str, name: str, since: datetime | None = None) -> Any:
         moments.append(since)
         return read(settings, sink, name, since)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(written, "read", counted)
+        patch.setattr(writer, "read_written", counted)
         yield moments
-
-
-def replayed(settings: Settings, name: str, *, at_once: int | None = None) -> None:
-    """Replay the dead letters of a sink, at most so many in one transaction."""
-    [spec] = topic_sinks.specs(settings, name)
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink=name).choose(connection)
-        applier_of = lambda one: one.target.applier(settings, one)  # noqa: E731
-        replay.replay(connection, {name: spec}, chosen, applier_of=applier_of, at_once=at_once)
 
 
 ODD: list[Callable[[Any], Any]] = [
@@ -399,26 +390,19 @@ def test_what_is_no_event_is_set_aside(targets: Settings, publisher: Publisher) 
     assert letters == {one.event_id: "not writable" for one in some[: len(ODD)]}
 
 
-@pytest.mark.parametrize("is_replay", [False, True], ids=["sink", "replay"])
 def test_a_function_may_take_longer_than_a_transaction_may_be_idle(
-    targets: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, *, is_replay: bool
+    targets: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = publisher.events(30)
-    if is_replay:
-        topic_sinks.FAILS_FOR.update(event.event_id for event in some)
 
     def slow(event: Any) -> Any:
         time.sleep(0.1)
-        return topic_sinks.failing(event)
+        return event
 
     topic_sinks.RETURNS.update(dict.fromkeys((event.event_id for event in some), slow))
     monkeypatch.setattr(fence, "SESSION", f"{fence.SESSION} SET idle_in_transaction_session_timeout = '2s';")
     publisher.send(some)
     catch_up(targets, "odd")
-    if is_replay:
-        assert len(Database(targets, "odd").dead_letters()) == len(some)
-        topic_sinks.FAILS_FOR.clear()
-        replayed(targets, "odd")
     assert times(records_of(targets, units_of(targets))) == once(some)
 
 

@@ -344,5 +344,5 @@ def test_no_event_is_to_blame_for_a_file_that_is_gone(
 @pytest.mark.parametrize("transform", ["without_id", "with_an_array", "ambiguous", "of_nothing", "missing"])
 def test_one_that_no_sink_can_use_is_refused_at_the_start(sink: Sink, transform: str) -> None:
     sink.transform = transform
-    with raises("transform-unusable", SINK):
+    with raises("sink-unusable", SINK):
         sink.run()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from psycopg2 import extensions
 
@@ -15,7 +16,10 @@ from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink.applying.postgres.target import PostgresTarget, PostgresWriter
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.remembering.strategy import Strategy
+from outbox.sink.repair import replay
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import SinkWriter
 from tests.support.made_events import DECODER, JOB, PROJECTIONS, STRATEGIES, TOPIC, fetch
 
 PROJECTION = next(file.stem for file in sorted(PROJECTIONS.glob("*.sql")) if "." not in file.stem)
@@ -26,6 +30,24 @@ def open_sink(settings: Settings, name: str = "dedup") -> Iterator[PostgresWrite
     """The sink of a strategy, with the fence, until the end of the block."""
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         yield sink_on(connection, STRATEGIES[name])
+
+
+@contextmanager
+def driving(settings: Settings, spec: SinkSpec) -> Iterator[SinkWriter]:
+    """A sink's writer, with the fence, until the end of the block."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        yield spec.target.writer(settings, connection, spec, fetch)
+
+
+def replayed(
+    settings: Settings, spec: SinkSpec, wanted: Selection | None = None, *, with_parked: bool = True, **options: Any
+) -> Replayed:
+    """Replay a sink's open letters, as the command does."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        chosen = replace(wanted or Selection(), sink=spec.name).choose(connection, with_parked=with_parked)
+        applier_of = lambda one: one.target.applier(settings, one)  # noqa: E731
+        done = replay.replay(connection, {spec.name: spec}, chosen, applier_of=applier_of, **options)
+    return done.get(spec.name, Replayed())
 
 
 def sink_on(

@@ -294,27 +294,6 @@ def test_a_mixture_by_columns_or_one_by_one_comes_to_the_same(
     both_ways(as_read(*data.draw(st.lists(st.sampled_from(MIXED), max_size=8))), decoder(known, *names))
 
 
-def test_a_bad_record_costs_only_those_of_its_kind_the_fast_way(
-    known: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_at: list[Record] = []
-    one_by_one = EventDecoder.record
-
-    def noted(self: EventDecoder, one: Record) -> DecodedEvent | Rejection | Skipped:
-        looked_at.append(one)
-        return one_by_one(self, one)
-
-    monkeypatch.setattr(EventDecoder, "record", noted)
-    mixed = [KINDS["placed.v1"], KINDS["placed.v3"], KINDS["filled"], KINDS["cancelled"]] * 20
-    decoded = decoder(known, "order").decode(as_read(*mixed, KINDS["cancelled"]._replace(value=b"bad")))
-    assert {name: len(columns["offset"]) for name, columns in decoded.rows.items()} == {
-        "order.placed": 40,
-        "order.cancelled": 20,
-    }
-    assert decoded.skipped == {"basket.filled": 20}
-    assert len(looked_at) == 21
-
-
 def test_skipped_events_are_counted_over_parts(known: Catalog) -> None:
     some = as_read(*[KINDS["cancelled"], KINDS["lost"]] * AT_ONCE)
     assert len(some) > AT_ONCE

@@ -72,7 +72,6 @@ def test_a_target_that_is_a_function_is_written_as_a_transform_is(declare: Decla
     [
         ({"strategy": "merge"}, "merge"),
         ({"target": "tests.missing:write"}, "tests.missing"),
-        ({"target": "tests.targets:nothing"}, "one argument"),
     ],
 )
 def test_a_target_that_cannot_be_used_is_refused_before_the_start(

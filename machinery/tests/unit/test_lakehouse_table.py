@@ -6,6 +6,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +22,10 @@ from outbox.sink.applying.lakehouse import table
 from outbox.sink.spec import TargetState
 from outbox_lab.testing.failures import raises
 from tests import icebergs
+from tests.support.made_events import uuid7
 
 NAME = "lake"
+RANDOM = Random(31)  # noqa: S311
 COLUMNS = pa.schema({"item": pa.string(), "number": pa.decimal128(38, 0), "serial": pa.int64()})
 TOTALS = "SELECT item AS key, sum(number) AS total, max(serial) AS version FROM events GROUP BY item, serial"
 
@@ -129,6 +132,16 @@ def test_positions_are_those_of_the_content_while_the_sink_commits(lake: Setting
     finally:
         writer.join()
     assert len(seen) > 1, "it was read while it was written"
+
+
+def test_many_letters_are_looked_up_a_part_at_a_time(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [uuid7(RANDOM) for _ in range(7)]
+    write_deltalake(table.location(lake, NAME).removeprefix("file://"), pa.table({"event_id": ids[:5]}))
+    monkeypatch.setattr(table, "IDS_PER_QUERY", 3)
+    with table.delta(lake, NAME) as stored:
+        assert stored is not None
+        assert table.lacking(stored, ids) == {*ids[5:]}
+        assert not table.lacking(stored, [])
 
 
 def test_an_erased_key_is_in_no_file_of_the_table(lake: Settings) -> None:

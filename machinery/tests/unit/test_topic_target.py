@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.sink.applying.topics import written
+from outbox.sink.applying.topics import writer
 from outbox.sink.applying.topics.target import TopicTarget
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
@@ -56,10 +56,10 @@ def test_nothing_is_rebuilt_on_a_topic(tmp_path: Path) -> None:
     ["", "copies", "copies a/b/c", "copies a/1/", "copies a/1/9999999999999999999", "copies a/1/2 ", "c\nd a/1/2"],
 )
 def test_a_header_of_others_is_no_origin(text: str) -> None:
-    assert written.PLACE.fullmatch(text) is None
+    assert writer.PLACE.fullmatch(text) is None
 
 
 def test_an_origin_is_read_back() -> None:
-    found = written.PLACE.fullmatch(written.origin("by-unit", "stock.item", 3, 14).decode())
+    found = writer.PLACE.fullmatch(writer.origin("by-unit", "stock.item", 3, 14).decode())
     assert found is not None
     assert found.groups() == ("by-unit", "stock.item", "3", "14")

@@ -5,18 +5,21 @@ They are in one module because they refer to one another: a sink has a target, w
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from outbox.base import spans
 from outbox.base.errors import Failure
 from outbox.base.heavy import pa
 from outbox.base.settings import Settings
+from outbox.events.schema import shortened
 from outbox.sink.remembering.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -143,7 +146,7 @@ class SinkSpec:
 
 
 class Transformed(NamedTuple):
-    """A sink's transform, for a replay: the columns that it returns, and what it returns of events of a topic."""
+    """A sink's transform: the columns that it returns, and for a replay what it returns of events of a topic."""
 
     schema: pa.Schema
     apply: Callable[[str, pa.Table], Returned]
@@ -175,6 +178,12 @@ class Target(ABC):
     """How many records one transaction takes in a plain sink, if few; fewer if they take longer than a second."""
     begin: Literal["earliest", "latest"] = "earliest"
     """Where the first start begins: with the oldest records of the topics, or with those that come from then on."""
+    takes_projections = True
+    """Whether the job may have projections."""
+    rebuilt_from: Collection[str] = ("source", "topic")
+    """What `outbox rebuild` can recompute the result from."""
+    not_rebuilt = ("", "")
+    """Why it cannot from elsewhere, and what to do instead; ``{}`` is the sink."""
     jars: Sequence[str] = ()
     """Configurations of ivy.xml that Spark needs beside its Kafka source."""
     spark_config: Mapping[str, str] = {}
@@ -201,11 +210,17 @@ class Target(ABC):
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> Applier:
         """The applier of dead letters in a replay. A sink with a transform needs ``transform``."""
 
-    def require_usable(self, spec: SinkSpec) -> None:  # noqa: B027 - a sink is, unless a target says otherwise
+    def require_usable(self, spec: SinkSpec) -> None:
         """Raises Failure if the sink cannot run, as far as its files say so."""
+        if not self.takes_projections and (files := sorted(spec.job.projections.glob("*.sql"))):
+            remedy = "delete the file, or let `projections` name a folder without any"
+            raise unusable(spec.job, f"it has a target and a projection, {files[0]}", remedy)
 
-    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:  # noqa: B027 - it is, unless a target says so
+    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
         """Raises Failure if `outbox rebuild` cannot recompute the result from there, ``topic`` or ``source``."""
+        if source not in self.rebuilt_from:
+            why, remedy = self.not_rebuilt
+            raise Failure(f"sink {spec.name} {why}", remedy.format(spec.name), code="rebuild-unsupported")
 
     def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
         """Erase a key from a target that is elsewhere, former states too. Returns how many rows, by place."""
@@ -221,3 +236,34 @@ class Target(ABC):
 def unusable(job: SinkJob, problem: str, remedy: str) -> Failure:
     """The Failure of a job that cannot be run as it is declared."""
     return Failure(f"sink {job.name}: {problem}", remedy, code="sink-unusable")
+
+
+def function_of(job: SinkJob, word: str, name: str) -> Callable[..., Any]:
+    """A function that a job names as ``module:function``; ``word`` is the job's word for it. Raises Failure if the
+    function cannot be imported.
+    """
+    found = getattr(module_of(job, word, name), name.partition(":")[2], None)
+    if not callable(found):
+        raise unusable(job, f"its {word} {name} is no function", f"write it as {word}='package.module:function'")
+    function: Callable[..., Any] = found
+    return function
+
+
+def module_of(job: SinkJob, word: str, name: str) -> ModuleType:
+    """The module of such a function. Raises Failure if it cannot be imported."""
+    try:
+        return importlib.import_module(name.partition(":")[0])
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too
+        problem = f"its {word} {name} cannot be imported: {first_line(error)}"
+        raise unusable(job, problem, f"correct the module, or {word}='package.module:function'") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The class and the first line of an error in a project's own code."""
+    try:
+        said = f"{type(error).__name__}: {error}"
+    except Exception:  # of its own text
+        said = type(error).__name__
+    return shortened(said.strip().partition("\n")[0])

@@ -26,7 +26,7 @@ from outbox.events.schema import EventSchema
 from outbox.sink.decoding.layout import PLACE, Layout
 from outbox.sink.decoding.records import Record
 from outbox.sink.discovery import event_decoders
-from outbox.sink.spark.transform import Function, as_events, frame_schema, unusable
+from outbox.sink.spark.transform import Function, as_events, frame_schema, not_storable
 from outbox_lab.testing.sinks import at_places, made_id, made_record
 
 SEED = 23
@@ -109,7 +109,7 @@ def check_transform(transform: Function, events: DataFrame, *, seed: int = SEED)
     for number, split in enumerate(_splits(given, Random(seed))):  # noqa: S311 - no secret
         some = events.sparkSession.createDataFrame(split.events, events.schema)
         returned = transform(some if split.partitions is None else some.repartition(split.partitions))
-        if problem := unusable(returned.schema, events.schema):
+        if problem := not_storable(returned.schema, events.schema):
             raise AssertionError(f"no sink can take {name}: {problem[0]}: {problem[1]}")
         rows = returned.toArrow().to_pylist()
         if number == 0:

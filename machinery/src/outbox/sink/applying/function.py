@@ -17,23 +17,33 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import time
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from decimal import Decimal
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from outbox.base.database import is_cut_off, query
+from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.heavy import extensions, extras, pa, pc
+from outbox.base.heavy import extensions, pa, pc
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import shortened
 from outbox.sink.applying.postgres.target import PostgresWriter
-from outbox.sink.applying.postgres.transforming import Apply, TransformingApplier
-from outbox.sink.decoding.batch import Batch, Returned
-from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed, unusable
+from outbox.sink.applying.postgres.transforming import Apply, ElsewhereApplier
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.remembering import positions
+from outbox.sink.spec import (
+    SinkSpec,
+    Target,
+    TargetState,
+    Transformed,
+    first_line,
+    function_of,
+    module_of,
+    unusable,
+)
 
 if TYPE_CHECKING:
     from outbox.sink.decoding.binary import Encoded
@@ -43,9 +53,6 @@ TARGET_REFUSED = "target refused"
 RETURNED = "let it return nothing, or by event id the reason for which it cannot write the event"
 KEEPS_EVENTS = "landed_events"  # the table of strategy `merge`
 NEW = 'SELECT new.partition, array_agg(new."offset") FROM pg_temp.new_events AS new GROUP BY new.partition'
-REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
-LIMIT = "SELECT setting::int FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
-POSITIONS = "SELECT topic, partition, next_offset FROM public.positions WHERE sink = %s"
 
 Totals = Iterable[tuple[Any, Any, Any]]
 Refused = Mapping[str, str]  # by event id, why the function cannot write it
@@ -58,42 +65,32 @@ class FunctionTarget(Target):
     name: str
     is_elsewhere = True
     keeps = "former states in the places that functions write to: time travel, backups"
-
-    @property
-    def module(self) -> str:
-        """The name of the function's module."""
-        return self.name.partition(":")[0]
+    takes_projections = False
+    rebuilt_from = ("topic",)
+    not_rebuilt = (
+        "writes events, and a state of the source is not one",
+        "`outbox rebuild {} --from topic` calls its target for all events again",
+    )
 
     def other(self, spec: SinkSpec, name: str) -> Callable[..., Any] | None:
         """Another function of the module, if it has one of this name. Raises Failure if it cannot be imported."""
-        return getattr(self._imported(spec), name, None)
+        return getattr(module_of(spec.job, "target", self.name), name, None)
 
     def require_usable(self, spec: SinkSpec) -> None:
         if importlib.util.find_spec("pyarrow") is None:
             what = f"sink {spec.name}: a target that is a function gets tables of pyarrow, which is not installed"
             raise Failure(what, "pip install 'pyarrow>=20'; the extra `sink` has it", code="package-missing")
-        if files := sorted(spec.job.projections.glob("*.sql")):
-            remedy = "delete the file, or let `projections` name a folder without any"
-            raise unusable(spec.job, f"it has a target and a projection, {files[0]}", remedy)
+        super().require_usable(spec)
         memory = spec.strategy.memory
         if memory is not None and memory.table == KEEPS_EVENTS:
             raise unusable(spec.job, f"strategy {spec.strategy.name} keeps events in the sink database", "use dedup")
-        self._require_callable(spec, self._load(spec), object())
-
-    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
-        if source == "source":
-            raise Failure(
-                f"sink {spec.name}: its target {self.name} writes events, and a state of the source is not one",
-                f"`outbox rebuild {spec.name} --from topic` calls it for all events again",
-                code="rebuild-unsupported",
-            )
+        function_of(spec.job, "target", self.name)
 
     def writer(
         self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch
-    ) -> FunctionWriter:
-        del settings
+    ) -> PostgresWriter:
         self.require_usable(spec)
-        return FunctionWriter(connection, spec, fetch, FunctionApplier(spec, self))
+        return PostgresWriter(connection, spec, fetch, lambda _: self.applier(settings, spec))
 
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> FunctionApplier:
         del settings
@@ -120,15 +117,14 @@ class FunctionTarget(Target):
         """The totals. They are read after the positions, and may have events behind those."""
         if self.other(spec, "totals") is None:
             return TargetState(unread=f"the module of {self.name} has no function totals")
-        positions: dict[str, dict[int, int]] = {}
-        for topic, partition, offset in query(settings, SinkRole.AUDITOR, POSITIONS, [spec.name]):
-            positions.setdefault(topic, {})[partition] = offset
-        return TargetState(positions, self.totals(spec), may_be_ahead=True)
+        with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection, connection.cursor() as cursor:
+            reached = positions.read_all(cursor, spec.name)
+        return TargetState(reached, self.totals(spec), may_be_ahead=True)
 
     def totals(self, spec: SinkSpec) -> Totals:
         """By key its total and version, as the module's ``totals`` returns them. Raises Failure if that fails."""
         try:
-            for key, total, version in self._imported(spec).totals():
+            for key, total, version in module_of(spec.job, "target", self.name).totals():
                 yield key, _finite(total or 0), None if version is None else _whole(version)
         except Exception as error:
             raise self._failed(spec, error) from error
@@ -138,7 +134,7 @@ class FunctionTarget(Target):
 
         Raises Failure `target-failed` if it raises an error, and `target-wrong` if it returns something else.
         """
-        refused = self._call(spec, self._load(spec), events)
+        refused = self._call(spec, function_of(spec.job, "target", self.name), events)
         if refused is None:
             return {}
         if not isinstance(refused, Mapping) or not all(isinstance(reason, str) for reason in refused.values()):
@@ -147,40 +143,6 @@ class FunctionTarget(Target):
             one = "something" if spec.is_personal else shortened(min(map(str, unknown)))
             raise self._wrong(spec, f"refuses {one}, which is no event of the batch")
         return {event_id: shortened(reason) for event_id, reason in refused.items()}
-
-    def _load(self, spec: SinkSpec) -> Callable[..., Any]:
-        """The function. Raises Failure if it is missing."""
-        function = self.other(spec, name := self.name.partition(":")[2])
-        if function is None:
-            raise self._not_imported(spec, f"the module has no {name}")
-        return function
-
-    def _imported(self, spec: SinkSpec) -> ModuleType:
-        try:
-            return importlib.import_module(self.module)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # SystemExit too
-            said = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
-            raise self._not_imported(spec, said) from error
-
-    def _not_imported(self, spec: SinkSpec, problem: str) -> Failure:
-        remedy = "correct the module, or the job's target: 'package.module:function'"
-        return unusable(spec.job, f"its target {self.name} cannot be imported: {problem}", remedy)
-
-    def _require_callable(self, spec: SinkSpec, function: Callable[..., Any], *arguments: object) -> None:
-        problem = ""
-        if not callable(function):
-            problem = "is no function"
-        elif inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            problem = "is a generator or async: a call of it would do nothing"
-        else:
-            try:
-                inspect.signature(function).bind(*arguments)
-            except TypeError:
-                problem = "does not take one argument, the events"
-        if problem:
-            raise unusable(spec.job, f"its target {self.name} {problem}", "write it as def write(events): …")
 
     def _call(self, spec: SinkSpec, function: Callable[..., Any], *arguments: object) -> Any:
         try:
@@ -191,10 +153,8 @@ class FunctionTarget(Target):
             raise self._failed(spec, error) from error
 
     def _failed(self, spec: SinkSpec, error: BaseException) -> Failure:
-        said = type(error).__name__
-        if not spec.is_personal:
-            said = shortened(f"{said}: {error}".strip().partition("\n")[0])
-        file = inspect.getsourcefile(importlib.import_module(self.module))
+        said = type(error).__name__ if spec.is_personal else first_line(error)
+        file = inspect.getsourcefile(sys.modules[self.name.partition(":")[0]])
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         where = f" in line {lines[-1]}" if lines else ""
         remedy = "correct it, or what it writes to; it gets the same events again"
@@ -204,42 +164,22 @@ class FunctionTarget(Target):
         return Failure(f"sink {spec.name}: its target {self.name} {problem}", remedy, code="target-wrong")
 
 
-class FunctionApplier(TransformingApplier):
-    """Lets the function write what is new. Of the events the sink database gets what the sink knows them by."""
+class FunctionApplier(ElsewhereApplier):
+    """Lets the function write what is new."""
 
     _events: pa.Table  # of the batch, as the function gets them
-    _limit_s: float  # of a call; 0 stands for no limit
 
     def __init__(self, spec: SinkSpec, target: FunctionTarget, transform: Apply | None = None) -> None:
-        super().__init__(spec, (), transform or (lambda _, events: Returned(events)), projections=())
+        super().__init__(spec, transform)
         self._spec, self._target = spec, target
 
-    def prepare(self, cursor: extensions.cursor) -> None:
-        super().prepare(cursor)
-        cursor.execute(LIMIT)
-        ((limit_ms,),) = cursor.fetchall()
-        self._limit_s = limit_ms / 1000
-
     def rows(self, batch: Batch) -> Sequence[Encoded]:
-        returned = batch.returned or Returned(batch.chunk.frame)
-        self._events = returned.rows
-        return super().rows(replace(batch, returned=returned))
+        self._events = batch.frame
+        return super().rows(batch)
 
     def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
         del parameters
-        events, began = self._new(cursor), time.monotonic()
-        refused = self._target.write(self._spec, events)
-        took_s = time.monotonic() - began
-        if is_cut_off(cursor.connection) and took_s >= self._limit_s > 0:
-            cursor.connection.close()  # else its rollback would be what is reported
-            raise Failure(
-                f"sink {self.name}: its target {self._target.name} has taken {took_s:.0f} s for {events.num_rows} "
-                f"events, and Postgres ends a transaction that is idle for {self._limit_s:g} s",
-                "let it take less time, or let a batch have fewer events: OUTBOX_SINK_MAX_OFFSETS_PER_TRIGGER",
-                code="target-slow",
-            )
-        extras.execute_values(cursor, REJECT, [(one, TARGET_REFUSED, refused[one]) for one in refused])
-        return bool(refused)
+        return self._refuse(cursor, TARGET_REFUSED, self._target.write(self._spec, self._new(cursor)))
 
     def _new(self, cursor: extensions.cursor) -> pa.Table:
         """The new events, in the order of the topic."""
@@ -249,13 +189,6 @@ class FunctionApplier(TransformingApplier):
             is_there = pc.is_in(self._events["offset"], pa.array(offsets, pa.int64()))
             is_new = pc.or_(is_new, pc.and_(is_there, pc.equal(self._events["partition"], partition)))
         return self._events.filter(is_new).sort_by([("partition", "ascending"), ("offset", "ascending")])
-
-
-class FunctionWriter(PostgresWriter):
-    """Lets the function write what is new."""
-
-    def prepare(self, returned: pa.Schema) -> None:
-        """Nothing to do: the function gets the columns that there are."""
 
 
 def newest(events: pa.Table, *, key: str, version: str) -> pa.Table:

@@ -155,6 +155,11 @@ class Batch:
     returned: Returned | None = None
 
     @property
+    def frame(self) -> pa.Table:
+        """The rows that a target elsewhere gets: what the transform has returned, or else the events."""
+        return self.chunk.frame if self.returned is None else self.returned.rows
+
+    @property
     def is_empty(self) -> bool:
         """Whether it covers no offsets at all, so that applying it would change nothing, not even a position."""
         return all(self.start.get(partition, 0) == end for partition, end in self.end.items())

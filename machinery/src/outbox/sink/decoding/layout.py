@@ -6,8 +6,7 @@ more column, ``event_type``, with the event's name. A column that an event type 
 called ``event_type``, or begin with ``outbox_``, as other columns of ours do (`outbox.events.catalog`).
 
 For each event type there is a view over ``new_events`` with just that type's columns, under their own names:
-``new_order_placed`` for the event ``order.placed``, ``new_order_placed_v1`` if that version is asked for alone. A batch
-is of one topic, so the views of a sink of several topics are empty, without a scan, unless it is their topic's.
+``new_order_placed`` for the event ``order.placed``, ``new_order_placed_v1`` if that version is asked for alone.
 """
 
 from __future__ import annotations
@@ -84,12 +83,10 @@ class Layout:
         """The column of the tables in which an event has one of its columns."""
         return self._places[event][column]
 
-    def view(self, event: str, topic: str | None = None) -> sql.Composed:
-        """The definition of an event's view: its own columns under their own names. With a topic it is empty unless
-        the session's setting ``outbox.topic`` is that topic.
-        """
+    def view(self, event: str) -> sql.Composed:
+        """The definition of an event's view: its own columns under their own names."""
         names = {name: name for name in PLACE} | {place: name for name, place in self._places[event].items()}
-        return _view(names, EVENT_TYPE if self.has_types else None, event, topic)
+        return _view(names, EVENT_TYPE if self.has_types else None, event)
 
     def rows(self, event: str, columns: Columns) -> Columns:
         """Rows of an event with the columns of the tables."""
@@ -135,7 +132,7 @@ class TransformedLayout:
             raise Failure(
                 f"the transform returns columns that need {row_bytes(returned)} bytes of a row",
                 f"{LIMIT}; let it return fewer",
-                code="transform-unusable",
+                code="sink-unusable",
             )
         self._events = events
         self.returned = tuple(column._replace(is_nullable=True) for column in returned)  # of a filtered event
@@ -148,13 +145,13 @@ class TransformedLayout:
             *self.returned,
         )
 
-    def view(self, event: str, topic: str | None = None) -> sql.Composed:
+    def view(self, event: str) -> sql.Composed:
         """See `Layout.view`."""
         own = {self._events.place(event, column.name): column.name for column in self._events.types[event]}
         others = {column.name for column in self._events.columns} - own.keys()
         names = {name: name for name in PLACE}
         names |= {one.name: own.get(one.name, one.name) for one in self.returned if one.name not in others}
-        return _view(names, TYPE if self._events.has_types else None, event, topic)
+        return _view(names, TYPE if self._events.has_types else None, event)
 
 
 def view_name(event: str) -> str:
@@ -162,7 +159,7 @@ def view_name(event: str) -> str:
     return f"new_{re.sub(r'[^0-9a-z_]', '_', event.lower())}"
 
 
-def _view(names: Mapping[str, str], event_type: str | None, event: str, topic: str | None) -> sql.Composed:
+def _view(names: Mapping[str, str], event_type: str | None, event: str) -> sql.Composed:
     """``names``: by column of ``new_events`` its name in the view. ``event_type`` is the column with the event's name,
     if there are several events.
     """
@@ -172,7 +169,4 @@ def _view(names: Mapping[str, str], event_type: str | None, event: str, topic: s
         return query
     # Of `=` Postgres expects one row in 200, as there are no statistics, and would sort what it could hash. Of a
     # function it expects one in three.
-    query += sql.SQL(" WHERE texteq({}, {})").format(sql.Identifier(event_type), sql.Literal(event))
-    if topic is None:
-        return query
-    return query + sql.SQL(" AND current_setting('outbox.topic', true) = {}").format(sql.Literal(topic))
+    return query + sql.SQL(" WHERE texteq({}, {})").format(sql.Identifier(event_type), sql.Literal(event))

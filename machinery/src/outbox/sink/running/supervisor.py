@@ -60,7 +60,6 @@ PASSING = {
     "topic-missing",  # also to a broker that has just started; one that was made again is another failure
     "topic-silent",
     "target-failed",  # what it writes to may be away
-    "target-slow",
     "transform-failed",  # what it reads may be away
 }
 OF_PROCESS = {"event-loop-blocked"}  # what passes in another process alone

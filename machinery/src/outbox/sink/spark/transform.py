@@ -20,7 +20,6 @@ driver gives Spark the events of a part, and takes back what the transform retur
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ from outbox.sink.applying.postgres.transforming import columns_of, sql_type, sto
 from outbox.sink.decoding.batch import Returned
 from outbox.sink.decoding.layout import PLACE, Layout
 from outbox.sink.spark.session import FEW_ROWS, JVM_GONE, session
-from outbox.sink.spec import SinkSpec, Transformed
+from outbox.sink.spec import SinkSpec, Transformed, function_of, unusable
 from outbox.sink.writer import Applier
 
 TOPIC = "outbox_topic"  # no property has this name
@@ -121,15 +120,7 @@ class Transform:
     def _load(self) -> Function:
         if importlib.util.find_spec("pandas") is None:
             raise self._unusable("PySpark needs pandas for it, which is not installed", "pip install 'pandas>=2.2,<3'")
-        module, _, name = self._name.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise self._unusable(str(error), "correct the job's transform: 'package.module:function'") from error
-        if not callable(found):
-            raise self._unusable("it is no function", "correct the job's transform: 'package.module:function'")
-        function: Function = found
-        return function
+        return function_of(self._spec.job, "transform", self._name)
 
     def _returned_schema(self) -> pa.Schema:
         try:
@@ -139,7 +130,7 @@ class Transform:
             raise  # the JVM is gone
         except Exception as error:
             raise self._unusable(f"it fails without any event: {_reason(error)}", "correct it") from error
-        problem = unusable(schema, self._schema)
+        problem = not_storable(schema, self._schema)
         if problem is not None:
             raise self._unusable(*problem)
         types = {field.name: to_arrow_type(field.dataType) for field in schema.fields}
@@ -198,7 +189,7 @@ class Transform:
         )
 
     def _unusable(self, problem: str, remedy: str) -> Failure:
-        return Failure(f"sink {self._sink}: its transform {self._name}: {problem}", remedy, code="transform-unusable")
+        return unusable(self._spec.job, f"its transform {self._name}: {problem}", remedy)
 
 
 def applier(settings: Settings, spec: SinkSpec) -> Applier:
@@ -226,7 +217,7 @@ def quoted(name: str) -> str:
     return "`{}`".format(name.replace("`", "``"))
 
 
-def unusable(returned: StructType, given: StructType) -> tuple[str, str] | None:
+def not_storable(returned: StructType, given: StructType) -> tuple[str, str] | None:
     """Why no sink can take rows with these columns, and what to do; None if it can. ``given`` are those of events."""
     types, known = ({field.name: field.dataType for field in one.fields} for one in (returned, given))
     lost = [name for name in PLACE if types.get(name) != known[name]]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -22,21 +21,19 @@ from typing import Any
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.heavy import extensions, extras, psycopg2, sql
+from outbox.base.heavy import extensions, extras, psycopg2
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread
-from outbox.events.schema import Rejection, shortened
-from outbox.events.values import decode
+from outbox.events.schema import Rejection
+from outbox.sink.applying.calling import CallingApplier, NewEvent
 from outbox.sink.applying.handlers.aio import AsyncConnection, LoopBlockedError
 from outbox.sink.applying.handlers.handler import Event, Handler
-from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import RENEWAL_S, PostgresWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
-from outbox.sink.decoding.layout import view_name
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters, fence
-from outbox.sink.spec import SinkSpec
+from outbox.sink.spec import SinkSpec, first_line
 from outbox.sink.writer import PARKED, Applied, Counts, Due
 
 HANDLER_FAILED, NOT_CALLED = "handler failed", "handler not called yet"
@@ -57,8 +54,6 @@ CHECK_NOW = f"{UNLOCK}; SET CONSTRAINTS ALL IMMEDIATE"
 # What one call has left for the commit to check: checked now, and left for the commit again.
 CHECK_CALL = f"SAVEPOINT outbox_check; {CHECK_NOW}; ROLLBACK TO SAVEPOINT outbox_check"
 BEGIN_CALLS, AGAIN = "SAVEPOINT outbox_calls", "ROLLBACK TO SAVEPOINT outbox_calls"
-EVENTS = 'SELECT one.partition, one."offset", one.event_id::text, to_jsonb(one.*)::text FROM {view} AS one'
-REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
 IN_ERROR = 3  # extensions.TRANSACTION_STATUS_INERROR
 CLOSED_HERE = 1  # psycopg2's `closed` of a connection that this process has closed; 2 if it was lost
 SET_ASIDE = """
@@ -110,18 +105,16 @@ SELECT first.identity, true
 """
 
 
-class HandlerApplier(PostgresApplier):
-    """Calls the function for each new event, in the order of the topic."""
+class HandlerApplier(CallingApplier):
+    """Calls the function for each new event."""
 
     calls = True
     """Whether it does: otherwise all new events are set aside."""
 
     def __init__(self, spec: SinkSpec, of: Handler) -> None:
-        super().__init__(spec, ())
-        self._is_ordered = any(decoder.version is not None for decoder in spec.decoders.values())
+        super().__init__(spec)
         self._handler = of
         self._is_async = of.is_async
-        self._views = {event: sql.Identifier("pg_temp", view_name(event)) for event in spec.layout.types}
 
     def prepare(self, cursor: extensions.cursor) -> None:
         super().prepare(cursor)
@@ -140,8 +133,7 @@ class HandlerApplier(PostgresApplier):
         if not self.calls:
             cursor.execute(SET_ASIDE, [NOT_CALLED, INTERRUPTED])
             return True
-        decoder = self._decoders[parameters["topic"]]
-        events = self._new(cursor, decoder.types, decoder.key, decoder.version)
+        events = self._new(cursor, parameters)
         cursor.execute(BEGIN_CALLS)
         problems = self._call_all(cursor, events, "")
         try:
@@ -152,50 +144,17 @@ class HandlerApplier(PostgresApplier):
             cursor.execute(AGAIN)
             problems = self._call_all(cursor, events, CHECK_CALL)
             cursor.execute(CHECK_NOW)
-        rejections = [(event_id, HANDLER_FAILED, problem) for event_id, problem in problems.items()]
-        extras.execute_values(cursor, REJECT, rejections)
-        return bool(problems)
+        return self._refuse(cursor, HANDLER_FAILED, problems)
 
-    def _call_all(self, cursor: extensions.cursor, events: Sequence[Event], check: str) -> dict[str, str]:
+    def _call_all(self, cursor: extensions.cursor, events: Sequence[NewEvent], check: str) -> dict[str, str]:
         """Call the function for these events, with a check behind each if there is one. Returns by event how it failed.
 
         Nothing is inserted meanwhile: a later failure would undo it.
         """
-        problems = dict[str, str]()
-        failed_at = dict[str, int]()  # by key the first version that has failed
         cursor.execute(f"{LOCK}; {SAVEPOINT}")
-        for event in events:
-            version = event.version or 0
-            if event.key in failed_at and version > failed_at[event.key]:
-                continue  # PARK_BEHIND_VERSION says the same of it
-            problem = self._call(cursor, event, check)
-            if problem is not None:
-                problems[event.id] = problem
-                if event.version is not None:
-                    failed_at.setdefault(event.key, version)
+        problems = self._failures(events, lambda one: self._call(cursor, one.event, check))
         cursor.execute(RELEASE)
         return problems
-
-    def _new(self, cursor: extensions.cursor, types: Mapping[str, Any], key: str, version: str | None) -> list[Event]:
-        """The new events, in the order of the topic; those of a key in the order of their versions, which is another
-        one where partitions were added.
-        """
-        found = list[tuple[int, int, Event]]()
-        for event in types:
-            cursor.execute(sql.SQL(EVENTS).format(view=self._views[event]))
-            for partition, offset, event_id, text in cursor:
-                payload = decode(text.encode())
-                for name in ("event_id", "partition", "offset"):
-                    del payload[name]
-                number = None if version is None else payload[version]
-                found.append((partition, offset, Event(event_id, event, str(payload[key]), number, payload)))
-        events = [event for *_, event in sorted(found, key=lambda one: one[:2])]
-        if version is None:
-            return events
-        of_keys = defaultdict[str, deque[Event]](deque)
-        for one in sorted(events, key=lambda one: one.version or 0):
-            of_keys[one.key].append(one)
-        return [of_keys[one.key].popleft() for one in events]
 
     def _call(self, cursor: extensions.cursor, event: Event, check: str) -> str | None:
         """Call the function. Returns how it failed; then nothing of what it did is left.
@@ -219,7 +178,7 @@ class HandlerApplier(PostgresApplier):
             if connection.closed and isinstance(error, psycopg2.Error):
                 error.add_note(f"in a call for event {event.id}")
                 raise
-            problem = _problem(error)
+            problem = first_line(error)
         if connection.closed == CLOSED_HERE:
             raise self._wrong("closed the connection", "let it leave the connection open")
         connection.cursor_factory = None  # type: ignore[assignment] # whatever the function has set
@@ -250,6 +209,8 @@ class Worker:
 class HandlerWriter(PostgresWriter):
     """Calls the function for what is new, and again for what it has failed for."""
 
+    _applier: HandlerApplier
+
     def __init__(
         self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, of: Handler
     ) -> None:
@@ -260,15 +221,14 @@ class HandlerWriter(PostgresWriter):
         self._unfinished: dict[str, int] | None = None  # by topic and partition; None before the first batch
         self._workers_since_s = time.monotonic()
         self._look_at_s = self._look_at_parked_s = 0.0
-        self._own = HandlerApplier(spec, of)
-        super().__init__(connection, spec, fetch, self._own)
+        super().__init__(connection, spec, fetch, lambda _: HandlerApplier(spec, of))
 
     def _apply(self, batch: Batch) -> Counts:
         is_shared = self._handler.workers > 1
         workers = self._workers_of(batch.chunk.count) if is_shared else ()  # before the calls, which have not begun yet
         calls = not batch.chunk.count or self._begin_calling(batch)
         if not is_shared:
-            self._own.calls = calls
+            self._applier.calls = calls
             return super()._apply(batch)
         rows = self._prepared(batch)
         with self._connection, self._connection.cursor() as cursor:
@@ -375,14 +335,6 @@ class HandlerWriter(PostgresWriter):
         if len(due) == len(waiting):
             self._look_at_s = now_s + LOOK_EVERY_S
         return Due(due, at_most if together else 1)
-
-
-def _problem(error: BaseException) -> str:
-    try:
-        said = f"{type(error).__name__}: {error}"
-    except Exception:  # of its own text
-        said = type(error).__name__
-    return shortened(said.strip().partition("\n")[0])
 
 
 def _places(batch: Batch, offsets: Mapping[int, int]) -> dict[str, int]:

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox.base.database import login
-from outbox.base.errors import Failure
 from outbox.base.heavy import extensions
 from outbox.base.sections import COMMENT
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.applying.lakehouse import iceberg, table
+from outbox.sink.applying.lakehouse import table
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed, unusable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from outbox.sink.applying.lakehouse.spark_iceberg import IcebergTable
-    from outbox.sink.applying.lakehouse.spark_table import Table
+    from outbox.sink.applying.lakehouse.spark_table import IcebergTable, Table
     from outbox.sink.writer import Applier, SinkWriter
 
 CHECKED = re.compile(r"\bWHEN\s+MATCHED\b", re.IGNORECASE)
@@ -38,6 +36,11 @@ class LakehouseTarget(Target):
     is_elsewhere = True
     keeps = "log of a Delta table, with the extremes of its columns: for delta.logRetentionDuration (30 days)"
     engines: Collection[str] = ("spark",)
+    rebuilt_from: Collection[str] = ()
+    not_rebuilt = (
+        "is a table of events, and its totals are a query: there is nothing to recompute",
+        "`outbox rewind {} --to-earliest` reads what the topic still has",
+    )
     jars: Sequence[str] = ("lakehouse",)
     # How many tasks of a commit read the log; the default is 50. One is faster than two, also with 50,000 files.
     spark_config: Mapping[str, str] = {
@@ -71,15 +74,7 @@ class LakehouseTarget(Target):
 
         found = self.opened(settings, spec, session(settings, [self]))
         found.require()
-        return LakehouseApplier(spec, found, None if transform is None else transform.apply)
-
-    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
-        del source
-        raise Failure(
-            f"sink {spec.name} is a table of events, and its totals are a query: there is nothing to recompute",
-            f"`outbox rewind {spec.name} --to-earliest` reads what the topic still has",
-            code="rebuild-unsupported",
-        )
+        return LakehouseApplier(spec, lambda: found, None if transform is None else transform.apply)
 
     def erase(self, settings: Settings, spec: SinkSpec, topic: str, key: str, *, dry_run: bool) -> Mapping[str, int]:
         columns, names = _places(spec, topic)
@@ -99,7 +94,7 @@ class IcebergTarget(LakehouseTarget):
     spark_config: Mapping[str, str] = {}
 
     def opened(self, settings: Settings, spec: SinkSpec, spark: SparkSession) -> IcebergTable:
-        from outbox.sink.applying.lakehouse.spark_iceberg import IcebergTable
+        from outbox.sink.applying.lakehouse.spark_table import IcebergTable
 
         uri = table.location(settings, spec.name)
         return IcebergTable(spark, spec, self._schema.read_text(), uri, login(settings, SinkRole.WRITER))
@@ -118,7 +113,7 @@ class IcebergTarget(LakehouseTarget):
         return found.erase(columns, key, names, dry_run=dry_run)
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
-        return iceberg.read(settings, spec.name, self._totals)
+        return table.read(settings, spec.name, self._totals, table.iceberg)
 
 
 def _places(spec: SinkSpec, topic: str) -> tuple[set[str], list[str]]:

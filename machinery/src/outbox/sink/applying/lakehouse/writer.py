@@ -25,33 +25,25 @@ is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-import pyarrow as pa
-from psycopg2 import extensions, sql
+from psycopg2 import extensions
 from pyspark.sql import SparkSession
 
 from outbox.sink.applying.lakehouse.spark_table import Table
-from outbox.sink.applying.postgres.applier import BATCH, DROP_ERASED, Known
-from outbox.sink.applying.postgres.transforming import TRANSFORM_FAILED, join
-from outbox.sink.decoding import binary
-from outbox.sink.decoding.batch import Batch, Returned
-from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, PLACE, VERSION
+from outbox.sink.applying.postgres.applier import DROP_ERASED
+from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.applying.postgres.transforming import TRANSFORM_FAILED, Apply, ElsewhereApplier
+from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.binary import Encoded
+from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, PLACE, VERSION
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.decoding.values import PLACE_TYPES, Type
 from outbox.sink.remembering import dead_letters, fence, positions
 from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.spec import SinkSpec
-from outbox.sink.writer import Applied, Applier, Counts, SinkWriter
+from outbox.sink.writer import Applied, Counts
 
-COLUMNS: dict[str, Type] = {**PLACE_TYPES, KEY: "text", VERSION: "bigint", IS_FILTERED: "boolean", FAILURE: "text"}
-TABLES = sql.SQL(
-    "CREATE TEMPORARY TABLE outbox_batch ({}) ON COMMIT DELETE ROWS; "
-    "CREATE TEMPORARY TABLE rejections (event_id uuid, reason text, detail text) ON COMMIT DELETE ROWS"
-).format(binary.definitions(COLUMNS))
-NAMES = "pg_temp.outbox_batch, pg_temp.rejections, pg_temp.outbox_dead"
 REJECT = f"""
 INSERT INTO pg_temp.rejections (event_id, reason, detail)
 SELECT batch.event_id, %(reason)s, batch."{FAILURE}"
@@ -63,44 +55,24 @@ DELETE FROM pg_temp.outbox_batch AS batch USING pg_temp.rejections AS rejected W
 """
 DROP_FILTERED = f'DELETE FROM pg_temp.outbox_batch AS batch WHERE batch."{IS_FILTERED}"'  # noqa: S608
 DROP_ERASED_EVENTS = f"""
-{DROP_ERASED.replace("{key}", f'"{KEY}"')}
+{DROP_ERASED}
    AND EXISTS (SELECT FROM public.erased_keys AS one WHERE one.topic = %(topic)s)
 RETURNING batch.event_id::text
 """
 
 
-class LakehouseApplier(Applier):
+class LakehouseApplier(ElsewhereApplier):
     """Does what the writer of such a table does in Postgres, and applies the events of dead letters to the table."""
 
-    def __init__(
-        self,
-        spec: SinkSpec,
-        table: Table,
-        transform: Callable[[str, pa.Table], Returned] | None = None,
-    ) -> None:
-        """``transform`` is for a replay, of a sink that has one."""
-        self.name, self.strategy = spec.name, spec.strategy
-        self._table, self._transform = table, transform
-        self._known = {topic: Known.of_topic(spec.layout, decoder) for topic, decoder in spec.decoders.items()}
+    def __init__(self, spec: SinkSpec, table: Callable[[], Table], transform: Apply | None = None) -> None:
+        """``table`` opens the sink's table in Spark. ``transform`` is for a replay, of a sink that has one."""
+        super().__init__(spec, transform)
+        self._table = table
 
-    @staticmethod
-    def prepare(cursor: extensions.cursor) -> None:
-        """Make the temporary tables of a session."""
-        cursor.execute("SET temp_buffers = '64MB'")  # as for a sink of Postgres: a replay may come to one here
-        cursor.execute(TABLES)
-        cursor.execute(dead_letters.TABLE)
-
-    def take(self, cursor: extensions.cursor, batch: Batch) -> None:
-        """Let the table ``batch`` have the events. It is truncated, because a table that never is holds vacuum back.
-
-        Raises Failure if the transform has broken a rule.
-        """
-        cursor.execute(f"TRUNCATE {NAMES}")
-        events, known = batch.chunk.frame, self._known[batch.topic]
-        rows = events.select(PLACE).append_column(KEY, events[known.key].cast(pa.string()))
-        if batch.returned is not None:
-            rows = join(self.name, events, batch.returned, (), known).select([*COLUMNS])
-        binary.encode_table(rows, COLUMNS).copy(cursor, BATCH)
+    def drop_erased(self, cursor: extensions.cursor, topic: str) -> set[str]:
+        """Take the events of erased keys out of the table ``batch``, and return their ids."""
+        self._execute(cursor, DROP_ERASED_EVENTS, {"topic": topic})
+        return {event_id for (event_id,) in cursor}
 
     def set_aside(
         self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, known: Collection[str] = ()
@@ -127,25 +99,21 @@ class LakehouseApplier(Applier):
         return rejected, filtered
 
     def lost(self, event_ids: Collection[str]) -> Collection[str]:
-        return self._table.missing(event_ids)
+        return self._table().missing(event_ids)
 
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """The MERGE runs between two transactions, as that of the writer. If the process ends behind it, the dead
         letters stay open, and the next replay finds their events in the table.
         """
         del older_than_horizon  # the table forgets nothing, so it has no horizon
-        rows, rejected, filtered = batch.chunk.frame, 0, 0
-        if self._transform is not None:
-            with fence.between_transactions(cursor, self.name):
-                returned = self._transform(batch.topic, rows)
-            batch, rows = replace(batch, returned=returned), returned.rows
-            self.take(cursor, batch)
-            rejected, filtered = self.set_aside(cursor, batch, fetch)
-        if not rows.num_rows:
+        batch = self.transformed(cursor, batch)
+        self.take(cursor, self.rows(batch))
+        rejected, filtered = self.set_aside(cursor, batch, fetch)
+        if not batch.frame.num_rows:
             return Applied(0, rejected, filtered)
         with fence.between_transactions(cursor, self.name):
-            applied = self._table.merge(rows)
-        dead_letters.close(cursor, self.name, rows["event_id"].to_pylist())
+            applied = self._table().merge(batch.frame)
+        dead_letters.close(cursor, self.name, batch.frame["event_id"].to_pylist())
         return Applied(applied, rejected, filtered)
 
 
@@ -159,21 +127,17 @@ class Prepared(NamedTuple):
     filtered: int
 
 
-class LakehouseWriter(SinkWriter):
+class LakehouseWriter(PostgresWriter):
     """A sink that merges into a table of a lakehouse."""
+
+    _applier: LakehouseApplier
 
     def __init__(
         self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, opened: Callable[[SparkSession], Table]
     ) -> None:
         """Acquire the fence. ``fetch`` reads the records of dead letters; ``opened`` is the sink's table in Spark."""
-        super().__init__(connection, spec.asked)
-        self._spec, self._fetch, self._opened = spec, fetch, opened
-        # Spark may not have started: it does when all sinks have their fences.
-        with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
-            LakehouseApplier.prepare(cursor)
-
-    def prepare(self, returned: pa.Schema) -> None:
-        """Nothing to do: the columns are the table's."""
+        self._opened = opened  # later: Spark may not have started; it does when all sinks have their fences
+        super().__init__(connection, spec, fetch, lambda _: LakehouseApplier(spec, lambda: self._table))
 
     def positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """By partition the next offset to read. A sink without positions of any topic gets its table made.
@@ -190,32 +154,29 @@ class LakehouseWriter(SinkWriter):
         return stored
 
     def _apply(self, batch: Batch) -> Counts:
+        encoded = self._prepared(batch)
         with fence.held(self._connection, self.name):
             failed = _failed(batch)
-            prepared = self._set_aside(batch, failed - self._table.missing(failed))
-            rows = batch.chunk.frame if batch.returned is None else batch.returned.rows
+            prepared = self._set_aside(batch, encoded, failed - self._table.missing(failed))
             said = {"positions": prepared.end, "epoch": self._term.epoch}
-            merged = self._table.merge(rows, said, {*prepared.resolved, *failed})
+            merged = self._table.merge(batch.frame, said, {*prepared.resolved, *failed})
             with self._connection, self._connection.cursor() as cursor:
                 self._enter(cursor)
                 dead_letters.close(cursor, self.name, prepared.to_close)
                 return self._move_past(cursor, batch, Applied(merged, prepared.rejected, prepared.filtered))
 
     @cached_property
-    def _applier(self) -> LakehouseApplier:
-        return LakehouseApplier(self._spec, self._table)
-
-    @cached_property
     def _table(self) -> Table:
         return self._opened(SparkSession.active())
 
-    def _set_aside(self, batch: Batch, known: Collection[str]) -> Prepared:
+    def _set_aside(self, batch: Batch, encoded: Sequence[Encoded], known: Collection[str]) -> Prepared:
         """The first transaction. The transform fails for ``known`` events too, but the table has these: they are
         duplicates.
         """
         with self._connection, self._connection.cursor() as cursor:
             stored = self._continue(cursor, batch)
-            self._applier.take(cursor, batch)
+            self._renew(cursor)
+            self._applier.take(cursor, encoded)
             # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
             resolved = dead_letters.drop_resolved(
                 cursor,
@@ -226,8 +187,7 @@ class LakehouseWriter(SinkWriter):
                 fetch=self._fetch,
                 drop_replayed=False,
             )
-            cursor.execute(DROP_ERASED_EVENTS, {"topic": batch.topic})
-            resolved |= {event_id for (event_id,) in cursor}
+            resolved |= self._applier.drop_erased(cursor, batch.topic)
             dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
             rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
             end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from outbox.base.database import naming
 from outbox.base.errors import Failure
-from outbox.base.heavy import extensions, sql
+from outbox.base.heavy import extensions, extras, sql
 from outbox.sink.applying.projection import Projection, load
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
@@ -128,10 +128,8 @@ SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
  WHERE NOT EXISTS (SELECT FROM pg_temp.rejections AS known
                     WHERE known.event_id = new.event_id AND known.reason = %(parked)s)
 """  # noqa: S608
-# The views of events ask for the topic (`outbox.sink.decoding.layout`). The setting ends with the transaction.
 COUNT_BATCH = """
-SELECT count(*), set_config('outbox.topic', %(topic)s, true),
-       EXISTS (SELECT FROM public.erased_keys AS erased WHERE erased.topic = %(topic)s)
+SELECT count(*), EXISTS (SELECT FROM public.erased_keys AS erased WHERE erased.topic = %(topic)s)
   FROM pg_temp.outbox_batch
 """
 # A projection writes what it likes into the detail, and reports show it.
@@ -146,6 +144,7 @@ SELECT count(*),
                                            WHERE new.event_id = rejected.event_id))
   FROM pg_temp.rejections AS rejected
 """
+REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
 DROP_REJECTED = """
 DELETE FROM pg_temp.new_events AS new USING pg_temp.rejections AS rejected WHERE new.event_id = rejected.event_id
 """
@@ -204,10 +203,9 @@ class PostgresApplier(Applier):
         )
         cursor.execute(sql.SQL(TABLES).format(columns=columns))
         cursor.execute(dead_letters.TABLE)
-        for topic, decoder in self._decoders.items():
-            for event in decoder.types:
-                create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view_name(event)))
-                cursor.execute(create + self._shape.view(event, topic if len(self._decoders) > 1 else None))
+        for event in self._layout.types:
+            create = sql.SQL("CREATE TEMPORARY VIEW {} AS ").format(sql.Identifier(view_name(event)))
+            cursor.execute(create + self._shape.view(event))
 
     def renew(self, cursor: extensions.cursor) -> None:
         """Empty the temporary tables so that they begin anew for vacuum, in the caller's transaction.
@@ -256,7 +254,7 @@ class PostgresApplier(Applier):
             self._execute(cursor, DROP_BASED, parameters)
             dead_letters.close(cursor, self.name, [event_id for (event_id,) in cursor])
         cursor.execute(COUNT_BATCH, parameters)
-        ((count, _, are_any_erased),) = cursor.fetchall()
+        ((count, are_any_erased),) = cursor.fetchall()
         if count and are_any_erased:
             self._execute(cursor, DROP_ERASED, parameters)
             count -= cursor.rowcount
@@ -286,6 +284,11 @@ class PostgresApplier(Applier):
             with naming(projection.file):
                 self._execute(cursor, projection.apply, parameters)
         return False
+
+    def _refuse(self, cursor: extensions.cursor, reason: str, problems: Mapping[str, str]) -> bool:
+        """Reject new events, by id with a detail, in `_project`. Returns whether there are any."""
+        extras.execute_values(cursor, REJECT, [(event_id, reason, problem) for event_id, problem in problems.items()])
+        return bool(problems)
 
     def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
         """Take out of ``new_events`` what projections must not see; returns how many events a transform has filtered,

@@ -11,14 +11,15 @@ commit and delivers the same offsets again, maybe cut into other batches: that i
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 
 from outbox.base.heavy import extensions, pa
 from outbox.base.settings import Settings
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of
-from outbox.sink.decoding.batch import Batch
+from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters, strategy
@@ -31,24 +32,34 @@ RENEWAL_S = 3600.0  # of the temporary tables; Postgres begins to act on an age 
 class PostgresWriter(SinkWriter):
     """A sink whose result is in the database that it is fenced in."""
 
+    _applier: PostgresApplier
+
     def __init__(
-        self, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, applier: PostgresApplier | None = None
+        self,
+        connection: extensions.connection,
+        spec: SinkSpec,
+        fetch: Fetch,
+        applier_of: Callable[[Transformed | None], PostgresApplier] | None = None,
     ) -> None:
-        """Acquire the fence and prepare the session. ``fetch`` reads the records of dead letters from their topic."""
+        """Acquire the fence and prepare the session. ``fetch`` reads the records of dead letters from their topic.
+        ``applier_of`` makes the applier, of a sink with a transform when its columns are known; by default one that
+        runs the sink's projections.
+        """
         super().__init__(connection, spec.asked)
         self._spec, self._fetch = spec, fetch
+        self._applier_of = applier_of or partial(applier, spec)
         self._ensured = set[date]()
-        if applier is not None or spec.job.transform is None:
-            self._prepare(applier or PostgresApplier(spec))
+        if spec.job.transform is None:
+            self._prepare(None)
 
     def prepare(self, returned: pa.Schema) -> None:
-        self._prepare(TransformingApplier(self._spec, columns_of(returned, self._spec.layout)))
+        self._prepare(Transformed(returned, lambda _, events: Returned(events)))
 
-    def _prepare(self, applier: PostgresApplier) -> None:
+    def _prepare(self, transform: Transformed | None) -> None:
         """Make the tables of the session."""
-        self._applier = applier
+        self._applier = self._applier_of(transform)
         with self._errors("does not let the sink start"), self._connection, self._connection.cursor() as cursor:
-            applier.prepare(cursor)
+            self._applier.prepare(cursor)
         self._renewed_at = time.monotonic()
 
     def _apply(self, batch: Batch) -> Counts:
@@ -83,6 +94,13 @@ class PostgresWriter(SinkWriter):
             self._renewed_at = time.monotonic()
 
 
+def applier(spec: SinkSpec, transform: Transformed | None = None) -> PostgresApplier:
+    """The applier that runs a sink's projections."""
+    if transform is None:
+        return PostgresApplier(spec)
+    return TransformingApplier(spec, columns_of(transform.schema, spec.layout), transform.apply)
+
+
 class PostgresTarget(Target):
     """Tables of the sink database."""
 
@@ -95,6 +113,4 @@ class PostgresTarget(Target):
 
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> PostgresApplier:
         del settings
-        if transform is None:
-            return PostgresApplier(spec)
-        return TransformingApplier(spec, columns_of(transform.schema, spec.layout), transform.apply)
+        return applier(spec, transform)

@@ -65,7 +65,7 @@ class TransformingApplier(PostgresApplier):
         self,
         spec: SinkSpec,
         returned: Sequence[Column],
-        transform: Apply | None = None,
+        transform: Apply,
         projections: Sequence[Projection] | None = None,
     ) -> None:
         """``returned`` are the columns that the transform returns. ``transform`` calls it with a topic and events
@@ -93,11 +93,14 @@ class TransformingApplier(PostgresApplier):
 
     def replay(self, cursor: extensions.cursor, batch: Batch, fetch: Fetch, *, older_than_horizon: bool) -> Applied:
         """Let the events pass the transform, while no transaction is open, and apply what it returns."""
-        assert self._transform is not None, "for a replay"  # noqa: S101
+        transformed = self.transformed(cursor, batch)
+        return super().replay(cursor, transformed, fetch, older_than_horizon=older_than_horizon)
+
+    def transformed(self, cursor: extensions.cursor, batch: Batch) -> Batch:
+        """The batch with what the transform returns of its events. It runs between two transactions."""
         with fence.between_transactions(cursor, self.name):
             returned = self._transform(batch.topic, batch.chunk.frame)
-        transformed = replace(batch, returned=returned)
-        return super().replay(cursor, transformed, fetch, older_than_horizon=older_than_horizon)
+        return replace(batch, returned=returned)
 
     def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
         filtered = failed = 0
@@ -108,6 +111,16 @@ class TransformingApplier(PostgresApplier):
             cursor.execute(REJECT_FAILED, [TRANSFORM_FAILED])
             failed = cursor.rowcount
         return filtered, failed
+
+
+class ElsewhereApplier(TransformingApplier):
+    """Applies events to a place outside the sink database, which gets only what the sink knows each event by."""
+
+    def __init__(self, spec: SinkSpec, transform: Apply | None = None) -> None:
+        super().__init__(spec, (), transform or (lambda _, events: Returned(events)), projections=())
+
+    def rows(self, batch: Batch) -> Sequence[Encoded]:
+        return super().rows(replace(batch, returned=batch.returned or Returned(batch.frame)))
 
 
 def columns_of(returned: pa.Schema, events: Layout) -> Sequence[Column]:

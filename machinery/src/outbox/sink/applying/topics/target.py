@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings
-from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed, unusable
+from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed, function_of, unusable
 
 if TYPE_CHECKING:
     from psycopg2 import extensions
 
-    from outbox.sink.applying.topics.writer import Function, TopicApplier, TopicWriter
+    from outbox.sink.applying.topics.writer import TopicApplier, TopicWriter
     from outbox.sink.decoding.records import Fetch
 
 
@@ -25,27 +23,25 @@ class TopicTarget(Target):
 
     topic: str
     by: str | None = None
+    takes_projections = False
+    rebuilt_from = ()
+    not_rebuilt = (
+        "writes to a topic, which takes nothing back",
+        "a sink of another name, with another topic, begins anew",
+    )
 
     @property
     def topics(self) -> list[str]:
         return [self.topic]
 
     def require_usable(self, spec: SinkSpec) -> None:
-        self._function(spec)
+        super().require_usable(spec)
+        if self.by is not None:
+            function_of(spec.job, "by", self.by)
         if self.topic in spec.topics:
             raise unusable(spec.job, f"it writes to a topic that it reads, {self.topic}", "name another topic")
         if not spec.job.events:
             raise unusable(spec.job, "a topic takes declared events only", 'name them: events=["order.placed"]')
-        if files := sorted(spec.job.projections.glob("*.sql")):
-            raise unusable(spec.job, f"it has a topic and a projection, {files[0]}", "delete the file, or the target")
-
-    def require_rebuildable(self, spec: SinkSpec, source: str) -> None:
-        del source
-        raise Failure(
-            f"sink {spec.name} writes to topic {self.topic}, which takes nothing back",
-            "a sink of another name, with another topic, begins anew",
-            code="rebuild-unsupported",
-        )
 
     def writer(
         self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch
@@ -53,24 +49,14 @@ class TopicTarget(Target):
         from outbox.sink.applying.topics.writer import TopicWriter
 
         self.require_usable(spec)
-        return TopicWriter(settings, connection, spec, fetch, self._function(spec))
+        return TopicWriter(settings, connection, spec, fetch, self.by)
 
     def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> TopicApplier:
         from outbox.sink.applying.topics.writer import applier
 
-        return applier(settings, spec, self._function(spec), transform)
+        return applier(settings, spec, self.by, transform, ".replay")
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
-        from outbox.sink.applying.topics.written import state
+        from outbox.sink.applying.topics.writer import state
 
         return state(settings, spec.name, self.topic)
-
-    def _function(self, spec: SinkSpec) -> Function | None:
-        try:
-            found: Function | None = None if self.by is None else resolve_name(self.by)
-            if callable(found) or self.by is None:
-                return found
-            problem: object = "it is no function"
-        except (ImportError, AttributeError, ValueError) as error:
-            problem = error
-        raise unusable(spec.job, f"by={self.by!r}: {problem}", "write it as by='package.module:function'")

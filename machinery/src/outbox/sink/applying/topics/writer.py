@@ -12,72 +12,113 @@ A replay of dead letters looks for its events on the target likewise, and has a 
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from confluent_kafka import TopicPartition
 
+from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.heavy import extensions, extras, sql
-from outbox.base.settings import Settings
+from outbox.base.heavy import extensions, extras
+from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import WaitTimeoutError
 from outbox.events import catalog
-from outbox.events.schema import shortened
-from outbox.events.values import decode, encode
+from outbox.events.values import encode
 from outbox.kafka import records, topics
+from outbox.kafka.records import CLOCK_MARGIN, headers_of
 from outbox.kafka.transactions import Outgoing, Transactions
+from outbox.sink.applying.calling import CallingApplier, NewEvent
 from outbox.sink.applying.handlers.handler import Event
-from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of
-from outbox.sink.applying.topics import written
+from outbox.sink.applying.projection import Projection
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
-from outbox.sink.decoding.layout import view_name
+from outbox.sink.decoding.decoder import UUID
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.remembering import fence
-from outbox.sink.spec import SinkSpec, Transformed
+from outbox.sink.remembering import fence, positions
+from outbox.sink.spec import SinkSpec, TargetState, Transformed, first_line, function_of
 from outbox.sink.writer import Applied, Counts
 
 NOT_WRITABLE = "not writable"
+# Each record says which sink has written it, and which record it comes from.
+ORIGIN = "origin"
+PLACE = re.compile(r"([a-z0-9_-]+) ([A-Za-z0-9._-]+)/([0-9]{1,9})/([0-9]{1,18})")
+DECIDED_TIMEOUT_S = 60
+RECREATED = "SELECT FROM public.positions WHERE sink = %s AND is_recreated"
 IDLE_MAX_S = 1.0  # while functions are called, of the transaction
 RECORD_EXTRA_BYTES = 200  # of a record in a batch of one, beside key, value and headers
 TABLE = "CREATE TEMPORARY TABLE outbox_written (event_id uuid NOT NULL)"
 INSERT_WRITTEN = "INSERT INTO pg_temp.outbox_written (event_id) VALUES %s"
-# {key} and {version} are columns of the sink's table. The view of an event has its own, or those of a transform.
-EVENTS = """
-SELECT new.partition, new."offset", new.event_id::text, new.{{key}}::text, {version},
-       (to_jsonb(one.*) - ARRAY['event_id', 'partition', 'offset'])::text
-  FROM pg_temp.new_events AS new
-  JOIN {view} AS one ON one.partition = new.partition AND one."offset" = new."offset"
- WHERE NOT EXISTS (SELECT FROM pg_temp.outbox_written AS known WHERE known.event_id = new.event_id)
-"""
-REJECT = "INSERT INTO pg_temp.rejections (event_id, reason, detail) VALUES %s"
+UNWRITTEN = "NOT EXISTS (SELECT FROM pg_temp.outbox_written AS known WHERE known.event_id = new.event_id)"
 OLDEST = """
 SELECT min(letter.recorded_at), max(letter.first_seen_at), now() FROM public.dead_letters AS letter
   JOIN pg_temp.outbox_batch AS batch ON batch.event_id::text = letter.identity
  WHERE letter.sink = %s
 """
 
-UTC = "+00:00"  # as Postgres writes it; schemas mostly want the other spelling
-
 Function = Callable[[Event], Event | None]
 
 
-class TopicApplier(PostgresApplier):
+class Written(NamedTuple):
+    """A record that a sink has written, and the place of the event on the topic that the sink reads."""
+
+    event_id: str
+    key: str
+    topic: str
+    partition: int
+    offset: int
+
+
+def origin(sink: str, topic: str, partition: int, offset: int) -> bytes:
+    """The header that says where a record comes from."""
+    return f"{sink} {topic}/{partition}/{offset}".encode()
+
+
+def read_written(settings: Settings, sink: str, target: str, since: datetime | None = None) -> Iterator[list[Written]]:
+    """The records of a sink on its target topic by now; if ``since`` is given, those that were written after that.
+
+    Waits for transactions that are open. Raises Failure if one does not end.
+    """
+    try:
+        ends = topics.wait_decided(settings, target, DECIDED_TIMEOUT_S)
+    except WaitTimeoutError as error:
+        remedy = "end the producer that has left it open; nothing is lost meanwhile"
+        raise Failure(f"a transaction on topic {target} does not end", remedy, code="topic-silent") from error
+    starts = dict.fromkeys(ends, 0)
+    if since is not None:
+        starts = ends | topics.offsets_since(settings, target, since - CLOCK_MARGIN)
+    for messages in records.batches(settings, target, {number: (starts[number], end) for number, end in ends.items()}):
+        some = list[Written]()
+        for message in messages:
+            headers = dict(headers_of(message))
+            contents = headers.get(ORIGIN), headers.get("id"), message.key()
+            origin_, event_id, key = (bytes(content or b"").decode(errors="replace") for content in contents)
+            place = PLACE.fullmatch(origin_)
+            if place is not None and place[1] == sink and UUID.fullmatch(event_id):
+                some.append(Written(event_id, key, place[2], int(place[3]), int(place[4])))
+        yield some
+
+
+class TopicApplier(CallingApplier):
     """Makes a record of each new event: ``outgoing``, which the caller empties before a batch, and writes behind it."""
 
-    def __init__(self, spec: SinkSpec, _: object = None) -> None:
-        super().__init__(spec, ())
-        self._is_ordered = any(decoder.version is not None for decoder in spec.decoders.values())
-        self._views = {event: sql.Identifier("pg_temp", view_name(event)) for event in spec.layout.types}
+    condition = UNWRITTEN
+
+    def __init__(self, spec: SinkSpec, _: Sequence[Projection] | None = None) -> None:
+        super().__init__(spec)
         self._declared = dict[str, tuple[Collection[str], list[tuple[str, bytes]]]]()  # by type: optional, headers
         [self.target] = spec.target.topics
         self.outgoing = list[Outgoing]()
         self._found: tuple[datetime, datetime] | None = None  # by a replay: since when, and until when
 
-    def open(self, settings: Settings, by: Function | None, suffix: str = "") -> None:
+    def open(self, settings: Settings, by: Function | None, suffix: str) -> None:
         """Begin to produce. Raises Failure if Kafka or the target topic is missing, or does not let us."""
         self._settings, self._by, self._catalog = settings, by, catalog.of_project(settings)
         if not topics.exists(settings, self.target):
@@ -98,7 +139,7 @@ class TopicApplier(PostgresApplier):
 
     def find_written(self, cursor: extensions.cursor, since: datetime | None) -> None:
         """Find the events that the sink has written since then, outside of a transaction: that may take long."""
-        for some in written.read(self._settings, self.name, self.target, since):
+        for some in read_written(self._settings, self.name, self.target, since):
             extras.execute_values(cursor, INSERT_WRITTEN, [(one.event_id,) for one in some], page_size=10_000)
             cursor.connection.commit()
 
@@ -116,45 +157,25 @@ class TopicApplier(PostgresApplier):
         return applied
 
     def _project(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> bool:
-        """Make the records. Events of which none can be made are set aside, and later ones of their keys wait."""
-        problems = dict[str, str]()
-        failed_at = dict[str, int]()  # by key the first version that has failed
+        """Make the records."""
         said_at = time.monotonic()
-        for partition, offset, event in self._new(cursor, parameters):
+
+        def make(one: NewEvent) -> str | None:
+            nonlocal said_at
             if time.monotonic() - said_at >= IDLE_MAX_S:
                 cursor.execute("SELECT")  # Postgres ends a transaction that is idle for long
                 said_at = time.monotonic()
-            if event.version is not None and event.version > failed_at.get(event.key, event.version):
-                continue
-            origin = written.origin(self.name, parameters["topic"], partition, offset)
+            place = origin(self.name, parameters["topic"], one.partition, one.offset)
             try:
-                record = self._record(event, origin)
+                record = self._record(one.event, place)
             except Exception as error:  # of the function, or of what it returns
-                said = type(error).__name__
-                problems[event.id] = said if self._is_personal else shortened(f"{said}: {error}".partition("\n")[0])
-                failed_at.setdefault(event.key, event.version or 0)
-            else:
-                self.outgoing += [] if record is None else [record]
-        extras.execute_values(cursor, REJECT, [(one, NOT_WRITABLE, problem) for one, problem in problems.items()])
-        return bool(problems)
+                return first_line(error)
+            self.outgoing += [] if record is None else [record]
+            return None
 
-    def _new(self, cursor: extensions.cursor, parameters: Mapping[str, Any]) -> list[tuple[int, int, Event]]:
-        """The new events with their places, in the order of their topic."""
-        found = list[tuple[int, int, Event]]()
-        version = sql.SQL("new.{version}" if "version" in self._names[parameters["topic"]] else "NULL::bigint")
-        for name, columns in self._decoders[parameters["topic"]].types.items():
-            moments = [column.name for column in columns if column.type == "timestamptz"]
-            statement = sql.SQL(EVENTS).format(view=self._views[name], version=version).as_string(cursor)
-            self._execute(cursor, statement, parameters)
-            for partition, offset, event_id, key, number, text in cursor:
-                payload = decode(text.encode())
-                for moment in moments:
-                    if isinstance(said := payload.get(moment), str) and said.endswith(UTC):
-                        payload[moment] = f"{said.removesuffix(UTC)}Z"
-                found.append((partition, offset, Event(event_id, name, key, number, payload)))
-        return sorted(found, key=lambda one: one[:2])
+        return self._refuse(cursor, NOT_WRITABLE, self._failures(self._new(cursor, parameters), make))
 
-    def _record(self, event: Event, origin: bytes) -> Outgoing | None:
+    def _record(self, event: Event, place: bytes) -> Outgoing | None:
         """The record of an event, None if its function leaves it out. Raises any error if it has none."""
         made = event if self._by is None else self._by(event)
         if made is None:
@@ -168,7 +189,7 @@ class TopicApplier(PostgresApplier):
             self._declared[made.type] = schema.properties.keys() - schema.required, headers
         optional, headers = self._declared[made.type]
         value = encode({name: one for name, one in made.payload.items() if one is not None or name not in optional})
-        ours = [("id", event.id.encode()), *headers, (written.ORIGIN, origin)]
+        ours = [("id", event.id.encode()), *headers, (ORIGIN, place)]
         record = Outgoing(made.key.encode(), value, ours)
         if (size := record.size_bytes + RECORD_EXTRA_BYTES) > self._max_bytes:
             raise ValueError(f"a record of {size} bytes, and the topic takes {self._max_bytes}")
@@ -179,12 +200,14 @@ class TransformingTopicApplier(TransformingApplier, TopicApplier):
     """Makes a record of each row that a transform returns."""
 
 
-def applier(settings: Settings, spec: SinkSpec, by: Function | None, transform: Transformed | None) -> TopicApplier:
-    """The applier of a replay. It fences the producers of earlier replays."""
+def applier(
+    settings: Settings, spec: SinkSpec, by: str | None, transform: Transformed | None, suffix: str = ""
+) -> TopicApplier:
+    """The applier of a driver, or, with a suffix, of a replay. It fences the producers of earlier ones."""
     made = TopicApplier(spec)
     if transform is not None:
         made = TransformingTopicApplier(spec, columns_of(transform.schema, spec.layout), transform.apply)
-    made.open(settings, by, ".replay")
+    made.open(settings, None if by is None else function_of(spec.job, "by", by), suffix)
     return made
 
 
@@ -194,20 +217,13 @@ class TopicWriter(PostgresWriter):
     _applier: TopicApplier
 
     def __init__(
-        self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, by: Function | None
+        self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, by: str | None
     ) -> None:
         """Acquire the fence, and fence the producers of earlier drivers."""
-        self._settings, self._by = settings, by
+        self._settings = settings
         self._committed = dict[str, Mapping[int, int]]()  # by topic, where the events are decided behind
         self._doubtful = set[str]()  # topics whose events may be on the target
-        super().__init__(connection, spec, fetch, None if spec.job.transform else TopicApplier(spec))
-
-    def prepare(self, returned: Any) -> None:
-        self._prepare(TransformingTopicApplier(self._spec, columns_of(returned, self._spec.layout)))
-
-    def _prepare(self, applier: PostgresApplier) -> None:
-        super()._prepare(applier)
-        self._applier.open(self._settings, self._by)
+        super().__init__(connection, spec, fetch, partial(applier, settings, spec, by))
 
     def _apply(self, batch: Batch) -> Counts:
         topic, stored = batch.topic, self.positions(batch.topic, batch.topic_id)
@@ -244,3 +260,26 @@ class TopicWriter(PostgresWriter):
                 self._doubtful.remove(batch.topic)
                 if not self._doubtful:
                     cursor.execute("TRUNCATE pg_temp.outbox_written")
+
+
+def state(settings: Settings, sink: str, target: str) -> TargetState:
+    """How many records of each key a sink has written, as far as its positions go. What is behind them is in flight."""
+    with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection, connection.cursor() as cursor:
+        reached = positions.read_all(cursor, sink)
+        cursor.execute(RECREATED, [sink])
+        unread = "one of its topics was created again" if cursor.rowcount else ""
+    if not topics.exists(settings, target):
+        unread = f"there is no topic {target}"
+    elif any(topics.first_offsets(settings, target).values()):
+        unread = f"topic {target} has dropped records"
+    if unread:
+        return TargetState(unread=unread)
+    counts = Counter[str]()
+    for some in read_written(settings, sink, target):
+        counts.update(one.key for one in some if one.offset < reached.get(one.topic, {}).get(one.partition, 0))
+
+    def lacking(event_ids: Collection[str]) -> Collection[str]:
+        found = read_written(settings, sink, target) if event_ids else ()
+        return {*event_ids}.difference(one.event_id for some in found for one in some)
+
+    return TargetState(reached, [(key, count, None) for key, count in counts.items()], lacking)
