@@ -68,12 +68,6 @@ def run_replay(settings: Settings, known: Known, sink: str = "dedup") -> Replaye
     return replayed(settings, known[sink])
 
 
-def discard(settings: Settings, sink: str = "dedup") -> int:
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink=sink).choose(connection)
-        return replay.discard(connection, chosen, because="looked at").get(sink, 0)
-
-
 def acknowledged(settings: Settings) -> frozenset[str]:
     """The identities of the records that `outbox check` no longer reports."""
     with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
@@ -298,8 +292,8 @@ class TestDiscard:
         with open_sink(databases, name) as sink:
             sink.apply(batch([first], dead=[unread(late, 1)]))
             sink.apply(batch([refused], start=2))
-            assert discard(databases, name) == 2
-            assert discard(databases, name) == 0
+            assert database.discard() == 2
+            assert database.discard() == 0
             correct_unit(databases)
             assert sink.apply(batch([refused, late, refused], start=3)) == Counts(3, 0, 3)
             sink.apply(batch([], start=6, dead=[unread(late, 6)]))
@@ -313,7 +307,7 @@ class TestDiscard:
         foreign = dead_record(0, event.event_id)
         with open_sink(databases) as sink:
             sink.apply(batch([], dead=[foreign]))
-            assert discard(databases) == 1
+            assert database.discard() == 1
             assert sink.apply(batch([event], start=1)).applied == 1
             assert sink.apply(batch([event], start=2)).duplicates == 1
         assert database.totals() == sums([event])
@@ -337,7 +331,7 @@ class TestDiscard:
         foreign = dead_record(1, event.event_id)
         with open_sink(databases) as sink:
             sink.apply(batch([first], dead=[foreign]))
-            assert discard(databases) == 1
+            assert database.discard() == 1
             assert sink.apply(batch([event], start=2)).rejected == 1
             assert acknowledged(databases) == set(), "its event is set aside"
             sink.apply(batch([], start=1, dead=[foreign]))

@@ -25,7 +25,6 @@ from outbox.handlers import Event as Handled
 from outbox.sink.applying.handlers.handler import Function
 from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
-from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.remembering import positions
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
@@ -207,9 +206,7 @@ def test_after_a_discard_the_later_events_of_the_key_go_on(subject: Subject, wri
     writer.apply(batch(EVENTS, 0))
     retry(subject, writer)
     assert nth_key(0) not in subject.versions(), "they wait for the first"
-    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
-        chosen = Selection("receipts", identities=[EVENTS[0].event_id]).choose(connection)
-        replay.discard(connection, chosen, because="")
+    assert subject.database.discard(Selection(identities=[EVENTS[0].event_id])) == 1
     retry(subject, writer)
     assert subject.versions()[nth_key(0)] == [2, 3, 4]
 
@@ -218,10 +215,7 @@ def test_after_a_discard_the_later_events_of_the_key_go_on(subject: Subject, wri
 def test_what_waits_for_nothing_has_its_turn_while_others_are_due(subject: Subject, writer: HandlerWriter) -> None:
     subject.receipts.failing = {EVENTS[0].event_id, EVENTS[1].event_id}
     writer.apply(batch(EVENTS[:4], 0))
-    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
-        replay.discard(
-            connection, Selection("receipts", key=nth_key(0), reason=HANDLER_FAILED).choose(connection), because=""
-        )
+    assert subject.database.discard(Selection(key=nth_key(0), reason=HANDLER_FAILED)) == 1
     assert writer.due(5).letters == [EVENTS[3].event_id], "and not the second event, which is due at once"
 
 
@@ -345,16 +339,6 @@ def test_an_async_function_is_awaited(subject: Subject) -> None:
     with pytest.raises(RuntimeError, match="after the end of the call"):
         asyncio.run(kept[0].execute("SELECT 1"))
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
-
-
-def test_two_handlers_of_one_event_do_not_know_of_each_other(subject: Subject, writer: HandlerWriter) -> None:
-    other = replace(subject.spec, name="others")
-    subject.receipts.failing = {EVENTS[0].event_id}
-    writer.apply(batch(EVENTS[:3], 0))
-    subject.receipts.failing = set()
-    with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
-        other.target.writer(subject.settings, connection, other, fetch).apply(batch(EVENTS[:3], 0))
-    assert sorted(subject.lines()) == sorted(one.event_id for one in (*EVENTS[1:3], *EVENTS[:3]))
 
 
 def test_a_function_that_closes_the_connection_stops_the_handler(subject: Subject) -> None:
@@ -684,21 +668,6 @@ def test_starts_that_have_called_nothing_are_no_interruptions(subject: Subject, 
     assert len(subject.lines()) == len(EVENTS)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_temporary_tables_are_renewed(subject: Subject, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    def files(writer: HandlerWriter) -> list[tuple[object, ...]]:
-        connection = writer.connections[0]
-        with connection, connection.cursor() as cursor:
-            cursor.execute("SELECT pg_relation_filenode('pg_temp.outbox_dead')")
-            return cursor.fetchall()
-
-    monkeypatch.setattr(f"{PostgresWriter.__module__}.RENEWAL_S", 0)
-    with subject.handling(workers=workers) as writer:
-        before = files(writer)
-        writer.apply(batch(EVENTS, 0))
-        assert files(writer) != before
-
-
 def test_a_statement_that_outlives_its_call_changes_nothing_behind_it(subject: Subject) -> None:
     begun, may_write = threading.Event(), threading.Event()
 
@@ -759,9 +728,7 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
                 replay_letters(subject, *letters)
             case 4 if letters := some(opened(), 1):
                 discarded.update(letters)
-                with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
-                    chosen = Selection("receipts", identities=letters).choose(connection)
-                    replay.discard(connection, chosen, because="")
+                subject.database.discard(Selection(identities=letters))
             case _:
                 count = random.randint(1, 12)
                 writer.apply(batch(events[sent : sent + count], sent))

@@ -29,6 +29,7 @@ from tests.seen import Seen, create_tables
 from tests.support.declared import NUMBER, Events
 from tests.support.declared_sinks import batch_of, record
 from tests.support.made_events import STRATEGIES, fetch
+from tests.support.sink_driver import Database
 from tests.support.sql_names import KINDS, words
 
 TOPIC = "shop.order"
@@ -123,9 +124,8 @@ class Names:
             ]
 
     def discard(self, *records: Record) -> None:
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=self.spec.name, identities=[*map(id_of, records)]).choose(connection)
-            assert replay.discard(connection, chosen, because="test") == {self.spec.name: len(records)}
+        wanted = Selection(identities=[*map(id_of, records)])
+        assert Database(self.settings, self.spec.name).discard(wanted) == len(records)
 
     def query(self, query: str) -> dict[str, dict[str, Any]]:
         """By id the properties of the events that a query returns."""

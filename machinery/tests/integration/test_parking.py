@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.postgres.target import PostgresWriter
-from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.writer import Counts
 from tests.support.made_events import STRATEGIES, Event, batch, nth_key, uuid7
@@ -130,9 +129,7 @@ def test_when_the_bad_one_is_given_up_they_follow_on_demand(statement: Statement
     one = of_key(0)
     statement.set(unwelcome=[one[0]])
     statement.sink.apply(batch(one[:3]))
-    with closing(connect(statement.settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(reason="unwelcome").choose(connection)
-        replay.discard(connection, chosen, because="given up")
+    assert Database(statement.settings, statement.name).discard(Selection(reason="unwelcome")) == 1
     statement.sink.apply(batch(one[3:4], start=3))
     assert statement.lines() == {}, "those that wait are before it"
     assert statement.replay() == Replayed(applied=3)

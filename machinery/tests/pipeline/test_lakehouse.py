@@ -169,8 +169,7 @@ def test_a_batch_that_tasks_have_read_writes_letters_and_closes_them(lake: Setti
     well, given_up, others = *events(2), events(3)
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
-        with closing(connect(lake, SinkRole.WRITER)) as connection:
-            replay.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
+        database(lake).discard(Selection(identities=[given_up.event_id]))
         some = [well, given_up, *others]
         made = by_tasks(batch(some, 2, 8), read(some[:2], start=2), read(some[2:], record(b"bad"), start=4))
         assert sink.apply(made) == Counts(rows=5, applied=4, duplicates=1, dead=1)
@@ -371,8 +370,7 @@ def test_a_restored_table_gets_replayed_events_again(lake: Settings, lakehouse_s
     with driving(lake) as sink:
         sink.apply(batch([first], dead=[unread(replayed, 1), unread(given_up, 2)]))
         before = DeltaTable(folder(lake)).version()
-        with closing(connect(lake, SinkRole.WRITER)) as connection:
-            replay.discard(connection, [Chosen(NAME, TOPIC, TOPIC_ID, given_up.event_id)], because="a test")
+        database(lake).discard(Selection(identities=[given_up.event_id]))
         assert run_replay(lake, replayed) == {NAME: Replayed(applied=1)}
         lakehouse_spark.sql(f"RESTORE TABLE delta.`{table.location(lake, NAME)}` TO VERSION AS OF {before}")
         assert ids(lake) == [first.event_id]

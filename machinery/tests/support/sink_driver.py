@@ -122,6 +122,12 @@ class Database:
         found = self.query("SELECT identity, reason FROM dead_letters WHERE sink = %s", self.sink)
         return {str(identity): str(reason) for identity, reason in found}
 
+    def discard(self, wanted: Selection | None = None) -> int:
+        """Give open letters up, by default all. Returns how many."""
+        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
+            chosen = replace(wanted or Selection(), sink=self.sink).choose(connection)
+            return replay.discard(connection, chosen, because="looked at").get(self.sink, 0)
+
     def retries(self, identity: str) -> int:
         """How often a handler has called its function again for the event of a dead letter; 0 without one."""
         found = self.query("SELECT retries FROM dead_letters WHERE sink = %s AND identity = %s", self.sink, identity)

@@ -17,7 +17,7 @@ from outbox.sink.decoding import binary, dead_records, ids
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
-from outbox.sink.decoding.records import Decoded, Records, Rows, event_ids, summed
+from outbox.sink.decoding.records import Decoded, Records, event_ids, summed
 from outbox.sink.decoding.values import types_of
 
 Reached = dict[int, int]  # by partition, the offset behind the last record
@@ -90,9 +90,11 @@ class Chunking:
         return Chunk.together([self.of_decoded(self.decoder.decode(part)) for part in parts])
 
     def of_decoded(self, decoded: Decoded) -> Chunk:
-        """The chunk of records that are decoded."""
+        """The chunk of records that are decoded. Columns that an event lacks are left out of its rows."""
+        types = types_of(self.layout.columns)
+        rows = {} if self.as_frame else decoded.rows
         return Chunk(
-            rows=() if self.as_frame else encoded_rows(decoded.rows, self.layout),
+            rows=[binary.encode(self.layout.rows(event, columns), types) for event, columns in rows.items()],
             count=sum(len(columns["offset"]) for columns in decoded.rows.values()),
             dead=[dead_records.encode(decoded.dead)] if decoded.dead else (),
             dead_count=len(decoded.dead),
@@ -116,12 +118,6 @@ class Chunking:
             if size_bytes >= max_bytes:
                 return Chunk.together(chunks), reached
         return Chunk.together(chunks or [self.of_decoded(Decoded({}, []))]), None
-
-
-def encoded_rows(rows: Rows, layout: Layout) -> list[Encoded]:
-    """The rows of each event for a table of this layout; columns that an event lacks are left out."""
-    types = types_of(layout.columns)
-    return [binary.encode(layout.rows(event, columns), types) for event, columns in rows.items()]
 
 
 def _last(records: Records) -> dict[int, int]:

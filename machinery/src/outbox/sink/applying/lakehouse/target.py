@@ -49,6 +49,8 @@ class LakehouseTarget(Target):
         "spark.databricks.delta.snapshotPartitions": "1",
     }
 
+    read_by = staticmethod(table.delta)
+
     def __init__(self, schema: Path, totals: Path) -> None:
         self._schema = schema
         self._totals = totals
@@ -81,7 +83,7 @@ class LakehouseTarget(Target):
         return table.erase(settings, spec.name, columns, key, names, dry_run=dry_run)
 
     def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
-        return table.read(settings, spec.name, self._totals)
+        return table.read(settings, spec.name, self._totals, self.read_by)
 
 
 class IcebergTarget(LakehouseTarget):
@@ -92,6 +94,7 @@ class IcebergTarget(LakehouseTarget):
 
     jars: Sequence[str] = ("iceberg",)
     spark_config: Mapping[str, str] = {}
+    read_by = staticmethod(table.iceberg)
 
     def opened(self, settings: Settings, spec: SinkSpec, spark: SparkSession) -> IcebergTable:
         from outbox.sink.applying.lakehouse.spark_table import IcebergTable
@@ -111,9 +114,6 @@ class IcebergTarget(LakehouseTarget):
         columns, names = _places(spec, topic)
         found = self.opened(settings, spec, session(settings, [self]))
         return found.erase(columns, key, names, dry_run=dry_run)
-
-    def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
-        return table.read(settings, spec.name, self._totals, table.iceberg)
 
 
 def _places(spec: SinkSpec, topic: str) -> tuple[set[str], list[str]]:
