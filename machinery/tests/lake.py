@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from random import Random
 
 from deltalake import DeltaTable
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SourceRole
 from outbox.sink.applying.lakehouse import table
+from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import SinkWriter
 from tests import items
-from tests.support.made_events import Event
+from tests.support import sink_driver
+from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, nth_key, uuid7
 
 NAME = "lakehouse"
+RANDOM = Random(31)  # noqa: S311
 
 
 def folder(settings: Settings) -> Path:
@@ -26,6 +31,22 @@ def folder(settings: Settings) -> Path:
 def ids(settings: Settings) -> list[str]:
     """The ids in the table."""
     return sorted(DeltaTable(folder(settings)).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist())
+
+
+def events(count: int, at_ms: int = NOW_MS, keys: int = 3) -> list[Event]:
+    """Events with ids of a moment, all quantities different."""
+    return [
+        Event(uuid7(RANDOM, at_ms), nth_key(number % keys), 1 + RANDOM.randrange(1_000_000), number // keys + 1)
+        for number in range(count)
+    ]
+
+
+@contextmanager
+def driven(settings: Settings, spec: SinkSpec) -> Iterator[SinkWriter]:
+    """A sink, opened as its stream opens it, until the end of the block."""
+    with sink_driver.driving(settings, spec) as sink:
+        sink.positions(TOPIC, TOPIC_ID)
+        yield sink
 
 
 def write_source(settings: Settings, some: Sequence[Event]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.catalog import Catalog
 from outbox.sink.applying.postgres.target import PostgresWriter
@@ -122,5 +122,4 @@ class Seen:
 
 def create_tables(settings: Settings) -> None:
     """The tables of the sink's projection."""
-    with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLES.replace("{writer}", settings.role_name(SinkRole.WRITER)))
+    query(settings, SinkRole.OWNER, TABLES.replace("{writer}", settings.role_name(SinkRole.WRITER)))

@@ -16,7 +16,7 @@ import pytest
 from psycopg2 import extensions
 from psycopg2.extras import RealDictCursor
 
-from outbox.base.database import connect, hang_up
+from outbox.base.database import connect, hang_up, query
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread, wait_for
@@ -104,8 +104,7 @@ def spec_of(function: Function, workers: int = 1) -> SinkSpec:
 
 @pytest.fixture
 def subject(databases: Settings) -> Subject:
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLES.format(writer=databases.role_name(SinkRole.WRITER)))
+    query(databases, SinkRole.OWNER, TABLES.format(writer=databases.role_name(SinkRole.WRITER)))
     receipts = Receipts()
     return Subject(databases, Database(databases, "receipts"), spec_of(receipts.write), receipts)
 
@@ -312,8 +311,7 @@ def test_a_connection_that_ends_before_the_commit_has_handled_nothing(subject: S
     def dies(event: Handled, connection: extensions.connection) -> None:
         subject.receipts.write(event, connection)
         if event.id == EVENTS[1].event_id:
-            with closing(connect(subject.settings, SinkRole.WRITER)) as other, other, other.cursor() as cursor:
-                cursor.execute("SELECT pg_terminate_backend(%s)", [connection.get_backend_pid()])
+            query(subject.settings, SinkRole.WRITER, "SELECT pg_terminate_backend(%s)", [connection.get_backend_pid()])
             if sees_it:
                 connection.cursor().execute("SELECT 1")
 
@@ -397,8 +395,7 @@ CREATE CONSTRAINT TRIGGER refusing AFTER INSERT ON handled DEFERRABLE INITIALLY 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_deferred_trigger_fails_for_the_event_alone(subject: Subject, workers: int) -> None:
-    with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TRIGGER)
+    query(subject.settings, SinkRole.OWNER, TRIGGER)
     with subject.handling(workers=workers) as writer:
         writer.apply(batch(EVENTS[:4], 0))
     assert sorted(subject.lines()) == sorted(one.event_id for one in EVENTS[:3])
@@ -571,8 +568,7 @@ def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject, m
     begun = list[str]()
 
     def taken_over(name: str, *call: Any) -> Any:
-        with closing(connect(subject.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-            cursor.execute("UPDATE sinks SET epoch = epoch + 1")
+        query(subject.settings, SinkRole.OWNER, "UPDATE sinks SET epoch = epoch + 1")
         begun.append(name)
         return in_thread(name, *call)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.repair.replay import Replayed, Selection
@@ -80,18 +80,15 @@ class Statement:
     def forget(self) -> None:
         """As if nothing had been."""
         for table in ("statement", "unwelcome", "dead_letters", "processed_events", "landed_events", "positions"):
-            with closing(connect(self.settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-                cursor.execute(f"DELETE FROM {table}")
+            query(self.settings, SinkRole.OWNER, f"DELETE FROM {table}")
 
     def _change(self, statement: str, *parameters: str) -> None:
-        with closing(connect(self.settings, SinkRole.WRITER)) as changing, changing, changing.cursor() as cursor:
-            cursor.execute(statement, parameters or None)
+        query(self.settings, SinkRole.WRITER, statement, parameters or None)
 
 
 @pytest.fixture(params=SURVIVES)
 def statement(databases: Settings, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Statement]:
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(TABLES.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    query(databases, SinkRole.OWNER, TABLES.replace("{writer}", databases.role_name(SinkRole.WRITER)))
     projections = projections_in(tmp_path, ORDERED + STATEMENT, "statement")
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = sink_on(connection, STRATEGIES[request.param], projections)
@@ -157,8 +154,7 @@ GRANT SELECT, INSERT, UPDATE ON latest TO {writer};
 
 
 def test_a_late_event_is_refused_by_the_version_that_is_stored(databases: Settings, tmp_path: Path) -> None:
-    with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-        cursor.execute(LATEST.replace("{writer}", databases.role_name(SinkRole.WRITER)))
+    query(databases, SinkRole.OWNER, LATEST.replace("{writer}", databases.role_name(SinkRole.WRITER)))
     one, other = of_key(0), of_key(1)
     with closing(connect(databases, SinkRole.WRITER)) as connection:
         sink = sink_on(connection, projections=projections_in(tmp_path, LATE, "latest"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events.catalog import Catalog
 from outbox.kafka.topics import Topic
@@ -280,8 +280,7 @@ class TestRebuild:
             INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, is_event, version,
                                       reason, detail)
             SELECT 'activity', topic, topic, topic_id, 0, 0, %s, true, 3, 'test', '' FROM positions"""
-        with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(letters, [KEY.encode()])
+        query(databases, SinkRole.WRITER, letters, [KEY.encode()])
         self.book(databases, "items", KEY, 3)  # and no order of that key
         rebuild.from_source(databases, activity, self.topics(activity), self.first(activity))
         assert Database(databases, "activity").statuses() == {"stock.item": "replayed", "stock.order": "open"}
@@ -291,8 +290,7 @@ class TestRebuild:
         orders = [placed(KEY, 1), cancelled(KEY, 2), placed(nth_key(2), 1)]
         self.apply(databases, activity, 0, *items, topic="item")
         self.apply(databases, activity, 0, *orders, topic="order")
-        with closing(connect(databases, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-            cursor.execute("UPDATE activity SET events = 77")
+        query(databases, SinkRole.OWNER, "UPDATE activity SET events = 77")
         copy = rebuild_copy(activity)
         with rebuild.reserved(databases, "activity") as owner:
             assert not rebuild.begin(owner, "activity", self.topics(activity), self.first(activity))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 from psycopg2 import extensions
 
-from outbox.base.database import connect
+from outbox.base.database import query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.handlers import Event as Handled
@@ -157,8 +157,7 @@ def test_an_event_whose_call_does_not_return_is_set_aside_and_the_others_are_han
 
 def change(settings: Settings, statement: str) -> None:
     """Change the sink database as its owner."""
-    with closing(connect(settings, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(statement)
+    query(settings, SinkRole.OWNER, statement)
 
 
 def test_a_handler_is_a_sink_for_every_command_and_runs_by_its_own(topic: Settings, publisher: Publisher) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,8 @@ from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets, running_with
 from tests import icebergs
-from tests.lake import NAME, write_source
-from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, batch, fetch, nth_key, sums, uuid7
+from tests.lake import NAME, driven, events, write_source
+from tests.support.made_events import NOW_MS, TOPIC, Event, batch, sums
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, replayed
 from tests.support.sink_process import Publisher, catch_up_faulty_alone
@@ -56,27 +56,13 @@ def lake(databases: Settings, iceberg_spark: SparkSession, tmp_path: Path) -> Se
     return databases.replace(sink_storage=f"file://{tmp_path}/it's a lake")
 
 
-def events(count: int, at_ms: int = NOW_MS, keys: int = 3) -> list[Event]:
-    """Events with ids of a moment, all quantities different."""
-    return [
-        Event(uuid7(RANDOM, at_ms), nth_key(number % keys), 1 + RANDOM.randrange(1_000_000), number // keys + 1)
-        for number in range(count)
-    ]
-
-
 def spec_of(settings: Settings, **changed: object) -> SinkSpec:
     job = discovery.sinks(settings)[NAME].job
     return discovery.resolve(settings, replace(job, **{**icebergs.ATTRIBUTES, **changed}))
 
 
-@contextmanager
-def driving(settings: Settings, **changed: object) -> Iterator[SinkWriter]:
-    """The sink, opened as its stream opens it, until the end of the block."""
-    spec = spec_of(settings, **changed)
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        sink = spec.target.writer(settings, connection, spec, fetch)
-        sink.positions(TOPIC, TOPIC_ID)
-        yield sink
+def driving(settings: Settings, **changed: object) -> AbstractContextManager[SinkWriter]:
+    return driven(settings, spec_of(settings, **changed))
 
 
 def opened(settings: Settings, spark: SparkSession, kind: type[IcebergTable] = IcebergTable, **changed: object) -> Any:

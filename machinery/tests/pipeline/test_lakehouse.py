@@ -9,7 +9,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -50,7 +50,7 @@ from outbox.sink.spec import SinkJob, SinkSpec, TargetState
 from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
-from tests.lake import NAME, folder, ids, write_source
+from tests.lake import NAME, driven, events, folder, ids, write_source
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
 from tests.support.made_events import (
     NOW_MS,
@@ -60,9 +60,7 @@ from tests.support.made_events import (
     as_read,
     batch,
     fetch,
-    nth_key,
     sums,
-    uuid7,
 )
 from tests.support.record_corpus import record, unread
 from tests.support.sink_driver import Database
@@ -82,27 +80,14 @@ LARGE_RECORDS, LARGE_BYTES = 1_000, 900_000
 PRODUCED_AT_ONCE = 50  # of them, which wait for the broker in memory
 
 
-def events(count: int, at_ms: int = NOW_MS, keys: int = 3) -> list[Event]:
-    """Events with ids of a moment, all quantities different."""
-    return [
-        Event(uuid7(RANDOM, at_ms), nth_key(number % keys), 1 + RANDOM.randrange(1_000_000), number // keys + 1)
-        for number in range(count)
-    ]
-
-
 @pytest.fixture
 def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> Settings:
     """Settings with databases and a folder of tables of this test alone."""
     return databases.replace(sink_storage=f"file://{tmp_path}/it's a lake")
 
 
-@contextmanager
-def driving(settings: Settings, spec: SinkSpec = DECLARED) -> Iterator[SinkWriter]:
-    """The sink, opened as its stream opens it, until the end of the block."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        sink = spec.target.writer(settings, connection, spec, fetch)
-        sink.positions(TOPIC, TOPIC_ID)
-        yield sink
+def driving(settings: Settings, spec: SinkSpec = DECLARED) -> AbstractContextManager[SinkWriter]:
+    return driven(settings, spec)
 
 
 def read_table(settings: Settings) -> TargetState:
