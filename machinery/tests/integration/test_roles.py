@@ -28,12 +28,13 @@ REPLICATES_SINCE = 160_000  # somebody who is no superuser may give the right to
 def managed(template: Settings, superuser: extensions.cursor) -> Iterator[tuple[Settings, Administrator]]:
     """Settings of databases and roles that do not exist yet, and an administrator."""
     suffix = uuid.uuid4().hex[:8]
-    names = {
-        f"{database}_db_{name}": f"{database}_{suffix}"
-        for database in ("source", "sink")
-        for name in ("name", "role_prefix")
-    }
-    settings, admin = template.replace(**names), Administrator(f"admin_{suffix}", "of-the-admin")
+    settings = template.replace(
+        source_db_url=template.source_db_url.replace(name=f"source_{suffix}"),
+        sink_db_url=template.sink_db_url.replace(name=f"sink_{suffix}"),
+        source_db_role_prefix=f"source_{suffix}",
+        sink_db_role_prefix=f"sink_{suffix}",
+    )
+    admin = Administrator(f"admin_{suffix}", "of-the-admin")
     superuser.execute(f"CREATE ROLE {admin.user} LOGIN CREATEROLE CREATEDB REPLICATION PASSWORD '{admin.password}'")
     yield settings, admin
     for name in (settings.source_db_url.name, settings.sink_db_url.name):
