@@ -17,7 +17,7 @@ import pytest
 import yaml
 from outbox.base import envfile, project
 from outbox.base.errors import Failure
-from outbox.base.settings import FIELDS, PREFIX, SECRET_NAMES, database_passwords
+from outbox.base.settings import FIELDS, PREFIX, SECRET_NAMES
 from outbox.install import LOCKS
 from outbox.jvm import jars, java
 from outbox_lab.stack import config, connect, kafka, postgres
@@ -220,7 +220,7 @@ def test_servers_reach_nothing_outside() -> None:
 # What the container gets that needs it. All of them are in the volume of `secrets` alone.
 OWNERS = {"SOURCE_DB_OWNER_PASSWORD", "SINK_DB_OWNER_PASSWORD"}
 AUDITORS = {"SOURCE_DB_AUDITOR_PASSWORD", "SINK_DB_AUDITOR_PASSWORD"}
-ROLES = {name.upper() for name in database_passwords()}
+ROLES = {name.upper() for name in envfile.ROLES}
 NEEDED = {
     "postgres": set(),
     "roles": ROLES,
@@ -561,7 +561,7 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(secrets: Path) -> Non
     first = every.read_text()
     passwords = envfile.read(every)
     others = {"OUTBOX_SERVICE_TOKEN", "OUTBOX_CONNECT_PASSWORD"}
-    assert set(passwords) == {variable(name) for name in database_passwords()} | others | {envfile.SUPERUSER}
+    assert set(passwords) == {variable(name) for name in envfile.ROLES} | others | {envfile.SUPERUSER}
     assert len({*passwords.values()}) == len(passwords)  # no two the same
 
     for service, names in SHARES.items():

@@ -19,7 +19,6 @@ from outbox.base.settings import (
     Secret,
     SinkRole,
     SourceRole,
-    database_passwords,
     load,
     password_setting,
     role_database,
@@ -314,9 +313,3 @@ def test_a_dsn_is_that_of_the_role_in_its_database(
         "sslmode": "verify-full",
         "sslrootcert": f"{project}/ca.pem",
     }
-
-
-def test_each_role_has_a_password_of_its_own() -> None:
-    passwords = database_passwords()
-    assert len(set(passwords)) == len(passwords) == len(SourceRole) + len(SinkRole)
-    assert set(passwords) <= set(FIELDS)

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base.errors import Failure
-from outbox.base.settings import database_passwords, require_known, variable
+from outbox.base.settings import SinkRole, SourceRole, password_setting, require_known, variable
 
 # Shells and python-dotenv read such a value as it is, without quotes.
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
 OWNERS = ("source_db_owner_password", "sink_db_owner_password")
 AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
-ROLES = database_passwords()
+ROLES = [password_setting(role) for role in (*SourceRole, *SinkRole)]
 SECRETS = [*ROLES, "connect_password", "service_token"]
 # By service of docker-compose, the secrets that its container gets in a file. No other has them.
 SHARES: Mapping[str, Sequence[str]] = {

@@ -379,10 +379,6 @@ def password_setting(role: Role) -> str:
     return f"{role_database(role)}_{role.value}_password"
 
 
-def database_passwords() -> list[str]:
-    return [*map(password_setting, (*SourceRole, *SinkRole))]
-
-
 def load(home: Path | None = None, *, environment: bool = True, defaults: Any = None, **overrides: Any) -> Settings:
     """Read the settings, of the given home folder or of the one that the environment or ``.env`` names.
 

@@ -27,13 +27,13 @@ class Internals(msgspec.Struct, frozen=True, kw_only=True):
     spark_workers: int = 0
 
     def write(self, home: Path) -> None:
-        """Let the home have these, and keep them there. Mode 600."""
+        """Keep this in a home folder. Mode 600."""
         text = msgspec.json.encode(self, enc_hook=Secret.get_secret_value)
         envfile.write_private(home / FILE, msgspec.json.format(text).decode())
 
 
 def find(home: Path) -> Internals | None:
-    """Those of a home folder; none before the first start."""
+    """What the stack of a home folder keeps; None before its first start."""
     file = home / FILE
     if not file.exists():
         return None
@@ -41,7 +41,7 @@ def find(home: Path) -> Internals | None:
 
 
 def read(home: Path) -> Internals:
-    """Those of a home folder. Raises Failure before the first start."""
+    """What the stack of a home folder keeps. Raises Failure before its first start."""
     found = find(home)
     if found is None:
         raise Failure(f"the stack in {home} was never started", "`outbox up` starts it", code="stack-not-ready")
