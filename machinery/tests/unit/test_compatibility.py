@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from outbox.base.errors import Failure
-from outbox.events.catalog import Finding
 from outbox.events.schema import EventSchema
 from outbox.events.values import convert
+from outbox_lab.events import Finding
 from outbox_lab.events.compatibility import compare, compare_schemas
 from outbox_lab.events.expansion import expanded
 from tests.support.declared import TOML, Events, payload

@@ -1,14 +1,11 @@
-"""`outbox events export`: the AsyncAPI document by the specification's own schema; the page by what a browser loads."""
+"""`outbox events export`: the AsyncAPI document by the specification's own schema."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import re
-import sys
 from collections.abc import Iterator
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,8 @@ from outbox.base.project import Project
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.schema import EventSchema
-from outbox_lab.events import asyncapi, properties
+from outbox_lab.events import asyncapi
 from outbox_lab.events.expansion import expanded
-from outbox_lab.events.properties import Difference
 from tests.support.declared import EXAMPLE, Events, payload
 from tests.support.event_project import TOML, Repository
 from tests.support.made_schemas import DOCUMENTS, value
@@ -33,17 +29,6 @@ from tests.support.paths import ROOT
 from tests.support.suite import DOMAIN
 
 SPECIFICATION = ROOT / "tests" / "support" / "asyncapi" / "3.0.0.json.gz"
-HOSTILE = "</pre><script>document.title = 'taken'</script><img src=x onerror=alert(1)>"
-PROJECT = f'[project]\nname = "shop"\nversion = "1.2.3"\n{TOML.replace("no_sinks", "export_jobs")}'
-JOBS = """
-from outbox.sinks import SinkJob
-
-jobs = [
-    SinkJob(name="totals", events=["order"]),
-    SinkJob(name="first", events=["order.placed.v1"], strategy="naive", transform="shop.sums:daily"),
-    SinkJob(name="lost", events=["order.lost"]),
-]
-"""
 COMMON = {
     "$defs": {
         "sku": {"type": "string", "pattern": "^[A-Z]+$"},
@@ -96,14 +81,9 @@ PAYLOADS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    """A project with sinks; its second aggregate shares the topic of the first."""
+    """A project; its second aggregate shares the topic of the first."""
     made = Repository(tmp_path / "project")
-    made.write(
-        "pyproject.toml", f'[project]\nname = "shop"\nversion = "1.2.3"\n{TOML.replace("no_sinks", "export_jobs")}'
-    )
-    for name in ("", "all/"):
-        made.write(f"export_jobs/{name}__init__.py", "")
-    made.write("export_jobs/all/job.py", JOBS)
+    made.write("pyproject.toml", f'[project]\nname = "shop"\nversion = "1.2.3"\n{TOML}')
     made.events.write("common.schema.json", COMMON)
     made.events.aggregate("order", placed_v1=PLACED, placed_v2=payload({"sku": {"type": "integer"}}), paid_v1=PAID)
     made.events.aggregate("refund", 'key = "id"\nversion = "number"\ntopic = "shop.order"\n', given_v1=payload())
@@ -149,6 +129,9 @@ class TestAsyncApi:
     def test_command_writes_a_valid_document(self, repository: Repository) -> None:
         done = repository.run("export", "--asyncapi")
         assert done.returncode == 0, done.stderr
+        file = repository.root / "events.json"
+        assert repository.run("export", "--asyncapi", str(file)).stdout == f"written: {file}\n"
+        assert file.read_text() == done.stdout
         document = json.loads(done.stdout)
         valid(document)
         assert document["info"] == {"title": "shop", "version": "1.2.3"}
@@ -241,109 +224,9 @@ class TestAsyncApi:
         valid(asyncapi.document(Project(DOMAIN), catalog.load(DOMAIN / "events", "stock")))
 
 
-class Page(HTMLParser):
-    """What a browser would load, run, and show."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.links: list[str] = []
-        self.ids: list[str] = []
-        self.handlers: list[str] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        for name, content in attrs:
-            self.links += [content or ""] if name in ("href", "src") else []
-            self.ids += [content or ""] if name == "id" else []
-            self.handlers += [name] if name.startswith("on") else []
-
-    def handle_data(self, data: str) -> None:
-        self.text += f" {data}"
-
-
-class TestPage:
-    def test_shows_events_versions_and_their_sinks(self, repository: Repository) -> None:
-        done = repository.run("export", "--html", str(repository.root / "events.html"))
-        assert (done.returncode, done.stdout) == (0, f"written: {repository.root / 'events.html'}\n"), done.stderr
-        page = Page((repository.root / "events.html").read_text())
-        assert {"order.placed", "order.placed.v1", "refund.given.v1", "sink-totals", "sink-first"} <= set(page.ids)
-        assert len(page.ids) == len(set(page.ids))
-        assert {link.removeprefix("#") for link in page.links if link.startswith("#")} <= set(page.ids)
-        text = re.sub(r" (?=[,.])", "", " ".join(page.text.split()))
-        assert "Taken by totals, first." in text
-        assert "No sink of this project takes it." in text
-        assert "changed sku string → integer; " in text
-        assert "strategy naive target sink database transform shop.sums:daily" in text
-        assert "there is no event order.lost" in text
-        assert done.stderr.startswith("note: sink lost: there is no event order.lost")
-        assert "personal data" in text
-        assert "deprecated" in text
-
-    def test_declarations_stay_text_and_nothing_is_loaded(self, repository: Repository) -> None:
-        hostile = payload(
-            {"note": {"type": "string", "description": HOSTILE, "enum": [HOSTILE], "x-personal": True}},
-            title=HOSTILE,
-            description=HOSTILE,
-            examples=[{**EXAMPLE, "note": HOSTILE}],
-        )
-        repository.events.aggregate("order", placed_v2=hostile)
-        repository.write("export_jobs/all/job.py", f"raise ValueError({HOSTILE!r})")
-        done = repository.run("export", "--html")
-        assert done.returncode == 0, done.stderr
-        page = Page(done.stdout)
-        assert not page.tags & {"script", "img", "iframe", "object", "form", "base"}
-        assert page.handlers == []
-        assert all(link.startswith("#") or link == "data:," for link in page.links)
-        # Description and property, each with its copy in the example or the schema; and the note about the sinks.
-        assert page.text.count(HOSTILE) > 5
-        assert "default-src 'none'" in done.stdout
-
-
-def test_differences_of_nested_properties(tmp_path: Path) -> None:
-    def lines(**rules: Any) -> dict[str, Any]:
-        return {"lines": {"type": "array", "items": {"type": "object", **rules}}}
-
-    sku, number = {"type": "string", "maxLength": 3}, {"type": "integer"}
-    made = Events(tmp_path).aggregate(
-        "order",
-        placed_v1=payload(lines(required=["sku"], properties={"sku": sku, "pieces": number}), ("lines",)),
-        placed_v2=payload(lines(properties={"sku": {**sku, "maxLength": 4}, "cents": number})),
-    )
-    versions = made.load().aggregates["order"].events["placed"]
-    assert properties.differences(versions[1], versions[2]) == [
-        Difference("removed", "lines[].pieces", "integer"),
-        Difference("changed", "lines", "required → optional"),
-        Difference("changed", "lines[].sku", "required → optional; maxLength 3 → maxLength 4"),
-        Difference("added", "lines[].cents", "integer, optional"),
-    ]
-    assert properties.differences(versions[1], versions[1]) == []
-
-
-def test_both_files_at_once(repository: Repository) -> None:
-    files = [str(repository.root / name) for name in ("events.json", "events.html")]
-    done = repository.run("export", "--asyncapi", files[0], "--html", files[1])
-    assert done.stdout.splitlines() == [f"written: {file}" for file in files], done.stderr
-    valid(json.loads(Path(files[0]).read_text()))
-
-
 @pytest.mark.parametrize("target", ["missing/events.json", ".", "pyproject.toml/events.json"])
 def test_unwritable_file_is_one_line(repository: Repository, target: str) -> None:
     done = repository.run("export", "--asyncapi", str(repository.root / target))
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert f"{target} cannot be written: " in line or "cannot be written: Is a directory" in line
-
-
-def test_page_needs_jinja2_and_the_document_does_not(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "outbox_lab.events.page", raising=False)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert repository.run("export", "--asyncapi").returncode == 0
-    assert (repository.run("export", "--html").returncode, repository.code) == (1, "generator-missing")
-
-
-@pytest.mark.parametrize("arguments", [(), ("--html", "--asyncapi")])
-def test_one_output_has_one_content(repository: Repository, arguments: tuple[str, ...]) -> None:
-    assert repository.run("export", *arguments).returncode == 2

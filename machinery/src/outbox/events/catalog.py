@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,25 +86,6 @@ class Aggregate:
     def schemas(self) -> list[EventSchema]:
         """Every version of every event."""
         return [schema for versions in self.events.values() for schema in versions.values()]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A problem in a file of the declared events. ``rule`` is a stable word; the wording of ``message`` may change."""
-
-    rule: str
-    file: str
-    """The file in the folder of events, such as ``order/placed.v1.schema.json``."""
-    property: str
-    """The property's path, such as ``lines[].product``; empty if the problem is not in one property."""
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {f'{self.property}: ' if self.property else ''}{self.message} [{self.rule}]"
-
-    def as_dict(self) -> dict[str, str]:
-        """The finding for a script."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import click
 
 from outbox.base import project
 from outbox.base.errors import Failure, plural
-from outbox.base.settings import Settings, load
+from outbox.base.settings import load
 from outbox.commands import table
 from outbox.events import catalog
-from outbox.events.catalog import Aggregate, Catalog, Finding
+from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.schema import Column, EventSchema
 from outbox_lab.events import consumers
 from outbox_lab.events.consumers import Consumers
@@ -77,9 +77,9 @@ def check(published: str | None, as_json: bool) -> None:
     if published is not None:
         before = revision.published(project.current(), published, settings.topic_partitions)
         edits = compatibility.compare(before, known)
-    of_sinks, note = _of_sinks(settings)
+    of_sinks, note = consumers.examine(settings)
     found = examples.check(known) + payloads.check(project.current(), known) + edits + of_sinks
-    if note is not None:
+    if note:
         click.echo(f"note: {note}", err=True)
     if as_json:
         click.echo(json.dumps([finding.as_dict() for finding in found], indent=2))
@@ -109,38 +109,31 @@ def types() -> None:
 
 
 @events.command()
-@click.option("--asyncapi", metavar="[FILE]", is_flag=False, flag_value="-", help="Write an AsyncAPI 3.0 document.")
-@click.option("--html", metavar="[FILE]", is_flag=False, flag_value="-", help="Write one page for people.")
-def export(asyncapi: str | None, html: str | None) -> None:
-    """Write the declared events for others: as AsyncAPI, as a page, or both. Without FILE, to standard output."""
+@click.option("--asyncapi", metavar="[FILE]", is_flag=False, flag_value="-", required=True)
+def export(asyncapi: str) -> None:
+    """Write the declared events for others, as an AsyncAPI 3.0 document. Without FILE, to standard output."""
     from outbox_lab.events.asyncapi import document
 
-    if asyncapi == html:  # neither, or both to one place
-        raise click.UsageError("Name --asyncapi or --html; for both, name two files.")
-    settings, of = load(environment=False, topic_prefix=project.current().topic_prefix), project.current()
-    known = catalog.of_project(settings)
-    if asyncapi is not None:
-        _write(asyncapi, f"{json.dumps(document(of, known), indent=2, ensure_ascii=False)}\n")
-    if html is not None:
-        try:
-            from outbox_lab.events.page import render
-        except ImportError:
-            raise Failure(
-                "jinja2 is not installed: it makes the page",
-                "run the command where the packages for development are installed (make install)",
-                code="generator-missing",
-            ) from None
-        found = consumers.of_project(settings, known)
-        _write(html, f"{render(of, known, found)}\n")
-        for note in found.notes:
-            click.echo(f"note: {note}", err=True)
+    of = project.current()
+    known = catalog.of_project(load(environment=False, topic_prefix=of.topic_prefix))
+    text = f"{json.dumps(document(of, known), indent=2, ensure_ascii=False)}\n"
+    if asyncapi == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(asyncapi).write_text(text, "utf-8")
+    except OSError as error:
+        raise Failure(
+            f"{asyncapi} cannot be written: {error.strerror}",
+            "name a file in an existing folder",
+            code="file-not-written",
+        ) from None
+    click.echo(f"written: {asyncapi}")
 
 
 @events.command()
 @click.option("--registry", "url", metavar="URL", envvar="SCHEMA_REGISTRY_URL", required=True, show_envvar=True)
-@click.option("--check", "check_first", is_flag=True, help="Publish nothing unless all is compatible.")
-@click.option("--dry-run", is_flag=True, help="Say what would be published, and publish nothing.")
-def publish(url: str, check_first: bool, dry_run: bool) -> None:
+def publish(url: str) -> None:
     """Publish the schemas of events to a schema registry, by the REST API of Confluent's: what it has stays as it is.
 
     Each version of an event has a subject, TOPIC-AGGREGATE.EVENT.vN. Events with `published = false` are left out. The
@@ -152,16 +145,16 @@ def publish(url: str, check_first: bool, dry_run: bool) -> None:
     server = registry.Registry(url, registry.login(os.environ))
     for aggregate in [name for name, one in known.aggregates.items() if not one.published]:
         click.echo(f"note: {aggregate} is left out: published = false", err=True)
-    results = []
-    for one in registry.publish(server, registry.subjects(known), dry_run=dry_run, check=check_first):
-        click.echo(f"{one.status:<10} {one.subject}{f': {one.reason}' if one.reason else ''}")
-        results.append(one)
-    if not results:
+    subjects, refused = registry.subjects(known), list[str]()
+    for subject, schema in subjects.items():
+        if reason := server.register(subject, schema):
+            refused.append(f"{subject}: {reason}")
+        click.echo(f"refused    {refused[-1]}" if reason else f"published  {subject}")
+    if not subjects:
         click.echo("no event is published: the registry is not asked")
-    refused = [one for one in results if one.reason]
     if refused:
         raise Failure(
-            f"the registry refuses {plural(len(refused), 'schema')}; first: {refused[0].subject}: {refused[0].reason}",
+            f"the registry refuses {plural(len(refused), 'schema')}; first: {refused[0]}",
             "declare a new version, or change the compatibility of the subject in the registry",
             code="schemas-refused",
         )
@@ -200,36 +193,6 @@ def columns(sink: str, as_json: bool) -> None:
         click.echo(table(headings, [(*row[:3], "yes" if row[3] else "") for row in rows]))
 
 
-def _write(file: str, text: str) -> None:
-    """Write a text into a file, and say so; for ``-``, print it."""
-    if file == "-":
-        click.echo(text, nl=False)
-        return
-    try:
-        Path(file).write_text(text, "utf-8")
-    except OSError as error:
-        raise Failure(
-            f"{file} cannot be written: {error.strerror}", "name a file in an existing folder", code="file-not-written"
-        ) from None
-    click.echo(f"written: {file}")
-
-
-def _of_sinks(settings: Settings) -> tuple[list[Finding], str | None]:
-    """The problems of the project's sinks; and why its sinks are unknown, if it has none here."""
-    try:
-        from outbox_lab.events import examination
-    except ImportError as error:  # beside a service, the libraries of sinks may not be installed
-        return [], f"the sinks are not checked: {consumers.line(error)}"
-    try:
-        return examination.examine(settings), None
-    except Failure as failure:
-        if failure.code == "sinks-package-missing":
-            return [], f"no sinks are checked: {consumers.line(failure)}"
-        return [Finding(failure.code, "sinks", "", consumers.line(failure))], None
-    except Exception as error:  # the project's own code
-        return [Finding("sinks-unusable", "sinks", "", f"the sinks cannot be loaded: {consumers.line(error)}")], None
-
-
 def _row(aggregate: Aggregate, versions: Mapping[int, EventSchema], found: Consumers) -> dict[str, Any]:
     return {
         "aggregate": aggregate.name,
@@ -242,7 +205,7 @@ def _row(aggregate: Aggregate, versions: Mapping[int, EventSchema], found: Consu
             {
                 "version": version,
                 "deprecated": schema.is_deprecated,
-                "consumers": [job.name for job in found.by_version.get(schema.name, ())],
+                "consumers": [*found.by_version.get(schema.name, ())],
             }
             for version, schema in versions.items()
         ],

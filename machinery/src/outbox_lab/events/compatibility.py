@@ -11,8 +11,9 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from outbox.events.catalog import AGGREGATE_FILE, Aggregate, Catalog, Finding
+from outbox.events.catalog import AGGREGATE_FILE, Aggregate, Catalog
 from outbox.events.schema import EventSchema
+from outbox_lab.events import Finding
 from outbox_lab.events.expansion import RECURSION, NotComparableError, Tree, expanded
 
 Problem = tuple[str, str, str]  # rule, property, message

@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from outbox.events import upcasting
-from outbox.events.catalog import Aggregate, Catalog, Finding
+from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.schema import EventSchema
 from outbox.events.upcasting import Function
 from outbox.events.values import as_json, convert, decode
+from outbox_lab.events import Finding
 
 LIKE_AN_UPCASTER = re.compile(r"[A-Za-z]\w*_v[0-9]+")
 

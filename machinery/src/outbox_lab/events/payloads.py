@@ -17,9 +17,10 @@ from typing import Any
 
 from outbox.base.errors import Failure
 from outbox.base.project import Project
-from outbox.events.catalog import Catalog, Finding
+from outbox.events.catalog import Catalog
 from outbox.events.references import resolve
 from outbox.events.schema import EventSchema
+from outbox_lab.events import Finding
 from outbox_lab.events.expansion import NotComparableError, Tree, expanded
 
 COMMAND = "outbox events types"

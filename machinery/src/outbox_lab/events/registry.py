@@ -11,45 +11,22 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import requests
 
 from outbox.base.errors import Failure
-from outbox.events.catalog import Aggregate, Catalog
-from outbox.events.schema import EventSchema, shortened
+from outbox.events.catalog import Catalog
+from outbox.events.schema import shortened
 
 REQUEST_TIMEOUT_S = 20.0
 URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")  # without a login
 USER, TOKEN = "SCHEMA_REGISTRY_USER_INFO", "SCHEMA_REGISTRY_TOKEN"
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
-NOT_FOUND, FROM_SERVER = "404", 500
+FROM_SERVER = 500
 
 Login = Callable[[requests.PreparedRequest], requests.PreparedRequest]  # adds a header to a request
-
-
-class Subject(NamedTuple):
-    """A subject, and the schema that it is to have."""
-
-    name: str
-    schema: str
-
-    @classmethod
-    def of(cls, schema: EventSchema, aggregate: Aggregate) -> Subject:
-        """The subject of a version of an event. Examples are left out: to edit one changes no contract."""
-        document = {**schema.document, "title": schema.name}
-        document.pop("examples", None)
-        return cls(f"{aggregate.topic}-{schema.name}", json.dumps(document))
-
-
-class Result(NamedTuple):
-    """What became of a subject: ``unchanged``, ``new``, ``published`` or ``refused``; ``new`` is not published yet."""
-
-    status: str
-    subject: str
-    reason: str = ""
-    """The registry's own, if it was refused."""
 
 
 def login(variables: Mapping[str, str]) -> Login | None:
@@ -90,30 +67,17 @@ class Registry:
         self._session.headers.update({"Content-Type": MEDIA_TYPE, "Accept": f"{MEDIA_TYPE}, application/json"})
         self._session.auth = login
 
-    def has(self, subject: Subject) -> bool:
-        """Whether a subject has this schema already, in whatever version."""
-        return "version" in self._post(f"/subjects/{subject.name}", subject, expected="version")
+    def register(self, subject: str, schema: str) -> str:
+        """Register a schema as the subject's newest one. Returns the reason of a registry that refuses it, or nothing.
 
-    def incompatibility(self, subject: Subject) -> str:
-        """The reason why the registry would refuse a schema; empty if it would take it, or has no such subject."""
-        path = f"/compatibility/subjects/{subject.name}/versions/latest?verbose=true"
-        answer = self._post(path, subject, expected="is_compatible")
-        if "error_code" in answer:
-            return "" if str(answer["error_code"]).startswith(NOT_FOUND) else _reason(answer)
-        messages = [] if answer["is_compatible"] else answer.get("messages") or ["it is not compatible"]
-        return _line("; ".join(map(str, messages)))
-
-    def register(self, subject: Subject) -> str:
-        """Register a schema as the subject's newest one. Returns the reason if the registry refuses it, or nothing."""
-        answer = self._post(f"/subjects/{subject.name}/versions", subject, expected="id")
-        return _reason(answer) if "error_code" in answer else ""
-
-    def _post(self, path: str, subject: Subject, expected: str) -> dict[str, Any]:
-        """The answer to a schema: an object with the member that is expected, or with an ``error_code``."""
-        body = {"schemaType": "JSON", "schema": subject.schema}
+        A registry makes no new version of a schema that the subject has already.
+        """
         try:
             response = self._session.post(
-                f"{self.url}{path}", json=body, timeout=REQUEST_TIMEOUT_S, allow_redirects=False
+                f"{self.url}/subjects/{subject}/versions",
+                json={"schemaType": "JSON", "schema": schema},
+                timeout=REQUEST_TIMEOUT_S,
+                allow_redirects=False,
             )
         except requests.Timeout:
             raise self._unavailable(f"no answer in {REQUEST_TIMEOUT_S:g} s") from None
@@ -122,19 +86,23 @@ class Registry:
         if response.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
             raise Failure(
                 f"the registry {self.url} refuses the login: {response.status_code}",
-                f"set {USER}=NAME:PASSWORD, or {TOKEN}, of a user who may write to {subject.name}",
+                f"set {USER}=NAME:PASSWORD, or {TOKEN}, of a user who may write to {subject}",
                 code="registry-login-refused",
             )
-        answer = _object(response)
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        answer = answer if isinstance(answer, dict) else {}
         if response.status_code >= FROM_SERVER:
             raise self._unavailable(f"{response.status_code} {_reason(answer)}")
-        if (expected if response.ok else "error_code") not in answer:
+        if ("id" if response.ok else "error_code") not in answer:
             raise Failure(
                 f"{self.url} answers {response.status_code} as no schema registry does",
                 "name the URL before /subjects: http://HOST:8081, or http://HOST:8080/apis/ccompat/v7 of Apicurio",
                 code="registry-foreign",
             )
-        return answer
+        return "" if response.ok else _reason(answer)
 
     def _unavailable(self, reason: str) -> Failure:
         return Failure(
@@ -144,41 +112,16 @@ class Registry:
         )
 
 
-def subjects(known: Catalog) -> list[Subject]:
-    """The subjects of all published events, the older versions first."""
-    return [
-        Subject.of(schema, aggregate)
+def subjects(known: Catalog) -> dict[str, str]:
+    """The schemas of all published events by their subjects. Examples are left out: to edit one changes no contract."""
+    return {
+        f"{aggregate.topic}-{schema.name}": json.dumps(
+            {**{name: rule for name, rule in schema.document.items() if name != "examples"}, "title": schema.name}
+        )
         for aggregate in known.aggregates.values()
         if aggregate.published
         for schema in aggregate.schemas
-    ]
-
-
-def publish(registry: Registry, wanted: Sequence[Subject], *, dry_run: bool, check: bool) -> Iterator[Result]:
-    """Register what the registry lacks. Each result follows what it says.
-
-    ``check``: ask first whether everything is compatible, and if something is not, register nothing.
-    """
-    lacking = []
-    for subject in wanted:
-        if registry.has(subject):
-            yield Result("unchanged", subject.name)
-        else:
-            lacking.append(subject)
-    reasons = {subject.name: registry.incompatibility(subject) if check else "" for subject in lacking}
-    is_tried = dry_run or any(reasons.values())
-    for subject in lacking:
-        reason = reasons[subject.name] if is_tried else registry.register(subject)
-        yield Result("refused" if reason else "new" if is_tried else "published", subject.name, reason)
-
-
-def _object(response: requests.Response) -> dict[str, Any]:
-    """The JSON object of an answer; empty without one."""
-    try:
-        found = response.json()
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    }
 
 
 def _reason(answer: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from outbox.base import project
 from outbox.base.errors import Failure
@@ -16,7 +15,6 @@ from outbox.events import catalog
 from outbox.events.catalog import Catalog
 
 TIMEOUT_S = 60
-FOLDER = "events"  # of the copy
 
 
 def published(of: Project, revision: str, partitions: int) -> Catalog:
@@ -24,30 +22,37 @@ def published(of: Project, revision: str, partitions: int) -> Catalog:
 
     Raises Failure if there is no git, no repository or no such revision, or if the events cannot be read there.
     """
-    top = Path(_git(of.root, "rev-parse", "--show-toplevel").decode().removesuffix("\n"))
     commit = _commit(of.root, revision)
     with tempfile.TemporaryDirectory() as copy:
+        if _git(of.root, "ls-tree", commit):  # the project's folder existed
+            archive = _git(of.root, "archive", "--format=tar", commit)
+            subprocess.run(["tar", "-x", "-C", copy], input=archive, check=True)
         try:
-            names = _names(of, commit)
-            if tree := _tree(of.root, commit, _events(of, names)):
-                archive = _git(top, "archive", "--format=tar", f"--prefix={FOLDER}/", tree)  # it refuses ".." in it
-                subprocess.run(["tar", "-x", "-C", copy], input=archive, check=True)
-            prefix = names.get("topic-prefix", Project.topic_prefix)
-            found = catalog.load(Path(copy, FOLDER), prefix, partitions)
-            aggregates = {name: one for name, one in found.aggregates.items() if one.published}
-            return Catalog(found.folder, aggregates)
-        except Failure as failure:
-            if failure.code == "git-failed":
-                raise
-            problem = failure.message.replace(str(Path(copy).resolve()), "").replace(copy, "")
+            found = _declared(Path(copy).resolve(), partitions)
+        except (Failure, ValueError) as error:
+            problem = (error.message if isinstance(error, Failure) else str(error)).replace(
+                str(Path(copy).resolve()), ""
+            )
             raise Failure(
                 f"the events of {revision} cannot be read: {problem}",
                 "compare with a revision whose events were in use",
                 code="revision-unusable",
             ) from None
+    return Catalog(found.folder, {name: one for name, one in found.aggregates.items() if one.published})
+
+
+def _declared(root: Path, partitions: int) -> Catalog:
+    """The catalog in a copy. The project may have named another folder then, or another prefix of its topics."""
+    file = root / project.FILE
+    table = tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("outbox", {}) if file.exists() else {}
+    events = Path(root, table.get("events", Path(table.get("connect", "connect"), "events"))).resolve()
+    if not events.is_relative_to(root):
+        raise ValueError(f"{events} is outside of the project")
+    return catalog.load(events, table.get("topic-prefix", Project.topic_prefix), partitions)
 
 
 def _commit(root: Path, revision: str) -> str:
+    _git(root, "rev-parse", "--show-toplevel")  # says so if this is no repository
     try:
         return _git(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
     except Failure:
@@ -56,29 +61,6 @@ def _commit(root: Path, revision: str) -> str:
             f"name a commit, a tag or a branch; of a shallow clone or of others, first: git fetch origin {revision}",
             code="revision-unknown",
         ) from None
-
-
-def _names(of: Project, commit: str) -> dict[str, Any]:
-    """The table [tool.outbox] of that time: it may have named another folder, or another prefix of the topics."""
-    try:
-        content = _git(of.root, "show", f"{commit}:./{project.FILE}").decode()
-    except Failure:
-        return {}
-    try:
-        table: dict[str, Any] = tomllib.loads(content).get("tool", {}).get("outbox", {})
-    except ValueError as error:
-        raise Failure(f"{project.FILE}: {error}", code="project-wrong") from None
-    return table
-
-
-def _events(of: Project, names: dict[str, Any]) -> Path:
-    return Path(of.root, names.get("events", Path(names.get("connect", "connect"), "events")))
-
-
-def _tree(root: Path, commit: str, folder: Path) -> str | None:
-    """The id of a folder's tree in a commit; None if it did not exist."""
-    listed = _git(root, "ls-tree", "-d", commit, "--", os.path.relpath(folder, root)).split()
-    return listed[2].decode() if listed else None
 
 
 def _git(folder: Path, *arguments: str) -> bytes:
