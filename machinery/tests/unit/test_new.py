@@ -16,11 +16,10 @@ from click.testing import CliRunner, Result
 
 from outbox import cli
 from outbox.base import project
-from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
-from outbox_lab.events import examination, examples, payloads
+from outbox_lab.events import consumers, examples, payloads
 from outbox_lab.new import history
 from outbox_lab.testing.failures import raises
 
@@ -95,7 +94,7 @@ def test_two_of_each_are_valid_in_every_check_without_a_server(shop: Project) ->
         *("order.cancelled.v1", "order.paid.v1", "order.paid.v2", "order.paid.v3", "order.placed.v1"),
         *("order.placed.v2", "stock.counted.v1", "stock.created.v1"),
     ]
-    assert [*examples.check(known), *examination.examine(settings)] == []
+    assert (examples.check(known), consumers.examine(settings)) == ([], ([], ""))
     assert "class OrderPaidV3" in shop.files["service/payloads.py"]
     assert payloads.check(project.current(), known) == []
     names = ["activity", "lake", "lake-days", "orders", "paid-days", "pieces-held"]
@@ -202,21 +201,6 @@ def test_what_cannot_be_written_leaves_everything_as_it_is(shop: Project, words:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("sink", "order", "--events", "order"), "--table"),
-        (("sink", "notes", "--events", "order", "--total", "note"), "note is text"),
-        (("sink", "notes", "--events", "order", "--total", "weight"), "a number weight"),
-        (("version", "order.placed", "--property", "vat:integer=none"), '"none" is not of type "integer"'),
-    ],
-)
-def test_a_refusal_names_what_is_wrong(shop: Project, words: tuple[str, ...], text: str) -> None:
-    with pytest.raises(Failure) as caught:
-        shop.new(*words)
-    assert text in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("options", "named"),
     [
         (("--lakehouse", "--total", "cents"), "--lakehouse cannot be combined with --total"),
@@ -299,7 +283,7 @@ def test_rows_of_personal_data_can_be_erased(shop: Project) -> None:
     assert statement in files[f"{shop.package}/patients/projections/patients.erase.sql"]
     project.load.cache_clear()
     catalog.load.cache_clear()
-    assert examination.examine(load(environment=False)) == []
+    assert consumers.examine(load(environment=False)) == ([], "")
 
 
 def test_nothing_is_overwritten_and_nothing_is_written_in_part(shop: Project) -> None:
@@ -334,31 +318,6 @@ def test_sinks_that_cannot_be_loaded_are_reported(shop: Project) -> None:
         shop.new("sink", "orders", "--events", "order")
 
 
-def test_templates_of_the_project_replace_ours_and_add_files(shop: Project) -> None:
-    shop.write(
-        "templates/outbox/aggregate/events/AGGREGATE/aggregate.toml.j2", 'key = "{{ key }}"\n# of {{ aggregate }}\n'
-    )
-    shop.write("templates/outbox/aggregate/docs/AGGREGATE.md.j2", "Owner of {{ aggregate }}: …\n")
-    shop.new("aggregate", "task", "--version", "", "--no-table")
-    assert shop.files["connect/events/task/aggregate.toml"] == 'key = "task_id"\n# of task\n'
-    assert shop.files["docs/task.md"] == "Owner of task: …\n"
-    shop.write("templates/outbox/aggregate/events/AGGREGATE/aggregate.toml.j2", "{{ nothing }}")
-    before = shop.files
-    with raises("template-unusable", "aggregate.toml.j2"):
-        shop.new("aggregate", "chore")
-    assert shop.files == before
-
-
-def test_copied_templates_write_the_same(shop: Project) -> None:
-    shop.new("sink", "orders", "--events", "order")
-    job = shop.files[f"{shop.package}/orders/job.py"]
-    shop.new("templates")
-    shop.new("sink", "others", "--events", "order")
-    assert shop.files[f"{shop.package}/others/job.py"] == job
-    with raises("file-exists"):
-        shop.new("templates")
-
-
 def test_files_are_as_readable_as_the_project(shop: Project) -> None:
     os.chmod(shop.root / "pyproject.toml", 0o640)  # noqa: PTH101
     before = os.umask(0o077)
@@ -368,9 +327,3 @@ def test_files_are_as_readable_as_the_project(shop: Project) -> None:
         os.umask(before)
     file = shop.root / "connect" / "events" / "order" / "cancelled.v1.schema.json"
     assert file.stat().st_mode & 0o777 == 0o640
-
-
-def test_a_failure_says_what_to_do(shop: Project) -> None:
-    with pytest.raises(Failure) as caught:
-        shop.new("event", "order.placed")
-    assert caught.value.remedy

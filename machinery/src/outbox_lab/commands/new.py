@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +12,10 @@ from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox_lab.events import payloads
-from outbox_lab.new import change, properties
-from outbox_lab.new.change import Change
+from outbox_lab.new import properties
+
+if TYPE_CHECKING:
+    from outbox_lab.new.change import Change  # which loads the templates
 
 TYPES = ", ".join(properties.TYPES)
 STATUS = "A column for the type of the newest event, if there are several types"
@@ -42,8 +44,7 @@ def _names(context: click.Context, parameter: click.Parameter, texts: Sequence[s
 def new() -> None:
     """Write the files of an aggregate type, an event, a version or a sink: a beginning that passes `make check`.
 
-    Nothing is overwritten: everything is written, or nothing. To write other files, copy the templates into the project
-    by `outbox new templates`, and edit them.
+    Nothing is overwritten: everything is written, or nothing.
     """
 
 
@@ -131,33 +132,23 @@ def sink(**options: Any) -> None:
     _write(sinks.sink(load(), sinks.Wish(**options)))
 
 
-@new.command("templates")
-def copy_templates() -> None:
-    """Copy the templates into the folder templates/outbox, to be edited. Delete those that stay as they are."""
-    from outbox_lab.new import templates
-
-    _write(Change(templates.originals()))
-
-
 def _write(made: Change) -> None:
-    """Write a change, and say so."""
+    """Write a change, and say so. The module of typed payloads gets the new events, where the project has a folder for
+    it.
+    """
+    from outbox_lab.new.change import shown
+
     made.write()
     for file in made.new:
-        click.echo(f"wrote   {change.shown(file)}")
+        click.echo(f"wrote   {shown(file)}")
     for file in made.edited:
-        click.echo(f"edited  {change.shown(file)}")
-    _write_types(made)
-    if made.next_steps:
-        click.echo("\n".join(["next:", *(f"  {number}. {step}" for number, step in enumerate(made.next_steps, 1))]))
-
-
-def _write_types(made: Change) -> None:
-    """Let the module of typed payloads have the new events, where the project has a folder for it."""
+        click.echo(f"edited  {shown(file)}")
     of = project.current()
-    target = payloads.file(of)
-    if target.parent.is_dir() and any(file.is_relative_to(of.events) for file in made.new):
+    if payloads.file(of).parent.is_dir() and any(file.is_relative_to(of.events) for file in made.new):
         catalog.load.cache_clear()
         try:
-            click.echo(f"types   {change.shown(payloads.write(of, catalog.of_project(load())))}")
+            click.echo(f"types   {shown(payloads.write(of, catalog.of_project(load())))}")
         except Failure as failure:
             click.echo(f"note: {failure}", err=True)
+    if made.next_steps:
+        click.echo("\n".join(["next:", *(f"  {number}. {step}" for number, step in enumerate(made.next_steps, 1))]))

@@ -1,6 +1,5 @@
 """The command `outbox new` writes files of a domain, from templates, for a project to edit.
 
 `properties` reads ``name:type``, `schemas` makes events and their versions, `sinks` makes jobs with their SQL.
-`history` knows the project's migrations. `templates` turns files of a folder into files of the project, and `change`
-writes all of them or none.
+`history` knows the project's migrations. `change` makes files from templates, and writes all of them or none.
 """

@@ -1,18 +1,47 @@
-"""A change of the project's files: all of it is written, or nothing."""
+"""A change of the project's files: made from templates, and written as a whole or not at all.
+
+Each template of a folder becomes the file of the same path in the project: ``state/sinks/MODULE/job.py.j2`` becomes
+``job.py`` in a folder of ``sinks``. Words in capitals are values. A template that renders to nothing writes no file,
+and an empty template writes an empty one.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from sqlalchemy.dialects import postgresql
 
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.catalog import Catalog
+
+TEMPLATES = Path(__file__).with_name("files")
+SUFFIX = ".j2"
+NEXT = f"next{SUFFIX}"
+quoted = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+_environment = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    undefined=StrictUndefined,
+    autoescape=select_autoescape(),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_environment.filters |= {"json": lambda value: json.dumps(value, ensure_ascii=False), "python": repr, "sql": quoted}
 
 
 @dataclass
@@ -62,10 +91,47 @@ class Change:
                 raise Failure(message, failure.remedy, code=failure.code) from None
 
 
+def render(folder: str, values: Mapping[str, Any]) -> dict[Path, str]:
+    """The files that a folder of templates makes, by their paths in the project."""
+    found = dict[Path, str]()
+    for template in sorted((TEMPLATES / folder).rglob(f"*{SUFFIX}")):
+        name = template.relative_to(TEMPLATES / folder).as_posix()
+        text = "" if name == NEXT else _environment.get_template(f"{folder}/{name}").render(values)
+        if text.strip() or not template.stat().st_size:
+            path = re.sub("[A-Z]+", lambda word: str(values[word[0].lower()]), name.removesuffix(SUFFIX))
+            file = _target(path)
+            found[file] = _formatted(text) if file.suffix == ".py" else text
+    return found
+
+
+def next_steps(folder: str, values: Mapping[str, Any]) -> list[str]:
+    """The next steps after the files of a folder are written, a line each."""
+    return list(filter(str.strip, _environment.get_template(f"{folder}/{NEXT}").render(values).splitlines()))
+
+
 def shown(file: Path) -> str:
     """A path as people read it: from the project's folder."""
     root = project.current().root
     return str(file.relative_to(root)) if file.is_relative_to(root) else str(file)
+
+
+def _target(path: str) -> Path:
+    """A path of the project; folders that it keeps elsewhere are looked up."""
+    ours = project.current()
+    first, _, rest = path.partition("/")
+    sinks = ours.root.joinpath(*ours.sinks_package.split("."))
+    folders = {"events": ours.events, "migrations": ours.migrations, "sinks": sinks}
+    return folders.get(first, ours.root / first) / rest
+
+
+def _formatted(text: str) -> str:
+    """Python as `make check` wants it: how long a line gets depends on names."""
+    if not text.strip() or importlib.util.find_spec("ruff") is None:
+        return text
+    command = [sys.executable, "-m", "ruff", "format", "--quiet", "-"]
+    root = project.current().root
+    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=root, check=False, timeout=60)
+    return text if done.returncode else done.stdout
 
 
 def _make_folder(folder: Path) -> None:

@@ -14,8 +14,8 @@ from outbox.events import catalog, upcasting
 from outbox.events.catalog import Aggregate
 from outbox.events.schema import Column, EventSchema
 from outbox_lab.events.payloads import class_name
-from outbox_lab.new import history, properties, templates
-from outbox_lab.new.change import Change, shown
+from outbox_lab.new import history, properties
+from outbox_lab.new.change import Change, next_steps, render, shown
 from outbox_lab.new.properties import Property, unusable
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -52,7 +52,7 @@ def aggregate(
     status = status if table and len(types) > 1 and status not in {one.name for one in every} else ""
     values = {"aggregate": name, "key": ordering.name, "numbered": version, "types": types, "table": table}
     values["status"] = status
-    change = Change(templates.render("aggregate", values))
+    change = Change(render("aggregate", values))
     for number, type_ in enumerate(types):
         change.new |= _event(name, type_, every, number)
     made = change.declared(settings).aggregates[name]
@@ -61,9 +61,9 @@ def aggregate(
         following = history.following("source", table, f"source_{table}")
         columns = merged(made.schemas, {made.key, version}) + status_columns(status)
         more = {"migration": following, "number": following.number, "columns": columns, "key_type": key_type(made)}
-        change.new |= templates.render("table", {**values, **more})
+        change.new |= render("table", {**values, **more})
     more = {"topic": made.topic, "class_name": class_name(made.events[types[0]][1])}
-    change.next_steps = templates.next_steps("aggregate", {**values, **more})
+    change.next_steps = next_steps("aggregate", {**values, **more})
     return change
 
 
@@ -81,7 +81,7 @@ def event(settings: Settings, name: str, given: Sequence[Property]) -> Change:
     change = Change(_event(of.name, type_, [key, *given, *others], len(of.events)))
     made = change.declared(settings).schema(of.name, type_, 1)
     values = {"aggregate": of.name, "given": given, "class_name": class_name(made)}
-    change.next_steps = templates.next_steps("event", values)
+    change.next_steps = next_steps("event", values)
     return change
 
 
@@ -100,7 +100,7 @@ def version(settings: Settings, name: str, given: Sequence[Property], removed: S
     file = catalog.of_project(settings).folder / of.name / upcasting.FILE
     values = {"aggregate": of.name, "type": type_, "version": newest.version, "function": function, "removed": removed}
     values |= {"given": [one for one in given if one.is_required], "is_new": not file.exists()}
-    text = templates.render("version", values)[file]
+    text = render("version", values)[file]
     if not file.exists():
         change.new[file] = text
     elif function in upcasting.functions_in(file) or not re.search(r"\bAny\b", before := file.read_text("utf-8")):
@@ -108,7 +108,7 @@ def version(settings: Settings, name: str, given: Sequence[Property], removed: S
     else:
         change.edited[file] = f"{before.rstrip()}\n\n\n{text.lstrip()}"
     made = change.declared(settings).schema(of.name, type_, newest.version + 1)
-    change.next_steps = templates.next_steps("version", {**values, "class_name": class_name(made)})
+    change.next_steps = next_steps("version", {**values, "class_name": class_name(made)})
     return change
 
 
@@ -155,7 +155,7 @@ def _event(of: str, type_: str, every: Sequence[Property], number: int) -> dict[
 
 def _schema(of: str, type_: str, number: int, document: dict[str, Any]) -> dict[Path, str]:
     values = {"aggregate": of, "type": type_, "version": number, "document": document}
-    return templates.render("schema", values)
+    return render("schema", values)
 
 
 def _found(settings: Settings, name: str) -> tuple[Aggregate, str]:

@@ -19,8 +19,8 @@ from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Wanted
 from outbox.sink import discovery
-from outbox_lab.new import history, properties, templates
-from outbox_lab.new.change import Change
+from outbox_lab.new import history, properties
+from outbox_lab.new.change import Change, next_steps, quoted, render
 from outbox_lab.new.properties import unusable
 from outbox_lab.new.schemas import OCCURRED_AT, key_type, merged, status_columns
 
@@ -69,19 +69,19 @@ def sink(settings: Settings, wish: Wish) -> Change:
     values |= {"examples": _examples(aggregates, wanted), "has_contract": _has_contract(), "key": None}
     values["is_personal"] = any(schema.is_personal for one in wanted for schema, _ in one.accepts.values())
     if of is not None:
-        values |= {"key": templates.quoted(of.key), "numbered": of.version and templates.quoted(of.version)}
+        values |= {"key": quoted(of.key), "numbered": of.version and quoted(of.version)}
         values |= {"key_type": key_type(of), "source": of.source}
     values |= _columns(wish, kind, aggregates, wanted, is_whole=is_whole)
     if kind != "lakehouse":
         properties.require_word("table", values["table"])
         values["migration"] = history.following("sink", values["table"])
         values["number"] = values["migration"].number
-    new = {**templates.render("sink", values), **templates.render(kind, values)}
-    new |= templates.render("transform", values) if wish.is_transformed else {}
-    new |= {file: text for file, text in templates.render("missing", values).items() if not file.exists()}
+    new = {**render("sink", values), **render(kind, values)}
+    new |= render("transform", values) if wish.is_transformed else {}
+    new |= {file: text for file, text in render("missing", values).items() if not file.exists()}
     edited = _run_by_default(wish.name)
     is_run = bool(edited) or wish.name in project.current().sinks
-    return Change(new, edited, templates.next_steps("sink", {**values, "is_run": is_run}))
+    return Change(new, edited, next_steps("sink", {**values, "is_run": is_run}))
 
 
 def _columns(
