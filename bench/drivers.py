@@ -10,10 +10,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from outbox import aio
 from outbox.base.settings import Settings
 from outbox.http.async_database import make_async_engine
 from outbox.http.database import make_engine
-from outbox.writing import aio, append
+from outbox.writing import append
 from outbox.writing.event import Event
 
 from bench.append import Transfers

@@ -25,8 +25,9 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from outbox import aio, dbapi
 from outbox.base.settings import Settings, SourceRole
-from outbox.writing import aio, append, dbapi
+from outbox.writing import append
 
 INSERT = "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', 0, 0)"
 

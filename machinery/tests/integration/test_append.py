@@ -20,10 +20,10 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from outbox import aio, dbapi
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events.values import parse_json
-from outbox.writing import aio, dbapi
 from outbox.writing.append import append
 from outbox.writing.event import Event, rows
 from outbox_lab.testing.failures import raises

@@ -23,7 +23,7 @@ from outbox.base import project
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
-from outbox.writing.dbapi import append
+from outbox.dbapi import append
 from outbox.writing.event import Event
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.helpers import query

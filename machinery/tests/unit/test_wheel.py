@@ -28,7 +28,7 @@ APPEND = """
 import sys
 sys.path += sys.argv[1:]
 from outbox.base.errors import Failure
-from outbox.writing.dbapi import Event, append
+from outbox.dbapi import Event, append
 
 class Driver:
     def cursor(self): return self

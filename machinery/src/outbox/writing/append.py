@@ -8,7 +8,7 @@ Both are committed or neither is. Debezium reads the committed rows from the wri
 least once, so an event needs nothing but this row: never send it yourself as well.
 
 With asyncio: ``await session.run_sync(append, event)``; an AsyncConnection has the same method. Without SQLAlchemy:
-`outbox.writing.dbapi`.
+`outbox.dbapi`.
 """
 
 from __future__ import annotations
