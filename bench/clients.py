@@ -66,7 +66,7 @@ def function(load: Load) -> Iterator[Callable[[], None]]:
 @contextmanager
 def without_outbox(load: Load) -> Iterator[Callable[[], None]]:
     """Calls the write function, which writes no events."""
-    with patch("outbox.http.wsgi.append"), function(load) as make:
+    with patch("outbox.http.change.append"), function(load) as make:
         yield make
 
 
@@ -79,7 +79,7 @@ def dual_write(load: Load) -> Iterator[Callable[[], None]]:
     def keep(_connection: object, *new: Event) -> None:
         events.extend(new)
 
-    with patch("outbox.http.wsgi.append", keep), function(load) as transferred:
+    with patch("outbox.http.change.append", keep), function(load) as transferred:
 
         def make() -> None:
             transferred()
@@ -118,7 +118,7 @@ def create_app_without_outbox() -> Any:
     """The service, whose write function writes no events."""
     from service.app import create_app
 
-    patch("outbox.http.wsgi.append").start()
+    patch("outbox.http.change.append").start()
     return create_app()
 
 

@@ -91,15 +91,6 @@ def test_the_page_of_the_api_needs_no_token_and_loads_from_this_host_alone(app: 
     assert adapter == "fastapi" or '"validatorUrl": null' in page.text
 
 
-def test_without_its_package_there_is_no_page_of_the_api(
-    settings: Settings, adapter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = {"flask": "wsgi", "fastapi": "asgi"}[adapter]
-    monkeypatch.setattr(f"outbox.http.{module}.find_spec", lambda _: None)
-    with client_of(adapter, settings) as client:
-        assert client.get(PAGES[adapter], headers=AUTHORIZED).status_code == HTTPStatus.NOT_FOUND
-
-
 def test_a_web_page_whose_name_leads_here_reads_no_metrics(app: Application) -> None:
     assert Client(app).get("/metrics", base_url="http://127.0.0.1:8080").status_code == HTTPStatus.OK
     refused = Client(app).get("/metrics", base_url="http://evil.example:8080")

@@ -9,7 +9,6 @@ All SQL is the core's: SQLAlchemy's asyncio runs it by ``run_sync``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,16 +29,13 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outbox.base import trace
 from outbox.base.settings import Settings
-from outbox.events.values import encode
 from outbox.http import body, gate, idempotency, problems
 from outbox.http.async_database import make_async_engine
-from outbox.http.change import KEY_DESCRIPTION, KEY_PATTERN, TRACEPARENT_DESCRIPTION, BaseService, traced
+from outbox.http.change import KEY_DESCRIPTION, KEY_PATTERN, TRACEPARENT_DESCRIPTION, BaseChange, BaseService
 from outbox.http.gate import Health, Metrics, Token
 from outbox.http.idempotency import Key
 from outbox.http.problems import FieldError, Kinds, Problem, responses
-from outbox.writing.aio import append
 from outbox.writing.event import Event
 
 # For /openapi.json alone: every path requires the token, `Gate` checks it.
@@ -83,14 +79,8 @@ class Answer(idempotency.Answer):
         return Response(self.body, self.status, headers=self.headers(collection))
 
 
-class Change:
+class Change(BaseChange[AsyncConnection]):
     """One change, in its transaction."""
-
-    def __init__(self, connection: AsyncConnection, key: Key, traceparent: str | None = None) -> None:
-        """``connection`` is in the transaction, which the caller commits."""
-        self.connection = connection
-        self.answer: idempotency.Answer | None = None
-        self._key, self._traceparent = key, trace.valid(traceparent)
 
     @cached_property
     def session(self) -> AsyncSession:
@@ -99,16 +89,14 @@ class Change:
 
     async def claim(self, made: BaseModel, status: HTTPStatus = HTTPStatus.CREATED) -> bool:
         """Claim the request's key for this answer, before anything is written: `outbox.http.wsgi.Change.claim`."""
-        answer = idempotency.Answer(status, encode(made).decode())
-        self.answer = await self.connection.run_sync(idempotency.first_answer, self._key, answer)
-        return not self.answer.is_repeated
+        return await self.connection.run_sync(self._claim, made, status)
 
     async def append(self, *events: Event) -> None:
-        """Append events to the outbox (`outbox.writing.aio.append`).
+        """Append events to the outbox (`outbox.aio.append`).
 
         An event without a traceparent gets that of the request.
         """
-        await append(self.connection, *traced(events, self._traceparent))
+        await self.connection.run_sync(self._append, *events)
 
     async def flush(self) -> None:
         """Send what the ORM session holds, if there is one."""
@@ -211,9 +199,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request, path, started_at_s = Request(scope), scope["path"], time.monotonic()
-        traceparent = request.headers.get("traceparent")
-        received_bytes, has_responded = 0, False
+        request, path, received_bytes, has_responded = Request(scope), scope["path"], 0, False
+        is_public = request.method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/docs/"))
 
         async def receive_some() -> Message:
             nonlocal received_bytes
@@ -226,15 +213,12 @@ class Gate:
         async def send_observed(message: Message) -> None:
             nonlocal has_responded
             if message["type"] == "http.response.start":
-                has_responded, status = True, message["status"]
-                span.route, span.status = _template(scope), status
-                location = dict(message["headers"]).get(b"location")
-                self._metrics.observe(request.method, _template(scope), status, started_at_s)
-                gate.log_sampled(traceparent, request.method, path, status, location and location.decode())
+                has_responded, location = True, dict(message["headers"]).get(b"location")
+                passage.respond(_template(scope), message["status"], location and location.decode())
             await send(message)
 
-        is_public = request.method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/docs/"))
-        with gate.traced(request.method, path, traceparent, is_public=is_public) as span:
+        traceparent = request.headers.get("traceparent")
+        with gate.passing(self._metrics, request.method, path, traceparent, is_public=is_public) as passage:
             try:
                 if not is_public:
                     self._token.require(request.headers.get("Authorization"))

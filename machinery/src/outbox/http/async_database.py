@@ -22,10 +22,10 @@ from outbox.base.settings import SYSTEM_ROOTS, Settings, SourceRole
 from outbox.http.database import (
     ANSWER_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
-    POOL_TIMEOUT_S,
     TIMEOUTS,
     TRANSACTION_TIMEOUT,
     TRANSACTION_TIMEOUT_SINCE,
+    pool_options,
 )
 
 SESSION_SETTINGS = {**SESSION, **TIMEOUTS, "application_name": "service"}
@@ -80,11 +80,7 @@ def make_async_engine(settings: Settings) -> AsyncEngine:
     engine = create_async_engine(
         "postgresql+asyncpg://",
         async_creator=partial(_connect, settings),
-        isolation_level="READ COMMITTED",  # a transaction locks the rows that its decision depends on
-        pool_size=settings.service_threads,
-        max_overflow=0,
-        pool_timeout=POOL_TIMEOUT_S,
-        hide_parameters=True,  # an error would print the payloads
+        **pool_options(settings),
     )
     event.listen(engine.sync_engine, "checkout", _require_open)
     event.listen(engine.sync_engine, "handle_error", _give_up)

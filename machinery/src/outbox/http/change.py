@@ -1,17 +1,24 @@
-"""What both adapters have in common: a service and its declared refusals, and the headers of a change."""
+"""What both adapters have in common: a service and its declared refusals, a change, and the headers of its request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from http import HTTPStatus
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, Field
+from sqlalchemy import Connection
 
-from outbox.base import spans
+from outbox.base import spans, trace
 from outbox.base.settings import Settings, load
+from outbox.events.values import encode
 from outbox.http.gate import Metrics
+from outbox.http.idempotency import Answer, Key, first_answer
 from outbox.http.problems import Kinds
+from outbox.writing.append import append
 from outbox.writing.event import Event
+
+C = TypeVar("C")  # a connection of SQLAlchemy, or one for asyncio
 
 KEY_PATTERN = "^[!-~]{1,255}$"
 KEY_DESCRIPTION = (
@@ -39,8 +46,22 @@ class BaseService:
         self._title, self._refusals = title, dict(refusals or {})
 
 
-def traced(events: Sequence[Event], traceparent: str | None) -> list[Event]:
-    """The events; those without a traceparent get this one, unless their append has a span."""
-    if spans.are_recorded():
-        return list(events)
-    return [one if one.traceparent is not None else replace(one, traceparent=traceparent) for one in events]
+class BaseChange(Generic[C]):
+    """One change, in its transaction. Its SQL is the same for both adapters; `outbox.http.asgi` awaits it."""
+
+    def __init__(self, connection: C, key: Key, traceparent: str | None = None) -> None:
+        """``connection`` is in the transaction, which the caller commits."""
+        self.connection = connection
+        self.answer: Answer | None = None
+        self._key, self._traceparent = key, trace.valid(traceparent)
+
+    def _claim(self, connection: Connection, made: BaseModel, status: HTTPStatus) -> bool:
+        self.answer = first_answer(connection, self._key, Answer(status, encode(made).decode()))
+        return not self.answer.is_repeated
+
+    def _append(self, connection: Connection, *events: Event) -> None:
+        if not spans.are_recorded():  # else the append's own span gives the events a traceparent
+            events = tuple(
+                one if one.traceparent is not None else replace(one, traceparent=self._traceparent) for one in events
+            )
+        append(connection, *events)

@@ -40,11 +40,7 @@ def make_engine(settings: Settings) -> Engine:
             "client_encoding": "UTF8",
             "options": session_options({**SESSION, **TIMEOUTS}),
         },
-        isolation_level="READ COMMITTED",  # a transaction locks the rows that its decision depends on
-        pool_size=settings.service_threads,
-        max_overflow=0,
-        pool_timeout=POOL_TIMEOUT_S,
-        hide_parameters=True,  # an error would print the payloads
+        **pool_options(settings),
         use_native_hstore=False,  # saves a query per connection
     )
     if settings.db_password_command is not None:
@@ -52,6 +48,17 @@ def make_engine(settings: Settings) -> Engine:
     event.listen(engine, "connect", _bound_transactions)
     event.listen(engine, "checkout", _require_open)
     return engine
+
+
+def pool_options(settings: Settings) -> dict[str, Any]:
+    """The options of an engine: a connection per thread, or for asyncio as many."""
+    return {
+        "isolation_level": "READ COMMITTED",  # a transaction locks the rows that its decision depends on
+        "pool_size": settings.service_threads,
+        "max_overflow": 0,
+        "pool_timeout": POOL_TIMEOUT_S,
+        "hide_parameters": True,  # an error would print the payloads
+    }
 
 
 def bound_waits() -> None:

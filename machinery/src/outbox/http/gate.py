@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
 
@@ -67,7 +68,7 @@ class Metrics:
 
 
 class Token:
-    """The bearer token that every request has, except those for the public paths."""
+    """The bearer token that every request must have, except those for the public paths."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises Failure if the settings have no token: a service is never open by default."""
@@ -89,21 +90,39 @@ class Token:
             )
 
 
+@dataclass
+class Passage:
+    """A request on its way through a service: measured, and traced."""
+
+    metrics: Metrics
+    method: str
+    path: str
+    traceparent: str | None
+    span: spans.Request
+    started_at_s: float
+
+    def respond(self, route: str | None, status: int, location: str | None) -> None:
+        """Count the response, and log that of a sampled request. ``route`` is a template.
+
+        The change is committed by then: if the process ends in between, the line is missing.
+        """
+        self.span.route, self.span.status = route, status
+        self.metrics.observe(self.method, route, status, self.started_at_s)
+        if trace.is_sampled(self.traceparent):
+            logger.info("request completed", method=self.method, path=self.path, status=status, location=location)
+
+
 @contextmanager
-def traced(method: str, path: str, traceparent: str | None, *, is_public: bool) -> Iterator[spans.Request]:
-    """The span of a request, whose trace id its log lines carry. A public request has none: most of them are probes."""
-    method = method if method in METHODS else "_OTHER"
-    span = nullcontext(spans.Request(traceparent)) if is_public else spans.request(method, path, traceparent)
+def passing(metrics: Metrics, method: str, path: str, traceparent: str | None, *, is_public: bool) -> Iterator[Passage]:
+    """The passage of a request, whose span gives its log lines a trace id. A public request has no span: most are
+    probes.
+    """
+    started_at_s, known = time.monotonic(), method if method in METHODS else "_OTHER"
+    span = nullcontext(spans.Request(traceparent)) if is_public else spans.request(known, path, traceparent)
     with span as answered:
         trace_id = trace.trace_id(answered.traceparent)
         with structlog.contextvars.bound_contextvars(**({} if trace_id is None else {"trace_id": trace_id})):
-            yield answered
-
-
-def log_sampled(traceparent: str | None, method: str, path: str, status: int, location: str | None) -> None:
-    """Log the response of a sampled request. After the commit: if the process ends in between, the line is missing."""
-    if trace.is_sampled(traceparent):
-        logger.info("request completed", method=method, path=path, status=status, location=location)
+            yield Passage(metrics, method, path, traceparent, answered, started_at_s)
 
 
 class Health(BaseModel):

@@ -21,7 +21,6 @@ The order of work in a change is: lock, decide, claim the key, write. `outbox.ht
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -41,16 +40,13 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection, Engine
 from werkzeug.exceptions import HTTPException
 
-from outbox.base import trace
 from outbox.base.settings import Settings
-from outbox.events.values import encode
 from outbox.http import body, gate, idempotency, problems
-from outbox.http.change import BaseService, WriteHeaders, traced
+from outbox.http.change import BaseChange, BaseService, WriteHeaders
 from outbox.http.database import make_engine
 from outbox.http.gate import Health, Metrics, Token
 from outbox.http.idempotency import Key
 from outbox.http.problems import FieldError, Kinds, Problem, responses
-from outbox.writing.append import append
 from outbox.writing.event import Event
 
 # For /openapi.json: the scheme, and the requirement of a route.
@@ -71,14 +67,8 @@ class Answer(idempotency.Answer):
         return Response(self.body, self.status, headers=self.headers(collection))
 
 
-class Change:
+class Change(BaseChange[Connection]):
     """One change, in its transaction."""
-
-    def __init__(self, connection: Connection, key: Key, traceparent: str | None = None) -> None:
-        """``connection`` is in the transaction, which the caller commits."""
-        self.connection = connection
-        self.answer: idempotency.Answer | None = None
-        self._key, self._traceparent = key, trace.valid(traceparent)
 
     def claim(self, made: BaseModel, status: HTTPStatus = HTTPStatus.CREATED) -> bool:
         """Claim the request's key for this answer, before anything is written.
@@ -86,16 +76,14 @@ class Change:
         False if the key is taken: then write nothing, because the client gets the first answer. Raises KeyReused if
         another request has claimed the key, and ValueError for an answer that JSON cannot express, such as NaN.
         """
-        answer = idempotency.Answer(status, encode(made).decode())
-        self.answer = idempotency.first_answer(self.connection, self._key, answer)
-        return not self.answer.is_repeated
+        return self._claim(self.connection, made, status)
 
     def append(self, *events: Event) -> None:
         """Append events to the outbox (`outbox.writing.append.append`).
 
         An event without a traceparent gets that of the request.
         """
-        append(self.connection, *traced(events, self._traceparent))
+        self._append(self.connection, *events)
 
 
 class Service(BaseService):
@@ -123,9 +111,7 @@ class Service(BaseService):
             # flask-openapi3 adds its own error to each route that lacks this status. All our routes declare 500.
             validation_error_status=HTTPStatus.INTERNAL_SERVER_ERROR.value,
         )
-        _measure(app, self.metrics)  # first, so that rejected requests are counted too
-        _trace(app)
-        _require_token(app, Token(self.settings))
+        _guard(app, self.metrics, Token(self.settings))  # first, so that rejected requests are counted too
         _show_problems(app, self._refusals)
         _check_bodies(app)
         for api in [*apis, _health(self)]:
@@ -181,46 +167,30 @@ def _show_api(app: Flask) -> None:
     app.register_blueprint(page, url_prefix="/docs")
 
 
-def _measure(app: Flask, metrics: Metrics) -> None:
+def _guard(app: Flask, metrics: Metrics, token: Token) -> None:
+    """Measure and trace every request, and require the token on every path, unknown paths included, except for the
+    endpoints in ``PUBLIC``.
+    """
+
     @app.before_request
-    def start() -> None:
-        g.started_at_s = time.monotonic()
+    def enter() -> None:
+        is_public, traceparent = request.endpoint in PUBLIC, request.headers.get("traceparent")
+        g.stack = ExitStack()
+        passing = gate.passing(metrics, request.method, request.path, traceparent, is_public=is_public)
+        g.passage = g.stack.enter_context(passing)
+        if not is_public:
+            token.require(request.headers.get("Authorization"))
 
     @app.after_request
-    def observe(response: Response) -> Response:
+    def respond(response: Response) -> Response:
         route = request.url_rule.rule if request.url_rule else None
-        metrics.observe(request.method, route, response.status_code, g.started_at_s)
-        return response
-
-
-def _trace(app: Flask) -> None:
-    @app.before_request
-    def bind() -> None:
-        g.tracing, traceparent = ExitStack(), request.headers.get("traceparent")
-        traced = gate.traced(request.method, request.path, traceparent, is_public=request.endpoint in PUBLIC)
-        g.span = g.tracing.enter_context(traced)
-        g.span.route = request.url_rule.rule if request.url_rule else None
-
-    @app.after_request
-    def log_sampled(response: Response) -> Response:
-        g.span.status, location = response.status_code, response.headers.get("Location")
-        traceparent = request.headers.get("traceparent")
-        gate.log_sampled(traceparent, request.method, request.path, response.status_code, location)
+        g.passage.respond(route, response.status_code, response.headers.get("Location"))
         return response
 
     @app.teardown_request
-    def unbind(_: BaseException | None) -> None:
-        if "tracing" in g:
-            g.tracing.close()
-
-
-def _require_token(app: Flask, token: Token) -> None:
-    """Require the token on every path, unknown paths included, except for the endpoints in ``PUBLIC``."""
-
-    @app.before_request
-    def require_token() -> None:
-        if request.endpoint not in PUBLIC:
-            token.require(request.headers.get("Authorization"))
+    def leave(_: BaseException | None) -> None:
+        if "stack" in g:
+            g.stack.close()
 
 
 def _show_problems(app: Flask, refusals: Kinds) -> None:
@@ -254,11 +224,7 @@ def _invalid(error: ValidationError) -> Response:
 
 
 class StrictJson(DefaultJSONProvider):
-    """Flask's JSON, read strictly (`outbox.http.body.loads`)."""
-
-    def loads(self, s: str | bytes, **_: Any) -> Any:
-        """Decode a document. Raises ValueError if it is invalid, and RecursionError if it is nested too deeply."""
-        return body.loads(s)
+    """Flask's JSON. It reads what `outbox.http.body.check` has accepted."""
 
     def dumps(self, obj: Any, **options: Any) -> str:
         """Encode a response. Raises ValueError for NaN and infinity, which no reader of JSON takes."""
