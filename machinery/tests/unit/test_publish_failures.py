@@ -1,10 +1,12 @@
-"""`outbox events publish` without a registry that answers: each fault is one clear line, and none repeats a secret."""
+"""`outbox events publish` to what is no registry: each fault is one clear line, and none repeats a secret."""
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -83,6 +85,30 @@ def test_silent_server(repository: Repository, silent: str, monkeypatch: pytest.
     assert "no answer in 0.2 s" in line_of(repository, silent, "registry-unavailable", **{registry.TOKEN: SECRET})
 
 
+@contextmanager
+def answering(status: int, body: str) -> Iterator[tuple[str, list[str | None]]]:
+    """The URL of a server that answers so, and the logins that it gets."""
+    logins: list[str | None] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            logins.append(self.headers["Authorization"])
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Location", f"/login?token={SECRET}")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            """Write nothing to stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", logins
+        server.shutdown()
+
+
 @pytest.mark.parametrize(
     ("status", "body", "code"),
     [
@@ -95,24 +121,25 @@ def test_silent_server(repository: Repository, silent: str, monkeypatch: pytest.
     ],
 )
 def test_answer_that_is_not_expected(repository: Repository, status: int, body: str, code: str) -> None:
-    class Server(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Location", f"/login?token={SECRET}")
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *arguments: object) -> None:
-            """Write nothing to stderr."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        line = line_of(repository, f"http://127.0.0.1:{server.server_address[1]}", code)
-        server.shutdown()
+    with answering(status, body) as (url, _):
+        line = line_of(repository, url, code)
     assert str(status) in line
     assert "no leader" in line or status != 503
+
+
+@pytest.mark.parametrize(
+    ("variables", "header"),
+    [
+        ({registry.USER: "ada:hunter2"}, f"Basic {base64.b64encode(b'ada:hunter2').decode()}"),
+        ({registry.TOKEN: "a-token\n"}, "Bearer a-token"),
+        ({}, None),
+    ],
+    ids=["password", "token", "none"],
+)
+def test_login_is_sent(repository: Repository, variables: dict[str, str], header: str | None) -> None:
+    with answering(200, '{"id": 1}') as (url, logins):
+        assert repository.run("publish", "--registry", url, **variables).returncode == 0
+    assert logins == [header]
 
 
 def test_registry_is_required(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
