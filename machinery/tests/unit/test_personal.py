@@ -21,7 +21,7 @@ from outbox.base.settings import load
 from outbox.events.schema import Rejection
 from outbox.events.values import encode
 from outbox.writing import event
-from outbox.writing.event import Contract, Event
+from outbox.writing.event import Event
 from outbox_lab.testing.failures import raises
 from tests.support.declared import EXAMPLE, Events, payload, schema_of
 from tests.support.declared_sinks import decoder, record
@@ -86,7 +86,7 @@ def test_key_and_version_are_not_personal(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_append_repeats_no_value(events: Events, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(event, "contract", lambda _: Contract(events.load(), validates=True))
+    monkeypatch.setattr(event, "declared", lambda _: events.load())
     with pytest.raises(Failure) as refused:
         event.rows([Event("order", "a", "placed", EXAMPLE | BROKEN[what])])
     assert refused.value.code == "event-invalid"
@@ -111,7 +111,7 @@ def test_what_is_no_json_is_not_repeated(
         def model_dump(self, **_: object) -> object:
             raise ValueError(f"no JSON: {vars(self)}")
 
-    monkeypatch.setattr(event, "contract", lambda _: Contract(events.load(), validates=True))
+    monkeypatch.setattr(event, "declared", lambda _: events.load())
     with pytest.raises(Failure) as refused:
         event.rows([Event("order", "a", "placed", Customer())])
     assert refused.value.code == "event-invalid"
@@ -119,7 +119,7 @@ def test_what_is_no_json_is_not_repeated(
 
 
 def test_another_key_is_not_repeated(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event, "contract", lambda _: Contract(events.load(), validates=True))
+    monkeypatch.setattr(event, "declared", lambda _: events.load())
     with pytest.raises(Failure) as refused:
         event.rows([Event("order", MARKER, "placed", EXAMPLE)])
     assert refused.value.code == "event-key-mismatch"

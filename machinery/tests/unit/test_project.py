@@ -34,13 +34,6 @@ def test_sinks_that_are_no_list_of_names_are_refused(tmp_path: Path, value: str)
         load(tmp_path, f"sinks = {value}")
 
 
-def test_a_switch_is_true_or_false(tmp_path: Path) -> None:
-    assert not load(tmp_path, "validate-events = false").validate_events
-    project.load.cache_clear()
-    with raises("project-wrong", "has validate-events = 'no'", "Expected `bool`"):
-        load(tmp_path, 'validate-events = "no"')
-
-
 def test_an_unknown_key_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
     with raises("project-wrong", "does not know tpoic", "topic"):
         load(tmp_path, 'tpoic = "events"')

@@ -56,8 +56,6 @@ class Project:
     """The class that tells the soak what the clients send and what must hold; as ``module:class``."""
     payloads: str = "service/payloads.py"
     """The module that ``outbox events types`` writes; where it does not exist, nothing asks for it."""
-    validate_events: bool = True
-    """Whether `append` checks payloads against their schemas."""
     folders: dict[str, Path] = field(default_factory=dict)
     """Folders that are elsewhere than by default: ``connect``, ``events`` or ``migrations``."""
 

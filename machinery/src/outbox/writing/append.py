@@ -35,10 +35,10 @@ def append(target: Connection | Session | scoped_session[Any], *events: Event) -
     The database gives each its id (a UUIDv7) and its time.
 
     Each event is checked first, by its declaration in ``connect/events``; if one is refused, none is written. Raises
-    Failure `event-undeclared` and `event-deprecated`; `event-invalid`, which names the property, and
-    `event-key-mismatch` unless ``[tool.outbox] validate-events = false``; `not-in-a-transaction` for a connection in
-    autocommit mode. Raises TypeError for an asyncio connection or session itself, which would insert nothing, and
-    SQLAlchemy's IntegrityError for a payload of more than a megabyte, which would not fit into a record.
+    Failure `event-undeclared` and `event-deprecated`; `event-invalid`, which names the property; `event-key-mismatch`;
+    and `not-in-a-transaction` for a connection in autocommit mode. Raises TypeError for an asyncio connection or
+    session itself, which would insert nothing, and SQLAlchemy's IntegrityError for a payload of more than a megabyte,
+    which would not fit into a record.
     """
     connection = target.connection() if isinstance(target, Session | scoped_session) else target
     if not isinstance(connection, Connection):

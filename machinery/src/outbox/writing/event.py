@@ -57,15 +57,6 @@ class Event:
 COLUMNS = tuple(field.name for field in fields(Event))
 
 
-@dataclass(frozen=True)
-class Contract:
-    """The events that the project allows to be written."""
-
-    catalog: Catalog
-    validates: bool
-    """Whether payloads are validated. Events must be declared in any case."""
-
-
 def require_transaction(connection: Any) -> None:
     """Raise Failure `not-in-a-transaction` if a driver's connection would commit a statement by itself.
 
@@ -88,7 +79,7 @@ def appending(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
     if not spans.are_recorded():
         yield events
         return
-    aggregates = contract(os.environ.get(project.VARIABLE)).catalog.aggregates
+    aggregates = declared(os.environ.get(project.VARIABLE)).aggregates
     topics = {aggregates[event.aggregatetype].topic for event in events if event.aggregatetype in aggregates}
     with spans.appended(topics, len(events)) as found:
         yield [event if event.traceparent is not None else replace(event, traceparent=found) for event in events]
@@ -101,21 +92,21 @@ def rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     (`event-deprecated`), whose payload a sink would set aside or whose aggregateid or traceparent is too long for the
     relay (`event-invalid`), or whose payload has another key (`event-key-mismatch`).
     """
-    allowed = contract(os.environ.get(project.VARIABLE))
-    return [_row(event, allowed) for event in events]
+    known = declared(os.environ.get(project.VARIABLE))
+    return [_row(event, known) for event in events]
 
 
 @cache
-def contract(_named: str | None) -> Contract:
-    """The contract of this process's project, which ``OUTBOX_PROJECT`` may name. It is read once."""
+def declared(_named: str | None) -> Catalog:
+    """The events of this process's project, which ``OUTBOX_PROJECT`` may name. They are read once."""
     chosen = project.current()
-    return Contract(catalog.load(chosen.events, chosen.topic_prefix), chosen.validate_events)
+    return catalog.load(chosen.events, chosen.topic_prefix)
 
 
-def _row(event: Event, allowed: Contract) -> dict[str, Any]:
-    schema = allowed.catalog.schema(event.aggregatetype, event.type, event.schema_version)
+def _row(event: Event, known: Catalog) -> dict[str, Any]:
+    schema = known.schema(event.aggregatetype, event.type, event.schema_version)
     if schema.is_deprecated:
-        file = allowed.catalog.file(event.aggregatetype, event.type, event.schema_version)
+        file = known.file(event.aggregatetype, event.type, event.schema_version)
         raise Failure(
             f"event {schema.name} is deprecated",
             f'write a newer version of it, or remove "deprecated" from {file}',
@@ -131,8 +122,7 @@ def _row(event: Event, allowed: Contract) -> dict[str, Any]:
         raise _invalid(schema, f"the payload cannot be written as JSON: {reason}") from (
             None if schema.is_personal else error
         )
-    if allowed.validates:
-        _require_valid(event, encoded, schema, allowed.catalog.aggregates[event.aggregatetype].key)
+    _require_valid(event, encoded, schema, known.aggregates[event.aggregatetype].key)
     return {**vars(event), "payload": encoded.decode()}
 
 
