@@ -19,6 +19,7 @@ from outbox.base.errors import Failure
 from outbox.base.project import Project
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog
+from outbox.events.references import pointed_at
 from outbox.events.schema import EventSchema
 from outbox_lab.events import asyncapi
 from outbox_lab.events.expansion import expanded
@@ -147,14 +148,11 @@ class TestAsyncApi:
 
     def test_document_stands_alone(self, known: Catalog) -> None:
         document = asyncapi.document(Project(Path.cwd()), known)
-        for reference in references(document):
-            target = document
-            for word in reference.removeprefix("#/").split("/"):
-                target = target[word]
-        # One copy of what events share, and two of what only has the same name.
-        schemas = document["components"]["schemas"]
-        assert [name for name in schemas if name.endswith("sku")] == ["common.sku"]
-        assert [name for name in schemas if name.endswith("line")] == ["order.paid.v1.line", "order.placed.v1.line"]
+        found = [*references(document)]
+        assert len(found) > 10
+        for reference in found:
+            assert pointed_at(document, reference) is not None
+        assert document["components"]["schemas"].keys() == document["components"]["messages"].keys()
 
     @pytest.mark.parametrize("source", ["", "/shop/"])
     def test_examples_are_valid_messages(self, known: Catalog, source: str) -> None:

@@ -9,7 +9,6 @@ beside which other keywords stand becomes an `allOf`. Draft 7 has nothing like `
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from outbox.base import project
 from outbox.base.project import Project
 from outbox.events.catalog import Aggregate, Catalog
-from outbox.events.references import MAPS, pointed_at
+from outbox.events.references import MAPS
 from outbox.events.schema import CANONICAL_UUID, PERSONAL, EventSchema
 from outbox.relay import cloudevents
 from outbox_lab.events.expansion import LISTS, SCHEMAS
@@ -29,18 +28,17 @@ BINDING = "0.5.0"
 JSON_TYPE = "application/json"
 EVENT_ID = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"  # of the examples
 TIME = "2026-11-21T10:00:00.123456Z"
-DEFINITIONS = {"$defs", "definitions"}
-LEFT_OUT = {*DEFINITIONS, "$schema", "$ref"}
-DEPENDENT = {"dependentRequired", "dependentSchemas"}  # draft 7 has one keyword for both
+RENAMED = {"prefixItems": "items", "dependentSchemas": "dependencies"}  # keywords that draft 7 knows by other names
 KEYS: Mapping[str, Json] = {"uuid": {"format": "uuid", "pattern": CANONICAL_UUID}, "bigint": {"pattern": "^-?[0-9]+$"}}
 
 
 def document(of: Project, known: Catalog) -> dict[str, Json]:
     """The AsyncAPI document of a project's events, with every declared version."""
-    messages, schemas = {}, Schemas()
+    messages, schemas = {}, {}
     for aggregate in known.aggregates.values():
         for schema in aggregate.schemas:
-            schemas.add(schema)
+            content = {keyword: content for keyword, content in schema.document.items() if keyword != "examples"}
+            schemas[schema.name] = _draft_7(content, schema)
             messages[schema.name] = _message(schema, aggregate, of.cloudevents_source)
     return {
         "asyncapi": VERSION,
@@ -50,7 +48,7 @@ def document(of: Project, known: Catalog) -> dict[str, Json]:
         "operations": {
             f"send.{topic}": {"action": "send", "channel": {"$ref": f"#/channels/{topic}"}} for topic in known.topics
         },
-        "components": {"messages": messages, "schemas": schemas.made},
+        "components": {"messages": messages, "schemas": schemas},
     }
 
 
@@ -126,62 +124,41 @@ def _example(headers: Mapping[str, Json], key: str) -> dict[str, Json]:
     return {name: values.get(name, rule.get("const")) for name, rule in headers.items()}
 
 
-class Schemas:
-    """Schemas under the names that the document knows them by: events, and what they refer to."""
+def _draft_7(rule: Json, schema: EventSchema) -> Json:
+    """A rule of a schema in the words of draft 7."""
+    if not isinstance(rule, dict):
+        return rule
+    made: dict[str, Json] = {}
+    for keyword, content in rule.items():
+        translated = _content(keyword, content, schema)
+        if keyword == "items" and "prefixItems" in rule:
+            made["additionalItems"] = translated
+        elif keyword in ("dependentRequired", "dependentSchemas"):  # draft 7 has one keyword for both
+            made.setdefault("dependencies", {}).update(translated)
+        elif keyword not in ("$schema", "$ref"):
+            made[RENAMED.get(keyword, keyword)] = translated
+    if "$ref" not in rule:
+        return made
+    reference = {"$ref": f"#/components/schemas/{schema.name}{_place(rule['$ref'])}"}
+    return {**made, "allOf": [*made.get("allOf", []), reference]} if made else reference
 
-    def __init__(self) -> None:
-        self.made: dict[str, Json] = {}
-        self._sources: dict[str, Json] = {}
 
-    def add(self, schema: EventSchema) -> None:
-        """Add a version of an event, with everything that it refers to."""
-        document = {keyword: content for keyword, content in schema.document.items() if keyword != "examples"}
-        self._sources[schema.name] = schema.document
-        self.made[schema.name] = self._translated(document, schema)
+def _content(keyword: str, content: Json, schema: EventSchema) -> Json:
+    if keyword in SCHEMAS:
+        return _draft_7(content, schema)
+    if keyword in LISTS:
+        return [_draft_7(rule, schema) for rule in content]
+    if keyword in MAPS:
+        return {name: _draft_7(rule, schema) for name, rule in content.items()}
+    if keyword == "enum":  # draft 7 wants each value once
+        return list({json.dumps(value, sort_keys=True): value for value in content}.values())
+    return content
 
-    def _translated(self, rule: Json, schema: EventSchema) -> Json:
-        """A rule of a schema in the words of draft 7."""
-        if not isinstance(rule, dict):
-            return rule
-        made: dict[str, Json] = {}
-        for keyword, content in rule.items():
-            if keyword == "prefixItems" or (keyword == "items" and "prefixItems" in rule):
-                name = "items" if keyword == "prefixItems" else "additionalItems"
-                made[name] = self._content(keyword, content, schema)
-            elif keyword in DEPENDENT:
-                made.setdefault("dependencies", {}).update(self._content(keyword, content, schema))
-            elif keyword not in LEFT_OUT:
-                made[keyword] = self._content(keyword, content, schema)
-        if "$ref" not in rule:
-            return made
-        reference = {"$ref": f"#/components/schemas/{self._referred(rule['$ref'], schema)}"}
-        return {**made, "allOf": [*made.get("allOf", []), reference]} if made else reference
 
-    def _content(self, keyword: str, content: Json, schema: EventSchema) -> Json:
-        if keyword in SCHEMAS:
-            return self._translated(content, schema)
-        if keyword in LISTS:
-            return [self._translated(rule, schema) for rule in content]
-        if keyword in MAPS:
-            return {name: self._translated(rule, schema) for name, rule in content.items()}
-        if keyword == "enum":  # draft 7 wants each value once
-            return list({json.dumps(value, sort_keys=True): value for value in content}.values())
-        return content
-
-    def _referred(self, reference: str, schema: EventSchema) -> str:
-        """The name of the target of a reference, which is added if it is new."""
-        if reference in ("", "#"):
-            return schema.name
-        words = [word for word in reference.removeprefix("#/").split("/") if word not in DEFINITIONS]
-        is_shared = ".json" in words[0]  # its name is the file's path, and each event that refers to it has a copy
-        words[0] = words[0].replace("~1", ".").replace(".schema.json", "")
-        target = pointed_at(schema.document, reference)
-        short = ".".join(re.sub(r"[^\w.-]", "-", word, flags=re.ASCII) for word in words)
-        name = short if is_shared else f"{schema.name}.{short}"
-        while self._sources.setdefault(name, target) != target:  # another schema of this name
-            name = f"{name}-"
-        if name not in self.made:
-            self.made[name] = {}  # it may refer to itself
-            named = {True: {}, False: {"not": {}}}[target] if isinstance(target, bool) else target
-            self.made[name] = self._translated(named, schema)
-        return name
+def _place(reference: str) -> str:
+    """The place of a reference's target, as draft 7 names it. Behind a keyword such as `properties` stands a name."""
+    words, is_name = list[str](), False
+    for word in reference.removeprefix("#").split("/"):
+        words.append(word if is_name else RENAMED.get(word, word))
+        is_name = not is_name and word in MAPS
+    return "/".join(words)
