@@ -254,20 +254,6 @@ class TestTopics:
         with raises("event-declaration-unusable", "two events called paid"):
             events.load()
 
-    def test_default_one_of_another_is_refused(self, events: Events) -> None:
-        events.aggregate("order", f'{TOML}topic = "shop.refund"\n', placed_v1=payload())
-        events.aggregate("refund", f'{TOML}topic = "elsewhere"\n', paid_v1=payload())
-        with raises("event-declaration-unusable", "the default one of refund"):
-            events.load()
-        events.aggregate("refund", TOML)
-        assert [one.name for one in events.load().topics["shop.refund"]] == ["order", "refund"]
-
-    def test_names_that_kafka_takes_for_one_are_refused(self, events: Events) -> None:
-        events.aggregate("order", f'{TOML}topic = "shop_refund"\n', placed_v1=payload())
-        events.aggregate("refund", paid_v1=payload())
-        with raises("event-declaration-unusable", "Kafka takes"):
-            events.load()
-
 
 class TestWanted:
     @pytest.fixture

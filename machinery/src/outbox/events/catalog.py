@@ -234,7 +234,8 @@ def load(folder: Path, topic_prefix: str, partitions: int = 4) -> Catalog:
     made = Catalog(folder, {aggregate.name: aggregate for aggregate in found})
     for name, twin in _twins(made.aggregates):
         raise _unusable(f"aggregate type {name}", f"{twin} differs in case only", "rename one")
-    _require_topics(made.topics, topic_prefix)
+    for topic, aggregates in made.topics.items():
+        _require_one_order(topic, aggregates)
     return made
 
 
@@ -314,22 +315,6 @@ def _require_schema(schema: EventSchema, key: str, version: str | None) -> None:
             raise _unusable(f"event {schema.name}", problem, "identify entities by random ids, and number their events")
     for problem, remedy in _column_problems(schema.columns):
         raise _unusable(f"event {schema.name}", problem, remedy)
-
-
-def _require_topics(topics: Mapping[str, Sequence[Aggregate]], topic_prefix: str) -> None:
-    """Raises Failure if a topic has a name that another one claims, or if its aggregates cannot share it."""
-    defaults = {f"{topic_prefix}.{one.name}": one for aggregates in topics.values() for one in aggregates}
-    for topic, aggregates in topics.items():
-        owner = defaults.get(topic)
-        if owner is not None and owner.topic != topic:
-            raise _unusable(
-                f"topic {topic}",
-                f"{_names(aggregates)} has it, and it is the default one of {owner.name}",
-                f"choose another name, or put {owner.name} on it too",
-            )
-        _require_one_order(topic, aggregates)
-    for topic, twin in _twins(topics, lambda name: name.replace(".", "_")):
-        raise _unusable(f"topic {topic}", f"Kafka takes {twin} for the same name: . and _ do not differ", "rename one")
 
 
 def _require_one_order(topic: str, aggregates: Sequence[Aggregate]) -> None:
