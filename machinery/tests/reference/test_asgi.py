@@ -9,38 +9,24 @@ from http import HTTPStatus
 
 import pytest
 from fastapi import APIRouter, FastAPI, HTTPException, Response
-from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import text
 
 from outbox import Event, Settings
 from outbox.asgi import READING, SECURITY, WRITING, Change, Kind, Service, WriteHeaders, responses
-from outbox_lab.testing import ServiceClient, as_wsgi, outbox_records
+from outbox_lab.testing import ServiceClient, as_wsgi
 from stock.payloads import OrderCancelledV1, OrderPlacedV2
+from tests.reference.test_web import (
+    LOCK,
+    PLACE,
+    READ,
+    UPDATE,
+    AlreadyCancelled,
+    NewOrder,
+    Order,
+    test_place_read_and_cancel,
+    test_what_does_not_exist,
+)
 
-PLACE = text("INSERT INTO orders (id, version) VALUES (:id, :version)")
-READ = text("SELECT id, version FROM orders WHERE id = :id")
-LOCK = text(f"{READ} FOR NO KEY UPDATE")
-UPDATE = text("UPDATE orders SET version = :version WHERE id = :id")
-
-
-class AlreadyCancelled(Exception):
-    """The order is cancelled."""
-
-
-class NewOrder(BaseModel):
-    """An order to place."""
-
-    model_config = ConfigDict(extra="forbid")  # unknown fields are refused
-
-    item_id: uuid.UUID
-    quantity: int = Field(ge=1, le=1000)
-
-
-class Order(BaseModel):
-    """An order after its latest step."""
-
-    id: uuid.UUID
-    version: int
+__all__ = ["test_place_read_and_cancel", "test_what_does_not_exist"]  # with the client of this module
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -103,22 +89,3 @@ async def cancel(change: Change, order_id: uuid.UUID) -> None:
 def client(databases: Settings) -> Iterator[ServiceClient]:
     with as_wsgi(create_app(databases)) as app:
         yield ServiceClient(app, databases)
-
-
-def test_place_read_and_cancel(client: ServiceClient, databases: Settings) -> None:
-    body = {"item_id": str(uuid.uuid4()), "quantity": 2}
-    placed = client.post("/orders", body, Idempotency_Key="a")
-    where = placed.headers["Location"]
-    assert (placed.status_code, where) == (201, f"/orders/{placed.get_json()['id']}")
-    assert client.get(where).get_json() == placed.get_json()
-    assert client.post(f"{where}/cancel", Idempotency_Key="b").status_code == 200
-    refused = client.post(f"{where}/cancel", Idempotency_Key="c")
-    assert (refused.status_code, refused.get_json()["type"]) == (409, "/problems/already-cancelled")
-    assert [record["headers"]["eventType"] for record in outbox_records(databases)] == ["placed", "cancelled"]
-
-
-def test_what_does_not_exist(client: ServiceClient) -> None:
-    nowhere = f"/orders/{uuid.uuid4()}"
-    assert client.get(nowhere).status_code == 404
-    assert client.post(f"{nowhere}/cancel", Idempotency_Key="a").status_code == 404
-    assert client.get("/orders/7").status_code == 404
