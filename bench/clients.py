@@ -18,8 +18,8 @@ from confluent_kafka import Producer
 from outbox.base.settings import DOTENV, Settings
 from outbox.http.database import make_engine
 from outbox.http.idempotency import Key
-from outbox.http.wsgi import Change
 from outbox.kafka.clients import client_config
+from outbox.web import Change
 from outbox.writing.event import Event
 from outbox_lab.stack.command import service
 from outbox_lab.stack.process import Process

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import text
 from werkzeug.test import Client
 
+from outbox import asgi, web
 from outbox.base.settings import Secret, Settings
-from outbox.http import asgi, wsgi
 from outbox.http.change import WriteHeaders
 from outbox.http.problems import Kind
 from outbox.writing.event import Event
@@ -85,7 +85,7 @@ Work = Callable[[Change, Wanted], Coroutine[Any, Any, None]]
 class FlaskChange:
     """A change of Flask, whose methods can be awaited."""
 
-    def __init__(self, change: wsgi.Change) -> None:
+    def __init__(self, change: web.Change) -> None:
         self._change = change
 
     async def claim(self, made: BaseModel) -> bool:
@@ -115,10 +115,10 @@ class FastapiChange:
 
 
 def flask_app(settings: Settings, work: Work) -> flask.Flask:
-    service = wsgi.Service("Items", settings, REFUSALS)
+    service = web.Service("Items", settings, REFUSALS)
     app = service.app()
 
-    def finish(change: wsgi.Change, wanted: Wanted) -> None:
+    def finish(change: web.Change, wanted: Wanted) -> None:
         with suppress(StopIteration):  # nothing in it waits
             work(FlaskChange(change), wanted).send(None)
 
@@ -268,8 +268,8 @@ def test_an_event_keeps_its_trace_or_gets_that_of_the_request(service: Service, 
     assert [traceparent for (traceparent,) in found] == [of_request, own, None, own]
 
 
-@pytest.mark.parametrize("kind", [wsgi.Answer, asgi.Answer])
-def test_what_is_made_has_a_location_and_a_problem_its_type(kind: type[wsgi.Answer] | type[asgi.Answer]) -> None:
+@pytest.mark.parametrize("kind", [web.Answer, asgi.Answer])
+def test_what_is_made_has_a_location_and_a_problem_its_type(kind: type[web.Answer] | type[asgi.Answer]) -> None:
     made = kind(201, '{"id": "7"}').response("/items")
     assert (made.headers["Location"], made.headers["Content-Type"]) == ("/items/7", "application/json")
     problem = kind(409, "{}").response("/items")

@@ -12,8 +12,9 @@ from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel
 
+from outbox import asgi, web
 from outbox.base.settings import Settings
-from outbox.http import asgi, problems, wsgi
+from outbox.http import problems
 from outbox.http.problems import Kind
 
 PATH = "/echo"
@@ -39,7 +40,7 @@ def create_app(
     settings: Settings | None = None, refusals: Refusals | None = None, fail: Callable[[], None] = lambda: None
 ) -> Flask:
     """The service in Flask. Its route /fail calls ``fail``. Raises Failure if the settings have no token."""
-    api = APIBlueprint("echo", __name__, abp_security=wsgi.SECURITY)
+    api = APIBlueprint("echo", __name__, abp_security=web.SECURITY)
 
     @api.post(PATH, responses=problems.WRITING)
     def echo(body: Text) -> Response:
@@ -64,7 +65,7 @@ def create_app(
         fail()
         return Response()
 
-    return wsgi.Service(TITLE, settings, refusals).app(api)
+    return web.Service(TITLE, settings, refusals).app(api)
 
 
 def create_async_app(

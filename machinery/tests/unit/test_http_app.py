@@ -19,10 +19,10 @@ from starlette.types import Message
 from werkzeug.exceptions import NotFound
 from werkzeug.test import Client, TestResponse
 
+from outbox.asgi import Service
 from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.commands.serve import serve
-from outbox.http.asgi import Service
 from outbox.http.body import MAX_BYTES
 from outbox.http.idempotency import KeyReused
 from outbox.http.problems import Kind

@@ -47,7 +47,7 @@ class BaseService:
 
 
 class BaseChange(Generic[C]):
-    """One change, in its transaction. Its SQL is the same for both adapters; `outbox.http.asgi` awaits it."""
+    """One change, in its transaction. Its SQL is the same for both adapters; `outbox.asgi` awaits it."""
 
     def __init__(self, connection: C, key: Key, traceparent: str | None = None) -> None:
         """``connection`` is in the transaction, which the caller commits."""

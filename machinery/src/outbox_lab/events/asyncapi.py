@@ -136,7 +136,7 @@ def _draft_7(rule: Json, schema: EventSchema) -> Json:
         elif keyword in ("dependentRequired", "dependentSchemas"):  # draft 7 has one keyword for both
             made.setdefault("dependencies", {}).update(translated)
         elif keyword not in ("$schema", "$ref"):
-            made[RENAMED.get(keyword, keyword)] = translated
+            made[RENAMED.get(keyword) or keyword] = translated
     if "$ref" not in rule:
         return made
     reference = {"$ref": f"#/components/schemas/{schema.name}{_place(rule['$ref'])}"}

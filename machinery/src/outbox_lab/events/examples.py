@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -31,14 +31,6 @@ class Step(NamedTuple):
     new: EventSchema
 
 
-class UpcastError(Exception):
-    """A step that did not work: the rule, the property and the message of a finding."""
-
-    def __init__(self, rule: str, message: str, property_: str = "") -> None:
-        super().__init__(message)
-        self.rule, self.message, self.property = rule, message, property_
-
-
 def check(catalog: Catalog) -> list[Finding]:
     """Every example that is not valid, and every upcaster that fails, is not pure, or has no example.
 
@@ -47,9 +39,9 @@ def check(catalog: Catalog) -> list[Finding]:
     found = [finding for schema in catalog.schemas for finding in _examples(schema)]
     for aggregate in catalog.aggregates.values():
         known = upcasting.functions_in(catalog.folder / aggregate.name / upcasting.FILE)
-        steps = [step for versions in aggregate.events.values() for step in _steps(versions, known)]
-        found += _untested(aggregate, steps, known)
-        found += [finding for step in steps for finding in _upcast(aggregate, step, steps)]
+        steps = {step.old.name: step for versions in aggregate.events.values() for step in _steps(versions, known)}
+        found += _untested(aggregate, steps.values(), known)
+        found += [finding for first in steps.values() for finding in _upcast(aggregate, first, steps)]
     return list(dict.fromkeys(found))
 
 
@@ -80,54 +72,51 @@ def _steps(versions: Mapping[int, EventSchema], known: Mapping[str, Function]) -
             yield Step(name, known[name], old, new)
 
 
-def _untested(aggregate: Aggregate, steps: list[Step], known: Mapping[str, Function]) -> Iterator[Finding]:
-    file = f"{aggregate.name}/{upcasting.FILE}"
+def _untested(aggregate: Aggregate, steps: Collection[Step], known: Mapping[str, Function]) -> Iterator[Finding]:
     for step in steps:
         if not step.old.examples:
             yield Finding("example-missing", step.old.file, "", f"no example of this version tests {step.name}")
     for name in known.keys() - {step.name for step in steps}:
         if LIKE_AN_UPCASTER.fullmatch(name):
             message = f"{name} is never called: no version of that name is followed by another"
-            yield Finding("upcaster-unused", file, "", message)
+            yield Finding("upcaster-unused", f"{aggregate.name}/{upcasting.FILE}", "", message)
 
 
-def _upcast(aggregate: Aggregate, first: Step, steps: list[Step]) -> Iterator[Finding]:
-    """Bring each example of a version as far as there are upcasters."""
-    by_version = {step.old.name: step for step in steps}
+def _upcast(aggregate: Aggregate, first: Step, steps: Mapping[str, Step]) -> Iterator[Finding]:
+    """Bring each valid example of a version as far as there are upcasters, or to the first fault."""
     for number, example in enumerate(first.old.examples, start=1):
-        payload = _decoded(example)
-        step: Step | None = None if _problem(first.old, payload) else first
+        payload, step = _decoded(example), steps.get(first.old.name)
+        if _problem(first.old, payload) is not None:
+            continue
         while step is not None:
-            try:
-                payload = _stepped(aggregate, step, payload)
-            except UpcastError as error:
-                message = f"{step.name}: {error.message} (example {number} of {first.old.name})"
-                yield Finding(error.rule, f"{aggregate.name}/{upcasting.FILE}", error.property, message)
+            payload, fault = _stepped(aggregate, step, payload)
+            if fault is not None:
+                rule, property_, message = fault
+                shown = f"{step.name}: {message} (example {number} of {first.old.name})"
+                yield Finding(rule, f"{aggregate.name}/{upcasting.FILE}", property_, shown)
                 break
-            step = by_version.get(step.new.name)
+            step = steps.get(step.new.name)
 
 
-def _stepped(aggregate: Aggregate, step: Step, payload: dict[str, Any]) -> dict[str, Any]:
-    """The payload of the next version. Raises UpcastError."""
+def _stepped(aggregate: Aggregate, step: Step, payload: dict[str, Any]) -> tuple[Any, tuple[str, str, str] | None]:
+    """What an upcaster makes of a payload; and its fault, as rule, property and message."""
     arguments = deepcopy(payload), deepcopy(payload)
     try:
-        results = [as_json(step.function(argument)) for argument in arguments]
+        made, again = (as_json(step.function(argument)) for argument in arguments)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # as `Upcaster.upcast`
-        raise UpcastError("upcaster-failed", f"{type(error).__name__}: {error}") from error
+        return None, ("upcaster-failed", "", f"{type(error).__name__}: {error}")
     if arguments != (payload, payload):
-        raise UpcastError("upcaster-impure", "it changes its argument")
-    if results[0] != results[1]:
-        raise UpcastError("upcaster-impure", "it returns two results for one payload")
-    problem = _problem(step.new, results[0])
-    if problem is not None:
-        raise UpcastError("upcaster-failed", f"it returns no {step.new.name}: {problem[1]}", problem[0])
+        return made, ("upcaster-impure", "", "it changes its argument")
+    if made != again:
+        return made, ("upcaster-impure", "", "it returns two results for one payload")
+    if (problem := _problem(step.new, made)) is not None:
+        return made, ("upcaster-failed", problem[0], f"it returns no {step.new.name}: {problem[1]}")
     for name in filter(None, (aggregate.key, aggregate.version)):
-        if results[0][name] != payload[name]:
-            raise UpcastError("upcaster-failed", "it changes the property that orders the events", name)
-    found: dict[str, Any] = results[0]
-    return found
+        if made[name] != payload[name]:
+            return made, ("upcaster-failed", name, "it changes the property that orders the events")
+    return made, None
 
 
 def _decoded(example: Any) -> Any:

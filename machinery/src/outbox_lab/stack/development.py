@@ -37,7 +37,7 @@ from outbox_lab.stack.shown import Shown
 from outbox_lab.stack.stack import PARTS
 
 SERVICE, SINKS, SCHEMA = "service", "sinks", "schema"
-PAGE = "/docs/swagger"  # outbox/http/wsgi.py, asgi.py
+PAGE = "/docs/swagger"  # outbox/web.py, asgi.py
 WATCHED = {".py", ".sql", ".json", ".toml", ".csv", ".properties"}
 QUICK_S = 60.0  # a part that ends sooner has not worked; Spark alone takes half of that on a busy machine
 QUICK_ENDS_MAX = 3
