@@ -33,8 +33,7 @@ from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.helpers import chosen_seed, query, seeded
 from outbox_lab.testing.homes import Homes
 from tests.stock import audit
-from tests.support import suite
-from tests.support.services import SERVICES
+from tests.support.services import SERVICES, project_of
 
 CLIENTS = 4
 
@@ -56,9 +55,7 @@ def served(
     private: Stack, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Command]:
     """The service of each framework, running on it."""
-    root = suite.copied_to(tmp_path_factory.mktemp("service") / "project")
-    file = root / project.FILE
-    file.write_text(file.read_text().replace(SERVICES["flask"], request.param))
+    root = project_of(request.param, tmp_path_factory.mktemp("service"))
     process = service(private.settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(project.VARIABLE, str(root))

@@ -21,9 +21,8 @@ from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.helpers import query
 from outbox_lab.testing.homes import Homes
 from tests.stock import move, serving
-from tests.support import suite
 from tests.support.collector import Collector, Span, collecting
-from tests.support.services import SERVICES
+from tests.support.services import SERVICES, project_of
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 PARENT = "00f067aa0ba902b7"
@@ -46,10 +45,7 @@ def private(homes: Homes) -> Iterator[Settings]:
 @pytest.fixture(params=[*SERVICES.values()], ids=[*SERVICES])
 def either(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service is that of each framework."""
-    root = suite.copied_to(tmp_path / "project")
-    file = root / project.FILE
-    file.write_text(file.read_text().replace(SERVICES["flask"], request.param))
-    monkeypatch.setenv(project.VARIABLE, str(root))
+    monkeypatch.setenv(project.VARIABLE, str(project_of(request.param, tmp_path)))
 
 
 def status(settings: Settings, **request: Any) -> int:

@@ -14,7 +14,6 @@ Database = Literal["source", "sink"]
 MACHINERY = Path(str(outbox.__file__)).with_name("migrations")
 REVISION = re.compile(r"""^(down_)?revision\b[^=\n]*=\s*\(?\s*["']([^"']+)["']""", re.MULTILINE)
 MADE = r'(?i)\bCREATE\s+(?:OR REPLACE\s+|UNLOGGED\s+)?(?:TABLE|VIEW)\s+(?:IF NOT EXISTS\s+)?(?:public\.)?"?{}\b'
-WORD = re.compile(r"""[(),]|'[^']*'|"[^"]*"|[^\s(),'"]+""")
 
 
 class Migration(NamedTuple):
@@ -55,12 +54,8 @@ def view_columns(view: str | None) -> set[str]:
     files = sorted((project.current().migrations / "source").glob("*.py"))
     text = re.sub(r"--[^\n]*", "", "\n".join(file.read_text("utf-8") for file in files))
     found = re.findall(rf'(?is)VIEW\s+(?:public\.)?"?{view}"?\s+AS\s+SELECT\b(.*?);', text)
-    names, depth, last = set[str](), 0, ""
-    for word in WORD.findall(found[-1]) if found else ():
-        depth += {"(": 1, ")": -1}.get(word, 0)
-        if depth == 0 and word.upper() in {",", "FROM"}:
-            names.add(last.rpartition(".")[2].strip('"').lower())
-            if word != ",":
-                break
-        last = word
-    return names
+    selected, nested = re.sub("'[^']*'", "", found[-1]) if found else "", 1
+    while nested:
+        selected, nested = re.subn(r"\([^()]*\)", "", selected)
+    columns = re.split(r"(?i)\bFROM\b", selected)[0].split(",") if found else []
+    return {re.split(r"[\s.]+", column.strip())[-1].strip('"').lower() for column in columns}
