@@ -1,4 +1,4 @@
-"""A Delta table as one would fill it by hand: the topic's events as a DataFrame, and the sink's own MERGE.
+"""A Delta table as one would fill it by hand: `outbox.spark.events` as a DataFrame, and the sink's own MERGE.
 
 A program of its own: TOPIC TABLE PROGRESS BATCH_EVENTS END…, each END as PARTITION=OFFSET. After each batch it writes
 into the file PROGRESS how many events it has merged, and in the end it waits to be killed. It has no fence, no
@@ -10,43 +10,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-from outbox.base.settings import Settings, load
-from outbox.kafka.records import Part, batches
+from outbox.base.settings import load
+from outbox.kafka.records import Part
 from outbox.sink import discovery
-from outbox.sink.decoding.decoder import RecordDecoder
-from outbox.sink.decoding.layout import Layout
-from outbox.sink.decoding.records import Records
 from outbox.sink.spark.session import session
-from pyspark.sql.pandas.types import from_arrow_schema
+from outbox.sink.spark.transform import TOPIC
+from outbox.spark import events_within
 
 SINK = "lakehouse"
 ROOT = Path(__file__).parent.parent
 DAYS = "current_date(), current_date() - 1"  # of the events, which were made a moment ago
-TASK_MAX_RECORDS = 200_000
-
-
-@dataclass(frozen=True)
-class EventsTask:
-    """The function that an executor runs for the numbers of shares: it reads and decodes them."""
-
-    settings: Settings
-    decoder: RecordDecoder
-    layout: Layout
-    shares: Sequence[Part]
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The events of these shares."""
-        for batch in numbers:
-            for number in batch["id"].to_pylist():
-                share, at_once = self.shares[number], self.decoder.at_once
-                for messages in batches(self.settings, share.topic, share.within, at_least=at_once, require_all=True):
-                    rows = self.decoder.decode(Records.of_messages(messages)).rows
-                    yield from self.layout.table(rows).combine_chunks().to_batches()
 
 
 def main(topic: str, at: str, progress: str, batch_events: str, *ends: str) -> None:
@@ -61,11 +36,8 @@ def main(topic: str, at: str, progress: str, batch_events: str, *ends: str) -> N
     reached, merged, share = dict.fromkeys(end, 0), 0, int(batch_events) // len(end)
     while reached != end:
         until = {partition: min(reached[partition] + share, last) for partition, last in end.items()}
-        shares = Part(topic, reached, until).in_parts(TASK_MAX_RECORDS)
-        read = EventsTask(settings.without_secrets("kafka_password"), spec.decoders[topic], spec.layout, shares)
-        numbers = spark.range(0, len(shares), 1, len(shares))
-        events = numbers.mapInArrow(read, from_arrow_schema(spec.layout.schema))
-        events.cache().createOrReplaceTempView("batch")
+        events = events_within(spark, settings, spec.decoders, [Part(topic, reached, until)])
+        events.drop(TOPIC).cache().createOrReplaceTempView("batch")
         [(first_id, last_id)] = spark.sql("SELECT min(event_id), max(event_id) FROM batch").collect()
         bounds = {"first_id": f"'{first_id}'", "last_id": f"'{last_id}'", "days": DAYS}
         [counted] = spark.sql(spec.strategy.select % bounds).collect()

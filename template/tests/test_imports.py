@@ -31,6 +31,7 @@ PUBLIC = {
         "outbox.migrations",
         "outbox.sinks",
         "outbox_lab.soak",
+        "outbox.spark",
         "outbox.targets",
         "outbox_lab.walkthrough",
         "outbox.web",

@@ -1,7 +1,8 @@
 """The public API for services that write events.
 
-Other public modules: `outbox.dbapi` without SQLAlchemy, `outbox.web` for Flask, `outbox.sinks` to declare sinks, and
-`outbox.migrations`. `outbox_lab` has those for development and tests. Everything else is private and may change.
+Other public modules: `outbox.dbapi` without SQLAlchemy, `outbox.web` for Flask, `outbox.sinks` to declare sinks,
+`outbox.migrations`, and `outbox.spark` for DataFrames. `outbox_lab` has those for development and tests. Everything
+else is private and may change.
 
     from outbox import Event, append
 

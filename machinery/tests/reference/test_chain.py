@@ -38,11 +38,16 @@ def item(app: Application, databases: Settings) -> str:
     return str(body["item_id"])
 
 
-def test_from_the_request_to_the_stock(chain: Settings, item: str) -> None:
+def test_from_the_request_to_the_stock(chain: Settings, item: str, spark: SparkSession) -> None:
+    from outbox.spark import events, session
+
     assert terminate_replication(chain) > 0  # Debezium connects again
     run(chain, "check", "--wait", "60")  # until the topic has every event
     run(chain, "sink", "--until-caught-up")
     assert query(chain, STOCK, SinkRole.OWNER) == [(3,)]
+
+    received = events(session(chain).newSession(), chain, ["item.received"])
+    assert [row.item_id for row in received.collect()] == [item]
 
     assert connector_status(chain).mode.startswith("exactly-once")
     assert Checkpoint(chain, "dedup", generation=0).committed() == 0

@@ -19,6 +19,7 @@ MODULES = (
     "outbox.migrations",
     "outbox.sinks",
     "outbox_lab.soak",
+    "outbox.spark",
     "outbox.targets",
     "outbox_lab.testing",
     "outbox_lab.testing.contract",
