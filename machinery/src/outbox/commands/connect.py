@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
 from outbox.base.errors import Failure
 from outbox.base.settings import load
-from outbox.relay import connectors
+from outbox.relay import connectors, managed
 
 kind_argument = click.argument(
     "kind",
@@ -63,9 +64,23 @@ def status(kind: str, as_json: bool) -> None:
 
 @connect.command()
 @kind_argument
-def render(kind: str) -> None:
+@click.option(
+    "--for",
+    "service",
+    type=click.Choice(["msk-connect", "confluent-cloud"]),
+    help="As a managed service takes it: the two requests of MSK Connect's API, or Confluent Cloud's connector.",
+)
+def render(kind: str, service: str | None) -> None:
     """Print the connector's configuration as JSON, for Terraform, Strimzi or curl. The password stays a reference."""
-    click.echo(json.dumps(connectors.load(load(), kind).config, indent=2))
+    settings = load()
+    connector = connectors.load(settings, kind)
+    rendered: Any = connector.config
+    if service == "msk-connect":
+        rendered = managed.msk_connect(settings, connector)
+    elif service == "confluent-cloud":
+        rendered, left_out = managed.confluent_cloud(settings, connector)
+        click.echo(f"left out, see docs/bring-your-own.md: {', '.join(left_out)}", err=True)
+    click.echo(json.dumps(rendered, indent=2))
 
 
 @connect.command()
