@@ -14,26 +14,15 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.base.terminal import Progress
-from outbox.base.wait import wait_for
+from outbox.base.wait import SCALE_VARIABLE, timeout_scale, wait_for
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
 from outbox.sink import discovery
 from outbox_lab.stack.command import Command
 from outbox_lab.stack.deployment import Deployment
-from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 
-TIMEOUT_S = 300.0  # without an archive, and with one to write: on a busy machine a start takes minutes
-
-
-class RecordedStack(Stack):
-    """The stack of the recording."""
-
-    def part(self, name: str) -> Process:
-        """As in any stack, with more time to start, and to write an archive when it ends."""
-        part = super().part(name)
-        part.start_timeout_s = part.stop_timeout_s = TIMEOUT_S
-        return part
+MORE_TIME = 5  # without an archive, and with one to write: on a busy machine a start takes minutes
 
 
 def class_paths() -> dict[str, Sequence[Path]]:
@@ -41,11 +30,11 @@ def class_paths() -> dict[str, Sequence[Path]]:
     return {"kafka": jars("kafka"), "connect": jars("kafka"), "spark": [*jars("spark"), *spark_jars()]}
 
 
-def record(report: Progress) -> list[str]:
+def record(stack: Stack, report: Progress) -> list[str]:
     """Record every archive, and return the names of those that were not written. Then the home stays, with its logs."""
-    stack = _stack()
     stack.down()  # what an interrupted recording left
-    os.environ[archive.VARIABLE] = "record"  # this process starts nothing else
+    # This process starts nothing else.
+    os.environ |= {archive.VARIABLE: "record", SCALE_VARIABLE: str(MORE_TIME * timeout_scale())}
     try:
         _run(stack, report)
     finally:
@@ -64,13 +53,8 @@ def _run(stack: Stack, report: Progress) -> None:
     sink = Command("sink", settings, ["sink", name, "--until-caught-up"])
     sink.spawn()
     stack.part("connect").stop()  # it writes its archive while the sink, which needs only the broker, makes its own
-    wait_for("the sink and its JVM to end", lambda: not sink.processes(), timeout_s=TIMEOUT_S, poll_s=0.2)
+    wait_for("the sink and its JVM to end", lambda: not sink.processes(), timeout_s=60, poll_s=0.2)
     stack.part("kafka").stop()
-
-
-def _stack() -> Stack:
-    # Below the project's own home, so that `outbox down` finds it too.
-    return RecordedStack(load(project.current().home / "archives", environment=False), any_ports=True)
 
 
 def main() -> None:
@@ -82,9 +66,11 @@ def main() -> None:
         print(line, file=sys.stderr)  # noqa: T201
 
     say("recording class archives, once: the JVMs of later starts need half the time")
-    failed = record(report=lambda line: say(f"  {line}"))
+    # Below the project's own home, so that `outbox down` finds it too.
+    stack = Stack(load(project.current().home / "archives", environment=False), any_ports=True)
+    failed = record(stack, report=lambda line: say(f"  {line}"))
     if failed:
-        say(f"not recorded: {', '.join(failed)}; all works without them; see {_stack().home / 'logs'}")
+        say(f"not recorded: {', '.join(failed)}; all works without them; see {stack.home / 'logs'}")
 
 
 if __name__ == "__main__":
