@@ -1,20 +1,5 @@
 """Prometheus metrics of the sinks of one process, and the port that they are scraped from.
 
-| metric | per sink, since its process started |
-|---|---|
-| `outbox_sink_up` | 1 while its query runs; 0 while it starts, fails or has failed |
-| `outbox_sink_rows_total` | valid events read: applied, duplicate, refused or filtered |
-| `outbox_sink_duplicates_total` | events that the strategy knew and skipped |
-| `outbox_sink_skipped_total` | events on its topics that it has not asked for; it passes them |
-| `outbox_sink_filtered_total` | new events that its transform leaves out |
-| `outbox_sink_dead_letters_total` | records set aside, invalid or refused; a repetition counts again |
-| `outbox_sink_batch_duration_seconds` | by `stage`: `read` (with decoding) or `apply`; of a large batch by part |
-| `outbox_sink_last_progress_timestamp_seconds` | Unix time of the last applied batch; before it, of the first start |
-| `outbox_sink_lag_events` | upper bound of events not applied: markers, aborted and skipped records count too |
-| `outbox_sink_partition_lag_events` | the same by `topic` and `partition` |
-| `outbox_sink_lag_seconds` | age of the oldest record that is not applied; 0 when all are applied |
-| `outbox_sink_kafka_up` | 1 if Kafka answered for this scrape; at 0 the lag is absent, not outdated |
-
 `/healthz` on the same port answers 200 if every sink of the process runs, else 503. Its JSON has the state of each sink
 (`State`), and the code of its failure.
 
@@ -51,6 +36,13 @@ if TYPE_CHECKING:
 
 # A batch of one event takes some 5 ms to apply, a full one half a second or more.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+COUNTERS = {  # by name, of what
+    "rows": "Valid events read: applied, duplicate, refused or filtered",
+    "duplicates": "Events that the strategy knew and skipped",
+    "skipped": "Events on its topics that the sink has not asked for; it passes them",
+    "filtered": "New events that the transform leaves out",
+    "dead_letters": "Records set aside, invalid or refused; a repetition counts again",
+}
 HEALTH = "/healthz"
 TIMEOUT_S = 5.0  # of one look-up, all of it; Prometheus waits 10 s for a scrape
 MIN_WAIT_S = 0.001  # librdkafka takes 0 for "whatever is there", and a negative time for "forever"
@@ -94,26 +86,25 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._next_offsets: dict[str, TopicOffsets] = {}  # by sink
-        self._rows = self._counter("rows", "Valid events read: applied, duplicate or refused")
-        self._duplicates = self._counter("duplicates", "Events that were known and skipped")
-        self._skipped = self._counter("skipped", "Events of types that the sink has not asked for")
-        self._filtered = self._counter("filtered", "New events that the sink's transform leaves out")
-        self._dead_letters = self._counter("dead_letters", "Records set aside, invalid or refused")
+        self._counters = {
+            name: Counter(f"outbox_sink_{name}", text, ["sink"], registry=self.registry)
+            for name, text in COUNTERS.items()
+        }
         self._duration = Histogram(
             "outbox_sink_batch_duration_seconds",
-            "How long a stage of a batch took: read, apply",
+            "How long a stage took: read (with decoding) or apply; of a large batch by part",
             ["sink", "stage"],
             buckets=BUCKETS_S,
             registry=self.registry,
         )
         self._progress = Gauge(
             "outbox_sink_last_progress_timestamp_seconds",
-            "When the last batch was applied, or the sink started",
+            "Unix time of the last applied batch; before it, of the first start",
             ["sink"],
             registry=self.registry,
         )
-
-        self._up = Gauge("outbox_sink_up", "Whether the sink's query runs", ["sink"], registry=self.registry)
+        help_of_up = "1 while the sink runs; 0 while it starts, fails or has failed"
+        self._up = Gauge("outbox_sink_up", help_of_up, ["sink"], registry=self.registry)
         self._started = set[str]()
         self._states: dict[str, tuple[State, str | None]] = {}  # with the code of the failure
 
@@ -133,7 +124,7 @@ class Metrics:
 
     def started(self, sink: str, next_offsets: TopicOffsets) -> None:
         """A sink is about to read its topics from these offsets. All its metrics exist from now on, as 0."""
-        for counter in (self._rows, self._duplicates, self._skipped, self._filtered, self._dead_letters):
+        for counter in self._counters.values():
             counter.labels(sink)
         for stage in ("read", "apply"):
             self._duration.labels(sink, stage)
@@ -144,11 +135,9 @@ class Metrics:
 
     def applied(self, sink: str, counts: Counts, next_offsets: TopicOffsets, read_s: float, apply_s: float) -> None:
         """A batch that ends before these offsets is committed in the database."""
-        self._rows.labels(sink).inc(counts.rows)
-        self._duplicates.labels(sink).inc(counts.duplicates)
-        self._skipped.labels(sink).inc(counts.skipped)
-        self._filtered.labels(sink).inc(counts.filtered)
-        self._dead_letters.labels(sink).inc(counts.dead + counts.rejected)
+        counted = {**counts._asdict(), "dead_letters": counts.dead + counts.rejected}
+        for name, counter in self._counters.items():
+            counter.labels(sink).inc(counted[name])
         self._duration.labels(sink, "read").observe(read_s)
         self._duration.labels(sink, "apply").observe(apply_s)
         self._progress.labels(sink).set_to_current_time()
@@ -157,9 +146,6 @@ class Metrics:
     def collect_lag(self, ask: AskLag) -> None:
         """Add the lag to the metrics, queried at each scrape."""
         self.registry.register(_LagCollector(ask, self._next_offsets))
-
-    def _counter(self, name: str, documentation: str) -> Counter:
-        return Counter(f"outbox_sink_{name}", documentation, ["sink"], registry=self.registry)
 
 
 @contextmanager
@@ -199,10 +185,14 @@ class _LagCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         lags = self._ask({**self._next_offsets})
-        yield GaugeMetricFamily("outbox_sink_kafka_up", "Whether Kafka answered for this scrape", lags is not None)
-        events = _gauge("lag_events", "Events on its topics that are not applied, at most")
+        yield GaugeMetricFamily(
+            "outbox_sink_kafka_up",
+            "1 if Kafka answered for this scrape; at 0 the lag is absent, not outdated",
+            lags is not None,
+        )
+        events = _gauge("lag_events", "Events not applied, at most: markers, aborted and skipped records count too")
         by_partition = _gauge("partition_lag_events", "The same by topic and partition", "topic", "partition")
-        age = _gauge("lag_seconds", "Age of the oldest record on its topics that is not applied")
+        age = _gauge("lag_seconds", "Age of the oldest record that is not applied; 0 when all are applied")
         for sink, lag in (lags or {}).items():
             counts = {
                 (topic, partition): count for topic, one in lag.offsets.items() for partition, count in one.items()
