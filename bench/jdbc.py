@@ -13,9 +13,9 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
 from outbox.base.settings import Settings, SinkRole
-from outbox.jvm import ivy
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config, spark_options
+from outbox_lab.stack import ivy
 from outbox_lab.stack.connect import CLIENTS
 from outbox_lab.stack.kafka import Jvm
 

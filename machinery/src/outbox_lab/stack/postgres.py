@@ -23,9 +23,8 @@ from psycopg2 import extensions
 
 from outbox.base.errors import Failure
 from outbox.base.settings import SCRAM, Settings
-from outbox.jvm import ivy
 from outbox.migrations import roles
-from outbox_lab.stack import internals, ports
+from outbox_lab.stack import internals, ivy, ports
 from outbox_lab.stack.process import Process, is_ours
 
 MAJOR = 18  # of the wheel

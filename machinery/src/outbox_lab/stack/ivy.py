@@ -1,6 +1,6 @@
 """Ivy, which ships inside PySpark's jars, finds the jars that dependencies need. `make lock` and tests use it.
 
-python -m outbox.jvm.ivy     write jars.lock again, after a change of ivy.xml
+python -m outbox_lab.stack.ivy     write jars.lock again, after a change of ivy.xml
 """
 
 from __future__ import annotations
