@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox.kafka.clients import spark_options
 from outbox.kafka.records import Part
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.remembering.positions import Beginning, checkpoint_uri
@@ -48,7 +49,8 @@ def spark_engine(settings: Settings, specs: Sequence[SinkSpec]) -> Iterator[Engi
     try:
         yield SparkEngine(spark)
     finally:
-        session.stop(spark)
+        with suppress(*JVM_GONE):
+            spark.stop()
 
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:
@@ -158,7 +160,15 @@ class Query(Stream):
         starting_offsets = json.dumps(
             {topic: {str(key): offset for key, offset in of_topic.items()} for topic, of_topic in beginning.items()}
         )
-        records = session.records(self._spark, self._settings, self._spec.topics, starting_offsets)
+        options = {
+            **spark_options(self._settings),
+            "subscribe": ",".join(self._spec.topics),
+            "startingOffsets": starting_offsets,  # where there is no checkpoint
+            "kafka.isolation.level": "read_committed",
+            "failOnDataLoss": "true",
+            "maxOffsetsPerTrigger": str(self._settings.sink_max_offsets_per_trigger),
+        }
+        records = self._spark.readStream.format("kafka").options(**options).load()  # their offsets are wanted
         writer = records.writeStream.foreachBatch(self._handle).queryName(self._spec.name)
         writer = writer.option("checkpointLocation", self._checkpoint.uri)
         if until_caught_up:

@@ -10,14 +10,13 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from outbox.base import log, project
 from outbox.base.errors import Failure
@@ -25,7 +24,7 @@ from outbox.base.settings import MSK_IAM, Settings
 from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
 from outbox.jvm.java import java_home, property_value
-from outbox.kafka.clients import ALLOWED_URLS, spark_options
+from outbox.kafka.clients import ALLOWED_URLS
 from outbox.sink.spec import Target
 
 JVM_GONE = (Py4JError, ConnectionError)  # what a call raises when there is no JVM to take it
@@ -180,25 +179,3 @@ def reason(error: Exception) -> str:
     """Java's message without its stack trace."""
     message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
     return str(message).partition("\n")[0]
-
-
-def stop(spark: SparkSession) -> None:
-    """Stop Spark. If its JVM is gone, there is nothing to stop."""
-    with suppress(*JVM_GONE):
-        spark.stop()
-
-
-def records(spark: SparkSession, settings: Settings, topics: Sequence[str], starting_offsets: str) -> DataFrame:
-    """The committed records of topics, as a stream whose offsets are wanted (`outbox.sink.spark.reader` reads them).
-
-    ``starting_offsets`` counts where there is no checkpoint only.
-    """
-    options = {
-        **spark_options(settings),
-        "subscribe": ",".join(topics),
-        "startingOffsets": starting_offsets,
-        "kafka.isolation.level": "read_committed",
-        "failOnDataLoss": "true",
-        "maxOffsetsPerTrigger": str(settings.sink_max_offsets_per_trigger),
-    }
-    return spark.readStream.format("kafka").options(**options).load()
