@@ -91,9 +91,10 @@ def test_declared_events_are_taken_and_no_others(bare: Settings, declare: Declar
         assert takes(bare, *event)
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
+def test_an_event_that_resembles_a_declared_one_is_refused(bare: Settings, declare: Declare) -> None:
+    declare(*NEW)
+    migrate(bare)
+    resembling = [
         ("crate", "sent", 3),
         ("crate", "sent", 0),
         ("crate", "sent.v1", 1),
@@ -108,15 +109,8 @@ def test_declared_events_are_taken_and_no_others(bare: Settings, declare: Declar
         ("outbox.markers", "outbox.marker", 2),
         ("x.markers", "sent", 1),
         ("x.markers ", "outbox.marker", 1),
-    ],
-    ids=str,
-)
-def test_an_event_that_resembles_a_declared_one_is_refused(
-    bare: Settings, declare: Declare, event: tuple[str, str, int]
-) -> None:
-    declare(*NEW)
-    migrate(bare)
-    assert not takes(bare, *event)
+    ]
+    assert [event for event in resembling if takes(bare, *event)] == []
     assert query(bare, "SELECT FROM outbox") == []
 
 
