@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
+from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox_lab.testing.failures import raises
@@ -124,11 +124,11 @@ class Model(Chain):
         self.drift[NAIVE]["a"] += events * SIZE
 
     def report(self, *_: object, **__: object) -> Report:
-        counts = EventCounts(delivered=self.events + self.duplicates, duplicates=self.duplicates)
-        topic = TopicReport("stock.item", self.events, self.events + self.duplicates, events={"item.picked": counts})
+        topic = TopicReport("stock.item", self.events, self.events + self.duplicates)
+        topic.repeated["item.picked"] = self.duplicates
         topic.lost = [str(number) for number in range(self.lost)]
         other = TopicReport("stock.order", records=self.unread)
-        other.events = {"order.placed": EventCounts(delivered=self.unread, duplicates=self.unread)}
+        other.repeated["order.placed"] = self.unread
         sinks = [
             SinkReport(
                 name,

@@ -32,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 
 from outbox.audit.declared import Declared, EventTopic
-from outbox.audit.report import ComparisonReport, EventCounts, Report, SinkReport, TopicReport
+from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicReport
 from outbox.audit.rows import ComparedRows, difference_of
 from outbox.audit.sinks import Sinks, SinkState, TopicOffset
 from outbox.audit.source import LATE_MS, Source
@@ -44,7 +44,6 @@ from outbox.sink.rows import Difference
 
 PASS_ROWS = 8_000_000  # as many as DuckDB joins within its memory
 CLOCK_MARGIN_MS = 1_000  # between the time inside a UUIDv7 and occurred_at of the same row
-UNDECLARED = "(undeclared)"  # events of the outbox whose type or version is not declared
 NO_VERSIONS = "a query has no column version, by which states are compared"
 
 TOPIC = {"topic": pa.uint16()}
@@ -126,10 +125,7 @@ SELECT topic, relayed.partition, "offset", occurred_ms IS NOT NULL
   FROM relayed JOIN verified_topics USING (topic) LEFT JOIN verified_keys USING (topic, key)
  WHERE occurred_ms IS NULL OR version <= highest LIMIT 1
 """
-COUNTS = """
-SELECT kind, count(*), count(*) FILTER (is_foreign), count(*) FILTER (occurred_ms IS NULL AND NOT is_foreign)
-  FROM relayed GROUP BY kind
-"""
+PRUNED = "SELECT topic, count(*) FROM relayed WHERE occurred_ms IS NULL AND NOT is_foreign GROUP BY topic"
 # By code of a problem: topic, how many there are, the first and the worst of them.
 PROBLEMS = {
     # Each record that breaks the contract explains one version that no event on the topic has.
@@ -181,7 +177,7 @@ SELECT events.topic, masked(id)::VARCHAR, events.kind, events.key, events.versio
  WHERE events.partition IS NULL AND NOT coalesce(events.version <= verified_keys.highest, false)
 """
 DUPLICATES = """
-SELECT kind, key, numbers FROM delivered JOIN repeats USING (topic, id) WHERE first <> (partition, "offset")
+SELECT topic, kind, key, numbers FROM delivered JOIN repeats USING (topic, id) WHERE first <> (partition, "offset")
 """
 # Events on the topics that some sink has not read, or has set aside as a dead letter.
 UNAPPLIED = """
@@ -277,10 +273,6 @@ class _Comparison:
         self._topics = [
             _Topic(seen, topic, verified.topic(topic.name), self._tallies) for topic in seen.declared.topics
         ]
-        self._counts: list[EventCounts] = []  # by kind; those of an event are the same
-        for kind in seen.declared.kinds:
-            [topic] = (one for one in self._topics if one.declared.name == kind.topic)
-            self._counts.append(topic.report.events.setdefault(kind.event, EventCounts()))
         of_states = [state for state in seen.sinks.states if state.carries == "states"]
         self.report = Report(
             topics=[topic.report for topic in self._topics],
@@ -347,16 +339,11 @@ class _Comparison:
             raise Doubt(f"topic {name}: the event at {place} {what}")
 
     def _count_delivered(self) -> None:
-        """Count the events on the topics: duplicates, and those that the outbox does not have."""
+        """Count the events of the outbox, and those on the topics that it does not have any more."""
         for topic, count in self._store.rows("SELECT topic, count(*) FROM written GROUP BY topic"):
             self._topics[topic].report.outbox_events = count
-        for kind, count in self._store.rows("SELECT kind, count(*) FROM delivered GROUP BY kind"):
-            self._counts[kind].delivered += count
-            self._counts[kind].duplicates += count
-        for kind, first, foreign, pruned in self._store.rows(COUNTS):
-            self._counts[kind].duplicates -= first
-            self._counts[kind].foreign += foreign
-            self._counts[kind].pruned += pruned
+        for topic, count in self._store.rows(PRUNED):
+            self._topics[topic].report.pruned = count
 
     def _count_refused(self) -> None:
         """Count the records that break the contract. Those that were discarded are acknowledged."""
@@ -381,10 +368,8 @@ class _Comparison:
             elif not is_refused:
                 topic = self._topics[event.topic]
                 fate = topic.fate(event, occurred_ms, lowest, highest)
-                counts = self._counts_of(event)
-                counts.in_flight += fate == "in flight"
+                topic.report.in_flight += fate == "in flight"
                 if fate == "lost":
-                    counts.lost += 1
                     topic.report.lost.append(event.event_id)
             for tally in self._tallies:
                 tally.add(event, fate, is_refused=is_refused)
@@ -406,18 +391,14 @@ class _Comparison:
                 known = len(report.lost) if code == "versions-missing" else 0  # each lost event is a missing version
                 report.find(code, max(0, count - known), first, worst)
 
-    def _counts_of(self, event: Event) -> EventCounts:
-        if event.kind is not None:
-            return self._counts[event.kind]
-        return self._topics[event.topic].report.events.setdefault(UNDECLARED, EventCounts())
-
     def _tally_delivered(self) -> None:
         """Count for each sink the events on the topics that it has not applied, and the duplicates."""
         for *values, is_foreign in self._store.rows(UNAPPLIED):
             event = Event(*values)
             for tally in self._tallies:
                 tally.add(event, is_foreign=is_foreign)
-        for kind, key, texts in self._store.rows(DUPLICATES):
+        for topic, kind, key, texts in self._store.rows(DUPLICATES):
+            self._topics[topic].report.repeated[self._seen.declared.kinds[kind].event] += 1
             for tally in self._tallies:
                 tally.repeat(key, kind, texts)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -50,18 +51,6 @@ class Finding:
 
 
 @dataclass
-class EventCounts:
-    """Counts of one event, in all its versions."""
-
-    delivered: int = 0  # on the topic, duplicates too
-    duplicates: int = 0
-    in_flight: int = 0  # in the outbox and not on the topic yet
-    lost: int = 0  # in the outbox, and the topic has skipped it
-    foreign: int = 0  # on the topic, and never in the outbox
-    pruned: int = 0  # on the topic, and `outbox prune` may have deleted it from the outbox
-
-
-@dataclass
 class TopicReport:
     """How a topic compares with the outbox, as far as both were read. A duplicate is no problem: sinks must cope with
     it.
@@ -70,7 +59,9 @@ class TopicReport:
     name: str
     outbox_events: int = 0
     records: int = 0
-    events: dict[str, EventCounts] = field(default_factory=dict)  # by name
+    repeated: Counter[str] = field(default_factory=Counter)  # by name of the event, records that repeat one
+    in_flight: int = 0  # events of the outbox that are not on the topic yet
+    pruned: int = 0  # events on the topic that `outbox prune` may have deleted from the outbox
     malformed: Mapping[str, int] = field(default_factory=dict)  # by reason, records that break the contract
     acknowledged: int = 0  # more of these, whose dead letters were discarded
     lost: list[str] = field(default_factory=list)  # ids of events that the topic has skipped
@@ -79,17 +70,7 @@ class TopicReport:
     @property
     def duplicates(self) -> int:
         """The number of records that repeat an event."""
-        return sum(counts.duplicates for counts in self.events.values())
-
-    @property
-    def in_flight(self) -> int:
-        """The number of events of the outbox that are not on the topic yet."""
-        return sum(counts.in_flight for counts in self.events.values())
-
-    @property
-    def pruned(self) -> int:
-        """The number of events that `outbox prune` may have deleted from the outbox."""
-        return sum(counts.pruned for counts in self.events.values())
+        return self.repeated.total()
 
     def find(self, code: str, count: int, first: str = "", worst: str = "", detail: str = "") -> None:
         """Note a problem, if there are any such things."""
@@ -100,8 +81,7 @@ class TopicReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        counts = {name: asdict(counts) for name, counts in self.events.items()}
-        return {**_picked(self, "name", *COUNTS, "lost", "malformed"), "events": counts}
+        return _picked(self, "name", *COUNTS, "lost", "malformed", "repeated")
 
 
 @dataclass

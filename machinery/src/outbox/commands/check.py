@@ -45,7 +45,7 @@ def check_command(wait_s: float | None, incremental: bool, as_json: bool) -> Non
       topics   name, outbox_events, records, acknowledged, duplicates, in_flight, pruned, and
                  lost       ids of the events that are in the outbox and that the topic has skipped
                  malformed  by reason, how many records break the contract; acknowledged are those that were discarded
-                 events     by name: delivered, duplicates, in_flight, lost, foreign, pruned
+                 repeated   by event, how many records repeat one; duplicates is their sum
       total    the numbers of all topics added up
       sinks    name, in_flight, lost, parked (all that it has set aside), discarded (dead letters by reason),
                duplicates, filtered (by its transform), not_compared, and

@@ -377,9 +377,9 @@ class Story:
 
     def _duplicates_for_right(self, report: Report) -> int:
         return sum(
-            counts.duplicates
+            duplicates
             for topic, decoder in self._right.decoders.items()
-            for event, counts in report.topic(topic).events.items()
+            for event, duplicates in report.topic(topic).repeated.items()
             if event in decoder.wanted_versions
         )
 
