@@ -278,7 +278,7 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
         ("kafka_bootstrap", "127.0.0.1:1", "Kafka at"),
         ("topic_prefix", "no.such", "no.such.item"),
         ("connector", "no_such_slot", "slot no_such_slot does not exist"),
-        ("source_db_url", DatabaseUrl(port=1), "database source"),
+        ("source_db_url", DatabaseUrl(name="source", port=1), "database source"),
     ],
 )
 def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(

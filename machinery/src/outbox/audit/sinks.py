@@ -322,5 +322,5 @@ def _decoded(topic: EventTopic, events: Sequence[_Stored]) -> list[dict[str, Any
     )
     from outbox.audit.topic_log import delivered
 
-    found: list[dict[str, Any]] = delivered(topic, records).to_pylist()
+    found: list[dict[str, Any]] = delivered(topic, topic.decoder.decode(records).rows).to_pylist()
     return found

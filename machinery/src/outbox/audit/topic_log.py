@@ -86,7 +86,7 @@ class TopicLogs:
         topic = self._topics[number]
         decoded = topic.decoder.decode(read)
         self.ends[number].records += len(read)
-        events = _table(topic, decoded.rows)
+        events = delivered(topic, decoded.rows)
         if events.num_rows:
             numbers = ", ".join(events.column_names[len(DELIVERED) + len(PLACE) :])
             self.store.run(ADD_DELIVERED.format(topic=number, numbers=numbers), events=events)
@@ -119,14 +119,10 @@ class TopicLogs:
         }
 
 
-def delivered(topic: EventTopic, read: Records) -> pa.Table:
-    """The events among records of a topic: columns of `DELIVERED` and `PLACE`, then ``n0``, ``n1``, … with the numbers
-    of the topic's properties, as texts.
+def delivered(topic: EventTopic, rows: Rows) -> pa.Table:
+    """Decoded events of a topic: columns of `DELIVERED` and `PLACE`, then ``n0``, ``n1``, … with the numbers of the
+    topic's properties, as texts.
     """
-    return _table(topic, topic.decoder.decode(read).rows)
-
-
-def _table(topic: EventTopic, rows: Rows) -> pa.Table:
     schema = pa.schema({**DELIVERED, **PLACE, **{f"n{place}": pa.string() for place in range(len(topic.properties))}})
     tables = [_of_kind(topic, name, columns, schema) for name, columns in rows.items()]
     return pa.concat_tables(tables) if tables else schema.empty_table()

@@ -155,10 +155,10 @@ DUE_OF_IDS = """
       WHERE kept.event_id < public.first_uuid_of(today - %(keep_days)s)),
 """
 BELOW = """
-SELECT name, days, estimated_rows, pg_total_relation_size(name)
+SELECT name, estimated_rows, pg_total_relation_size(name)
   FROM public.processed_partitions WHERE bound <= public.first_uuid_of(%s) ORDER BY bound
 """
-DROP = "SELECT name, days, estimated_rows, bytes FROM public.drop_processed_events(%s)"
+DROP = "SELECT name, estimated_rows, bytes FROM public.drop_processed_events(%s)"
 
 Parameters = Sequence[object] | Mapping[str, object] | None
 Nudge = Callable[[], object]
@@ -188,10 +188,9 @@ class Evidence:
 
 
 class Partition(NamedTuple):
-    """A partition of processed_events. ``days`` are the days (UTC) of its ids, as Postgres writes a range."""
+    """A partition of processed_events."""
 
     name: str
-    days: str
     estimated_rows: int | None
     bytes: int
 
@@ -289,7 +288,7 @@ def _due(settings: Settings, keep_days: int) -> date | None:
 
 def _partitions(cursor: extensions.cursor, query: str, day: date) -> tuple[Partition, ...]:
     cursor.execute(query, [day])
-    return tuple(Partition(name, str(days), rows, size) for name, days, rows, size in cursor)
+    return tuple(map(Partition._make, cursor))
 
 
 # Evidence ----------------------------------------------------------------------------------------------------------
