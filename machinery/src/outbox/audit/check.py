@@ -26,6 +26,7 @@ from outbox.audit.report import Report
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, Verified
 from outbox.base.settings import Settings
+from outbox.base.terminal import Progress
 from outbox.base.wait import WaitTimeoutError, nothing, timeout_scale, wait_for
 from outbox.kafka import topics
 
@@ -44,7 +45,7 @@ class InFlightError(WaitTimeoutError):
         self.report = report
 
 
-def check(settings: Settings, *, incremental: bool = False, progress: Callable[[str], None] = lambda _: None) -> Report:
+def check(settings: Settings, *, incremental: bool = False, progress: Progress = lambda _: None) -> Report:
     """Compare now. Raises Failure if a database or Kafka is unavailable, or if nothing is declared.
 
     ``incremental`` reads what came since the last such check that found no problem. Without such a check, or in doubt,
@@ -59,7 +60,7 @@ def check_settled(
     timeout_s: float,
     *,
     incremental: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
     needs: Callable[[], None] = nothing,
 ) -> Report:
     """Compare until nothing is in flight, or an event is lost. Raises InFlightError after ``timeout_s``.
@@ -92,7 +93,7 @@ def check_settled(
 class Check:
     """A check, which may compare again and again: the topics are read on from where that stopped."""
 
-    def __init__(self, settings: Settings, *, incremental: bool, progress: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, *, incremental: bool, progress: Progress) -> None:
         self._settings = settings
         self.progress = progress
         self._declared = rows.described(settings, load(settings))

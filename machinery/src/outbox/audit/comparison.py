@@ -25,7 +25,7 @@ Foreign or pruned
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ from outbox.audit.store import Store
 from outbox.audit.tally import Event, Fate, Tally
 from outbox.audit.topic_log import TopicLogs
 from outbox.audit.verified import Doubt, TopicPoint, Verified, VerifiedKey
+from outbox.base.terminal import Progress
 from outbox.sink.rows import Difference
 
 PASS_ROWS = 8_000_000  # as many as DuckDB joins within its memory
@@ -282,7 +283,7 @@ class _Comparison:
             ],
         )
 
-    def run(self, progress: Callable[[str], None]) -> None:
+    def run(self, progress: Progress) -> None:
         """Fill the report."""
         steps = [
             self._load,
@@ -430,7 +431,7 @@ class _Comparison:
         )
 
 
-def compare(seen: Observed, progress: Callable[[str], None], verified: Verified | None = None) -> Report:
+def compare(seen: Observed, progress: Progress, verified: Verified | None = None) -> Report:
     """Compare the source with the topics and the sinks.
 
     Its memory grows with the number of keys, and not with the number of events. With ``verified`` the report says up to

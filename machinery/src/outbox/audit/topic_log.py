@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from outbox.audit.declared import EventTopic
 from outbox.audit.store import Store
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
+from outbox.base.terminal import Progress
 from outbox.kafka import records, topics
 from outbox.kafka.records import Within
 from outbox.sink.comparison_files import NUMBERS
@@ -64,7 +65,7 @@ class TopicLogs:
         """How many were read, of all topics."""
         return sum(end.records for end in self.ends)
 
-    def read_on(self, settings: Settings, progress: Callable[[str], None]) -> None:
+    def read_on(self, settings: Settings, progress: Progress) -> None:
         """Read from where the last call stopped to the last stable offsets.
 
         Transaction markers and aborted records are not counted. Raises Failure if a topic was recreated meanwhile, or

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,7 @@ from psycopg2 import extensions
 from outbox.base.database import connected
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
+from outbox.base.terminal import Progress
 from outbox.kafka import records, topics
 from outbox.maintenance.retention import event_topics
 from outbox.relay import arrivals, connectors
@@ -71,9 +72,7 @@ def mark(settings: Settings) -> None:
                 cursor.execute("DELETE FROM public.outbox WHERE id = %s", cursor.fetchone())
 
 
-def prune(
-    settings: Settings, *, keep_hours: int, sinks: bool = True, report: Callable[[str], None] = lambda _: None
-) -> PruneResult:
+def prune(settings: Settings, *, keep_hours: int, sinks: bool = True, report: Progress = lambda _: None) -> PruneResult:
     """Delete events older than ``keep_hours`` that a topic has, beside running writers, and send markers.
 
     ``sinks=False`` does not ask the sink database which topics were read before. ``report`` receives a line before each
