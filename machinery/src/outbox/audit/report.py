@@ -315,7 +315,7 @@ class Report:
         """For JSON. Its keys are stable; numbers may have a fraction."""
         return {
             "topics": [topic.as_dict() for topic in self.topics],
-            "total": {name: sum(getattr(topic, name) for topic in self.topics) for name in COUNTS},
+            "total": _picked(self, *COUNTS),
             "sinks": [sink.as_dict() for sink in self.sinks],
             **_picked(self, "notes", "settled"),
             "findings": [vars(finding) for finding in self.findings],
