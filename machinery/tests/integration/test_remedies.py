@@ -20,7 +20,7 @@ from outbox.relay import connectors, slot
 from outbox.relay.rest import Offset
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.fixtures.stack import tested_postgres
+from outbox_lab.testing.fixtures.stack import chosen_postgres
 from outbox_lab.testing.helpers import query
 
 HOPS = ("source-db", "slot", "sink-db")
@@ -126,7 +126,7 @@ def test_a_repaired_publication_does_not_relay_what_was_written_before(slotted: 
         "SELECT data FROM pg_logical_slot_peek_binary_changes"
         f"('{slotted.connector}', NULL, NULL, 'proto_version', '1', 'publication_names', 'outbox')"
     )
-    if damage.startswith("DROP") and tested_postgres() < SKIPS_SINCE:
+    if damage.startswith("DROP") and chosen_postgres() < SKIPS_SINCE:
         with pytest.raises(psycopg2.errors.UndefinedObject, match='publication "outbox" does not exist'):
             query(slotted, read, SourceRole.CDC)
         return

@@ -20,7 +20,7 @@ from outbox_lab.soak.proxy import Proxy
 from outbox_lab.stack import internals, ports
 from outbox_lab.stack.postgres import HBA_FILE, UNPRIVILEGED, Postgres, unprivileged
 from outbox_lab.stack.process import Process
-from outbox_lab.testing.fixtures.stack import tested_postgres
+from outbox_lab.testing.fixtures.stack import chosen_postgres
 from outbox_lab.testing.homes import Homes
 from tests.support import suite
 from tests.support.outbox_rows import ids
@@ -61,7 +61,7 @@ def test_source_that_was_restored_from_an_older_backup(
 )
 def test_disk_of_the_source_that_was_put_back(topic: Settings, homes: Homes, is_running: bool) -> None:
     """With a running connector the log still ends before its offset; with a removed one it has grown beyond it."""
-    server = Server(topic, homes, tested_postgres())
+    server = Server(topic, homes, chosen_postgres())
     with server.running(), address_of(topic, server) as address:
         settings = topic.replace(source_db_url=topic.source_db_url.replace(port=address.port))
         migrate(settings)
@@ -148,7 +148,7 @@ def failover_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def servers(topic: Settings, homes: Homes) -> Iterator[tuple[Postgres, Replica]]:
     """A primary with a migrated source, and its replica."""
-    if tested_postgres() < FAILOVER_SINCE:
+    if chosen_postgres() < FAILOVER_SINCE:
         pytest.skip("this server does not copy slots to a replica")
     first, second = ports.choose(0, 0)
     of_primary, of_replica = homes.new("primary"), homes.new("replica")
