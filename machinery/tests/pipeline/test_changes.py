@@ -97,7 +97,7 @@ def test_the_whole_way_beside_the_outbox(chain: Settings, changes: Connector, se
     movements = Movements(service, chosen_seed())
     movements.make(10)  # they come by the snapshot
     assert "`outbox connect apply` creates" in reported_failure(catch_up(chain, "changes"))
-    assert run("status", "changes").stderr.endswith("does not run — `outbox connect apply changes`\n")
+    assert run("status", "changes").stderr.endswith("its tasks none — `outbox connect apply changes`\n")
     assert run("apply", "changes").stdout.startswith(f"connector {changes.name}: created, exactly-once")
     topic_reader.captured(chain, changes, "items")  # until the snapshot has ended: its rows are no changes
     movements.make(10)

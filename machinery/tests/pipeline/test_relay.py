@@ -194,7 +194,8 @@ def test_the_commands_say_what_was_done_and_what_is_in_force(unapplied: Settings
 
     missing = run("status")
     assert missing.returncode == 1
-    assert missing.stderr == f"outbox: connector {unapplied.connector} does not run — `outbox connect apply`\n"
+    absent = f"outbox: connector {unapplied.connector} is MISSING, its tasks none"
+    assert missing.stderr == f"{absent} — `outbox connect apply`\n"
     assert (
         run("apply").stdout == f"connector {unapplied.connector}: created, exactly-once (transaction boundary poll)\n"
     )

@@ -280,22 +280,17 @@ def _restored(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 
 
 def _state(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
-    found, apply = lifecycle.status(settings, connector), f"`{connector.command('apply')}`"
-    if found.error:
-        message = f"connector {connector.name} failed: {found.error}"
-        yield _problem("connector-failed", message, f"fix the cause, then {apply}")
-        return
-    if not found.is_running:
-        message = f"connector {connector.name} is {found.connector}, its tasks {found.tasks or 'none'}"
-        yield _problem("connector-not-running", message, apply)
+    found = lifecycle.status(settings, connector)
+    if failure := lifecycle.failure_of(connector, found):
+        yield _of_failure(failure)
         return
     yield from _routes(settings, connector)
     if found.mode.startswith("exactly-once") is settings.exactly_once:
         yield _fact("delivery", f"the effective delivery is {found.mode}")
     else:
         message = f"the effective delivery is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}"
-        remedy = f"set exactly.once.source.support of the worker (`outbox up` switches the embedded one), then {apply}"
-        yield _problem("delivery-differs", message, remedy)
+        switch = "set exactly.once.source.support of the worker (`outbox up` switches the embedded one)"
+        yield _problem("delivery-differs", message, f"{switch}, then `{connector.command('apply')}`")
 
 
 def _routes(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from outbox.base.errors import Failure
 from outbox.base.settings import load
 from outbox.relay import connectors, managed
 
@@ -54,12 +53,8 @@ def status(kind: str, as_json: bool) -> None:
         click.echo(f"worker      exactly-once {'enabled' if found.worker_exactly_once else 'disabled'}")
         click.echo(f"requested   {found.connector_exactly_once or '-'}")
         click.echo(f"effective   {found.mode}")
-    if found.error:
-        raise lifecycle.failed(connector, found.error)
-    if not found.is_running:
-        raise Failure(
-            f"connector {connector.name} does not run", f"`{connector.command('apply')}`", code="connector-not-running"
-        )
+    if failure := lifecycle.failure_of(connector, found):
+        raise failure
 
 
 @connect.command()

@@ -146,8 +146,8 @@ def _wait_running(connector: Connector, rest: Rest) -> None:
     except WaitTimeoutError as error:
         remedy = f"see `{connector.command('status')}` and the worker's log"
         raise Failure(str(error), remedy, code="connector-not-running") from None
-    if state.error:
-        raise failed(connector, state.error)
+    if failure := failure_of(connector, state):
+        raise failure
 
 
 def released(connector: Connector) -> str:
@@ -155,9 +155,13 @@ def released(connector: Connector) -> str:
     return f"connector {connector.name}: a transaction was hanging; it is ended, and its events are sent again"
 
 
-def failed(connector: Connector, error: str) -> Failure:
-    return Failure(
-        f"connector {connector.name} failed: {error}",
-        f"fix the cause, then `{connector.command('apply')}` restarts it",
-        code="connector-failed",
-    )
+def failure_of(connector: Connector, state: State) -> Failure | None:
+    """Why a connector relays nothing; None if it runs."""
+    apply = f"`{connector.command('apply')}`"
+    if state.error:
+        message, remedy = f"failed: {state.error}", f"fix the cause, then {apply} restarts it"
+        return Failure(f"connector {connector.name} {message}", remedy, code="connector-failed")
+    if not state.is_running:
+        message = f"is {state.connector}, its tasks {', '.join(state.tasks) or 'none'}"
+        return Failure(f"connector {connector.name} {message}", apply, code="connector-not-running")
+    return None
