@@ -216,11 +216,11 @@ class Gate:
             nonlocal has_responded
             if message["type"] == "http.response.start":
                 has_responded, location = True, dict(message["headers"]).get(b"location")
-                passage.respond(_template(scope), message["status"], location and location.decode())
+                respond(_template(scope), message["status"], location and location.decode())
             await send(message)
 
         traceparent = request.headers.get("traceparent")
-        with gate.passing(self._metrics, request.method, path, traceparent, is_public=is_public) as passage:
+        with gate.passing(self._metrics, request.method, path, traceparent, is_public=is_public) as respond:
             try:
                 if not is_public:
                     self._token.require(request.headers.get("Authorization"))

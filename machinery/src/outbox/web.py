@@ -179,14 +179,14 @@ def _guard(app: Flask, metrics: Metrics, token: Token) -> None:
         is_public, traceparent = request.endpoint in PUBLIC, request.headers.get("traceparent")
         g.stack = ExitStack()
         passing = gate.passing(metrics, request.method, request.path, traceparent, is_public=is_public)
-        g.passage = g.stack.enter_context(passing)
+        g.respond = g.stack.enter_context(passing)
         if not is_public:
             token.require(request.headers.get("Authorization"))
 
     @app.after_request
     def respond(response: Response) -> Response:
         route = request.url_rule.rule if request.url_rule else None
-        g.passage.respond(route, response.status_code, response.headers.get("Location"))
+        g.respond(route, response.status_code, response.headers.get("Location"))
         return response
 
     @app.teardown_request

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hmac
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
 
@@ -90,39 +89,29 @@ class Token:
             )
 
 
-@dataclass
-class Passage:
-    """A request on its way through a service: measured, and traced."""
-
-    metrics: Metrics
-    method: str
-    path: str
-    traceparent: str | None
-    span: spans.Request
-    started_at_s: float
-
-    def respond(self, route: str | None, status: int, location: str | None) -> None:
-        """Count the response, and log that of a sampled request. ``route`` is a template.
-
-        The change is committed by then: if the process ends in between, the line is missing.
-        """
-        self.span.route, self.span.status = route, status
-        self.metrics.observe(self.method, route, status, self.started_at_s)
-        if trace.is_sampled(self.traceparent):
-            logger.info("request completed", method=self.method, path=self.path, status=status, location=location)
-
-
 @contextmanager
-def passing(metrics: Metrics, method: str, path: str, traceparent: str | None, *, is_public: bool) -> Iterator[Passage]:
+def passing(
+    metrics: Metrics, method: str, path: str, traceparent: str | None, *, is_public: bool
+) -> Iterator[Callable[[str | None, int, str | None], None]]:
     """The passage of a request, whose span gives its log lines a trace id. A public request has no span: most are
     probes.
+
+    Yields a function for the response: route template, status, ``Location``. It counts each, and logs that of a sampled
+    request. The change is committed by then: if the process ends in between, the line is missing.
     """
     started_at_s, known = time.monotonic(), method if method in METHODS else "_OTHER"
     span = nullcontext(spans.Request(traceparent)) if is_public else spans.request(known, path, traceparent)
     with span as answered:
+
+        def respond(route: str | None, status: int, location: str | None) -> None:
+            answered.route, answered.status = route, status
+            metrics.observe(method, route, status, started_at_s)
+            if trace.is_sampled(traceparent):
+                logger.info("request completed", method=method, path=path, status=status, location=location)
+
         trace_id = trace.trace_id(answered.traceparent)
         with structlog.contextvars.bound_contextvars(**({} if trace_id is None else {"trace_id": trace_id})):
-            yield Passage(metrics, method, path, traceparent, answered, started_at_s)
+            yield respond
 
 
 class Health(BaseModel):
