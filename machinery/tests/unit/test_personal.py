@@ -87,10 +87,7 @@ def test_key_and_version_are_not_personal(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("what", BROKEN)
 def test_append_repeats_no_value(events: Events, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(event, "declared", lambda _: events.load())
-    with pytest.raises(Failure) as refused:
-        event.rows([Event("order", "a", "placed", EXAMPLE | BROKEN[what])])
-    assert refused.value.code == "event-invalid"
-    assert hidden(traced(refused.value))
+    assert_refused(Event("order", "a", "placed", EXAMPLE | BROKEN[what]), "event-invalid")
 
 
 @pytest.mark.parametrize("what", BROKEN)
@@ -112,18 +109,12 @@ def test_what_is_no_json_is_not_repeated(
             raise ValueError(f"no JSON: {vars(self)}")
 
     monkeypatch.setattr(event, "declared", lambda _: events.load())
-    with pytest.raises(Failure) as refused:
-        event.rows([Event("order", "a", "placed", Customer())])
-    assert refused.value.code == "event-invalid"
-    assert hidden(traced(refused.value))
+    assert_refused(Event("order", "a", "placed", Customer()), "event-invalid")
 
 
 def test_another_key_is_not_repeated(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event, "declared", lambda _: events.load())
-    with pytest.raises(Failure) as refused:
-        event.rows([Event("order", MARKER, "placed", EXAMPLE)])
-    assert refused.value.code == "event-key-mismatch"
-    assert hidden(traced(refused.value))
+    assert_refused(Event("order", MARKER, "placed", EXAMPLE), "event-key-mismatch")
 
 
 def test_a_model_with_a_wrong_value_is_encoded_without_a_warning() -> None:
@@ -219,5 +210,9 @@ def hidden(text: str) -> bool:
     return not any(part in text for part in (MARKER[:8], "9" * 8, "59:60"))
 
 
-def traced(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
+def assert_refused(refused: Event, code: str) -> None:
+    """Refused by `append`, and neither the failure nor what it comes from has the marker."""
+    with pytest.raises(Failure) as failed:
+        event.rows([refused])
+    assert failed.value.code == code
+    assert hidden("".join(traceback.format_exception(failed.value)))
