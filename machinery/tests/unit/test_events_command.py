@@ -354,10 +354,10 @@ class TestAgainst:
         with raises("git-failed", "no git here"):
             revision.published(Project(repository.root), "HEAD", 4)
 
-    def test_events_outside_of_the_project_are_reported(self, repository: Repository) -> None:
+    def test_events_outside_of_the_repository_are_reported(self, repository: Repository) -> None:
         repository.write("pyproject.toml", f'{TOML}events = "../elsewhere"\n')
         repository.commit()
-        with raises("revision-unusable", "outside of the project"):
+        with raises("git-failed", "outside repository"):
             revision.published(Project(repository.root), "HEAD", 4)
 
     def test_tree_that_leads_out_of_the_folder_writes_nothing_there(

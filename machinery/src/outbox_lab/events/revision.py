@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from outbox.base import project
 from outbox.base.errors import Failure
@@ -22,17 +23,21 @@ def published(of: Project, revision: str, partitions: int) -> Catalog:
 
     Raises Failure if there is no git, no repository or no such revision, or if the events cannot be read there.
     """
+    top, prefix, _ = _git(of.root, "rev-parse", "--show-toplevel", "--show-prefix").decode().split("\n")
     commit = _commit(of.root, revision)
     with tempfile.TemporaryDirectory() as copy:
-        if _git(of.root, "ls-tree", commit):  # the project's folder existed
-            archive = _git(of.root, "archive", "--format=tar", commit)
-            subprocess.run(["tar", "-x", "-C", copy], input=archive, check=True)
         try:
-            found = _declared(Path(copy).resolve(), partitions)
-        except (Failure, ValueError) as error:
-            problem = (error.message if isinstance(error, Failure) else str(error)).replace(
-                str(Path(copy).resolve()), ""
-            )
+            table = _table(of.root, commit)
+            events = Path(of.root, table.get("events", Path(table.get("connect", "connect"), "events")))
+            inside = os.path.normpath(Path(prefix, os.path.relpath(events, of.root)))
+            if _git(Path(top), "ls-tree", "-d", commit, "--", inside):
+                archive = _git(Path(top), "archive", "--format=tar", commit, "--", inside)  # it refuses ".." in a tree
+                subprocess.run(["tar", "-x", "-C", copy], input=archive, check=True)
+            found = catalog.load(Path(copy, inside), table.get("topic-prefix", Project.topic_prefix), partitions)
+        except Failure as failure:
+            if failure.code == "git-failed":
+                raise
+            problem = failure.message.replace(str(Path(copy).resolve()), "").replace(copy, "")
             raise Failure(
                 f"the events of {revision} cannot be read: {problem}",
                 "compare with a revision whose events were in use",
@@ -41,18 +46,20 @@ def published(of: Project, revision: str, partitions: int) -> Catalog:
     return Catalog(found.folder, {name: one for name, one in found.aggregates.items() if one.published})
 
 
-def _declared(root: Path, partitions: int) -> Catalog:
-    """The catalog in a copy. The project may have named another folder then, or another prefix of its topics."""
-    file = root / project.FILE
-    table = tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("outbox", {}) if file.exists() else {}
-    events = Path(root, table.get("events", Path(table.get("connect", "connect"), "events"))).resolve()
-    if not events.is_relative_to(root):
-        raise ValueError(f"{events} is outside of the project")
-    return catalog.load(events, table.get("topic-prefix", Project.topic_prefix), partitions)
+def _table(root: Path, commit: str) -> dict[str, Any]:
+    """The table [tool.outbox] of that time: it may have named another folder, or another prefix of the topics."""
+    try:
+        content = _git(root, "show", f"{commit}:./{project.FILE}").decode()
+    except Failure:
+        return {}
+    try:
+        table: dict[str, Any] = tomllib.loads(content).get("tool", {}).get("outbox", {})
+    except ValueError as error:
+        raise Failure(f"{project.FILE}: {error}", code="project-wrong") from None
+    return table
 
 
 def _commit(root: Path, revision: str) -> str:
-    _git(root, "rev-parse", "--show-toplevel")  # says so if this is no repository
     try:
         return _git(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
     except Failure:
