@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from outbox.events import references
-from outbox.events.schema import Rejection, SqlType, shortened
+from outbox.events.schema import Column, PayloadSchema, Rejection, SqlType, Violation, shortened
 
 NUL = "\0"
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # after an escaped backslash it is text
@@ -59,6 +60,22 @@ def convert_all(type_: SqlType, values: Sequence[Any]) -> Sequence[Any]:
     if converter is None:
         return values
     return [convert(type_, value) for value in values] if None in values else [*map(converter, values)]
+
+
+def misfit(schema: PayloadSchema, payload: Mapping[str, Any]) -> Violation | None:
+    """The first property of a valid payload for whose value Postgres has no place; None if each has one."""
+    for column in _converted(schema):
+        try:
+            convert(column.type, payload.get(column.name))
+        except ValueError as error:
+            return Violation(column.name, str(error))
+    return None
+
+
+@cache
+def _converted(schema: PayloadSchema) -> list[Column]:
+    """The columns in which Postgres may have no place for a valid value."""
+    return [column for column in schema.columns if column.type in ("timestamptz", "text", "jsonb")]
 
 
 def encode(value: object) -> bytes:

@@ -17,11 +17,9 @@ from outbox.base import project, spans
 from outbox.base.errors import Failure
 from outbox.events import catalog
 from outbox.events.catalog import Catalog
-from outbox.events.schema import Column, EventSchema, SqlType, shortened
-from outbox.events.values import ESCAPED_NUL, KEY_MAX_BYTES, NOT_ENCODABLE, convert, encode, parse_json
+from outbox.events.schema import EventSchema, SqlType, shortened
+from outbox.events.values import ESCAPED_NUL, KEY_MAX_BYTES, NOT_ENCODABLE, convert, encode, misfit, parse_json
 
-# Whatever is valid has a place in columns of these types.
-ALWAYS_FIT: set[SqlType] = {"uuid", "bigint", "numeric", "boolean"}
 IDLE = 0  # libpq's PQTRANS_IDLE: no transaction is open
 
 
@@ -131,8 +129,8 @@ def _require_valid(event: Event, encoded: bytes, schema: EventSchema, key: str) 
     if rejection is not None:
         raise _invalid(schema, rejection.detail)
     schema.require_valid(payload)
-    for column in _converted(schema):
-        _require_place(schema, column, payload)
+    if (without_place := misfit(schema, payload)) is not None:
+        raise _invalid(schema, f"$.{without_place.name}: {without_place.detail}")
     if b"\\u0000" in encoded and ESCAPED_NUL.search(encoded.decode()):
         raise _invalid(schema, "a text contains NUL, which Postgres cannot store")
     repeated = str(convert(_type(schema, key), payload[key]))
@@ -146,21 +144,8 @@ def _require_valid(event: Event, encoded: bytes, schema: EventSchema, key: str) 
 
 
 @cache
-def _converted(schema: EventSchema) -> list[Column]:
-    """The columns in which Postgres may have no place for a valid value."""
-    return [column for column in schema.columns if column.type not in ALWAYS_FIT]
-
-
-@cache
 def _type(schema: EventSchema, name: str) -> SqlType:
     return next(column.type for column in schema.columns if column.name == name)
-
-
-def _require_place(schema: EventSchema, column: Column, payload: dict[str, Any]) -> None:
-    try:
-        convert(column.type, payload.get(column.name))
-    except ValueError as error:
-        raise _invalid(schema, f"$.{column.name}: {error}") from None
 
 
 def _invalid(schema: EventSchema, problem: str) -> Failure:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from outbox.events import upcasting
 from outbox.events.catalog import Aggregate, Catalog
-from outbox.events.schema import EventSchema
+from outbox.events.schema import EventSchema, Violation
 from outbox.events.upcasting import Function
-from outbox.events.values import as_json, convert, decode
+from outbox.events.values import as_json, decode, misfit
 from outbox_lab.events import Finding
 
 LIKE_AN_UPCASTER = re.compile(r"[A-Za-z]\w*_v[0-9]+")
@@ -52,17 +52,9 @@ def _examples(schema: EventSchema) -> Iterator[Finding]:
             yield Finding("example-invalid", schema.file, problem[0], f"example {number}: {problem[1]}")
 
 
-def _problem(schema: EventSchema, payload: Any) -> tuple[str, str] | None:
-    """The property by which a payload is no event of a version, and why; None if it is one."""
-    violation = schema.violation(payload)
-    if violation is not None:
-        return violation
-    for column in schema.columns:
-        try:
-            convert(column.type, payload.get(column.name))
-        except ValueError as error:
-            return column.name, str(error)
-    return None
+def _problem(schema: EventSchema, payload: Any) -> Violation | None:
+    """Why a payload is no event of a version; None if it is one."""
+    return schema.violation(payload) or misfit(schema, payload)
 
 
 def _steps(versions: Mapping[int, EventSchema], known: Mapping[str, Function]) -> Iterator[Step]:
