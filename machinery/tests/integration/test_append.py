@@ -122,14 +122,6 @@ def test_a_payload_arrives_as_it_was(databases: Settings, way: Way) -> None:
 
 
 @every_way
-def test_a_decimal_keeps_its_digits(databases: Settings, way: Way) -> None:
-    with way(databases) as transaction:
-        transaction.append(placed(price=Decimal("0.12345678901234567890123"), prices=[Decimal("1.10")]))
-    found = query(databases, "SELECT payload ->> 'price', payload ->> 'prices' FROM outbox")
-    assert found == [("0.12345678901234567890123", "[1.10]")]
-
-
-@every_way
 @pytest.mark.parametrize("refused", [placed(quantity=0), placed(schema_version=9)], ids=["invalid", "undeclared"])
 def test_one_refused_event_writes_none(databases: Settings, way: Way, refused: Event) -> None:
     with way(databases) as transaction:
