@@ -63,14 +63,19 @@ def test_the_stack_s_logins_are_for_its_own_servers(project: Path, monkeypatch: 
         "OUTBOX_CONNECT_URL": "http://127.0.0.1:18083",
         "OUTBOX_CONNECT_USERNAME": "outbox",
         "OUTBOX_CONNECT_PASSWORD": "hush",
+        "OUTBOX_SPARK_MASTER": "spark://127.0.0.1:17077",
+        "OUTBOX_SPARK_PROPERTIES": f"{project}/pyproject.toml",
     }
     (project / "home" / "stack.env").write_text("".join(f"{name}={value}\n" for name, value in chosen.items()))
     assert load(project / "home").connect_login == ("outbox", "hush")
     assert load(project / "home").kafka_username == "outbox"
+    assert load(project / "home").spark_properties == project / "pyproject.toml"
     (project / ".env").write_text("OUTBOX_CONNECT_URL=http://connect.example\n")
     monkeypatch.setenv("OUTBOX_KAFKA_BOOTSTRAP", "kafka.example:9092")
+    monkeypatch.setenv("OUTBOX_SPARK_MASTER", "local[4]")
     elsewhere = load(project / "home")
     assert elsewhere.connect_login is None
+    assert elsewhere.spark_properties is None
     assert elsewhere.connect_password == elsewhere.kafka_password == Secret("")
     assert (elsewhere.kafka_security_protocol, elsewhere.kafka_username) == ("PLAINTEXT", None)
     monkeypatch.setenv("OUTBOX_CONNECT_USERNAME", "of-theirs")
