@@ -84,7 +84,7 @@ def test_a_failure_is_status_1_and_one_line(
 @pytest.mark.parametrize(
     ("arguments", "variable", "value"),
     [
-        (["migrate"], "OUTBOX_SOURCE_DB_URL", "postgresql://127.0.0.1:1"),
+        (["migrate"], "OUTBOX_SOURCE_DB_URL", "postgresql://127.0.0.1:1/stock_source?sslmode=prefer"),
         (["connect", "status"], "OUTBOX_CONNECT_URL", "http://127.0.0.1:1"),
     ],
 )

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 from dotenv import dotenv_values
 from msgspec import Meta
+from msgspec.structs import FieldInfo
 
 from outbox.base import project, wait
 from outbox.base.errors import Failure
@@ -280,15 +281,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.home / "stack.env"
 
     def is_embedded(self, name: str) -> bool:
-        """Whether a setting is what the embedded stack chose, or, before it chose, what is so by default.
-
-        Of a database's URL it is the server that counts.
-        """
-        value, chosen = getattr(self, name), dotenv_values(self.stack_env_file).get(variable(name))
-        if isinstance(value, DatabaseUrl):
-            default = DatabaseUrl(name="any")
-            return value.server == _url(chosen or default, default).server
-        return str(value) == (chosen or str(FIELDS[name].default))
+        """Whether a setting is what the embedded stack chose, or, before it chose, what is so by default."""
+        chosen = dotenv_values(self.stack_env_file).get(variable(name))
+        return str(getattr(self, name)) == (chosen or str(_default(FIELDS[name])))
 
     @property
     def service_url(self) -> str:
@@ -423,7 +418,7 @@ def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     for name, field in FIELDS.items():
         if name not in given and field.default is not msgspec.NODEFAULT and name not in LOGIN:
             continue
-        default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        default = _default(field)
         try:
             if name in URLS:
                 base = values.get("source_db_url", DatabaseUrl()) if default is None else default
@@ -435,6 +430,10 @@ def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
         except ValueError as error:
             refused.append(f"{variable(name)}: {error}")
     return Settings(**values), refused
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.default_factory() if field.default is msgspec.NODEFAULT else field.default
 
 
 def _url(value: DatabaseUrl | str, base: DatabaseUrl) -> DatabaseUrl:
