@@ -10,6 +10,7 @@ import pytest
 
 from outbox.cli import GROUPS, commands
 from outbox.commands import COMMANDS
+from outbox_lab.stack.internals import Internals
 from outbox_lab.testing.command import environment, outbox
 from tests.support.paths import ROOT
 
@@ -96,6 +97,14 @@ def test_up_is_the_remedy_only_for_the_embedded_stack(
     assert "outbox up" not in elsewhere.stderr
     (tmp_path / "stack.env").write_text(f"{variable}={value}\n")
     assert outbox(*arguments, home=tmp_path).stderr.endswith("`outbox up` starts the embedded one\n")
+
+
+def test_data_of_another_version_of_postgres_stays(tmp_path: Path) -> None:
+    Internals().write(tmp_path)
+    (tmp_path / "stack.env").touch()
+    done = outbox("up", "--postgres", "15", home=tmp_path)
+    assert done.returncode == 2
+    assert "`outbox reset`" in done.stderr
 
 
 def test_a_package_that_is_not_installed_is_reported(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from outbox.sink.spark import session
 from outbox_lab.stack import config, ports
 from outbox_lab.stack.internals import Internals
 from outbox_lab.stack.kafka import Kafka
-from outbox_lab.stack.postgres import MAJOR
 
 OWN = "# the project's own\n"
 SPARK_ENVIRONMENT = (
@@ -46,7 +45,7 @@ def settings(tmp_path: Path) -> Settings:
     kafka, controller, spark = ports.choose(0, 0, 0)
     home = tmp_path / "home"
     home.mkdir()
-    Internals(postgres_version=MAJOR, controller_port=controller, spark_port=spark).write(home)
+    Internals(controller_port=controller, spark_port=spark).write(home)
     return load(home, environment=False, kafka_bootstrap=f"{ports.LOOPBACK}:{kafka}")
 
 

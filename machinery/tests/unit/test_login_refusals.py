@@ -18,7 +18,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.http.async_database import make_async_engine
 from outbox.http.database import make_engine
 from outbox_lab.stack.internals import Internals
-from outbox_lab.stack.postgres import MAJOR, Postgres
+from outbox_lab.stack.postgres import Postgres
 from tests.support.fake_postgres import CLEAR_TEXT, MD5, NO_PASSWORD, SCRAM, listening
 
 SERVER = 'connection to server at "127.0.0.1", port 15041 failed: FATAL:  '
@@ -42,7 +42,7 @@ PASSWORD = "a-secret"
 
 
 def to(port: int, home: Path) -> Settings:
-    Internals(postgres_version=MAJOR, controller_port=0, spark_port=0).write(home)
+    Internals().write(home)
     names = ("source_db_app_password", "sink_db_writer_password")
     url = f"postgresql://127.0.0.1:{port}"
     return load(home, environment=False, source_db_url=url, sink_db_url=url, **dict.fromkeys(names, PASSWORD))

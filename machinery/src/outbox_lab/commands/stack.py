@@ -39,11 +39,9 @@ def up(parts: tuple[str, ...], workers: int | None, postgres: int | None) -> Non
     if parts and workers is not None:
         raise click.UsageError("--workers cannot be combined with names of parts")
     stack = Stack(load(), postgres_version=postgres or MAJOR)
-    kept = internals.find(stack.home)
-    if kept and postgres not in (None, kept.postgres_version):
-        raise click.UsageError(
-            f"the data in {stack.home} is of Postgres {kept.postgres_version}; `outbox reset` deletes it"
-        )
+    has_data = stack.settings.stack_env_file.exists()
+    if postgres and has_data and internals.read(stack.home).postgres_version != postgres:
+        raise click.UsageError(f"the data in {stack.home} is of another version; `outbox reset` deletes it")
     started_at = time.monotonic()
     stack.up(only=parts, workers=workers, report=click.echo)
     master = load().spark_master

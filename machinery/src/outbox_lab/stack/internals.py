@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from outbox.base import envfile
-from outbox.base.errors import Failure
 from outbox.base.settings import Secret
 
 FILE = "stack.json"
@@ -18,12 +17,12 @@ FRESH: Any = msgspec.field(default_factory=lambda: Secret(envfile.secret()))
 class Internals(msgspec.Struct, frozen=True, kw_only=True):
     """Passwords, ports and a version that were chosen at the first start, and the size of the Spark cluster."""
 
-    postgres_version: int  # the major one
+    postgres_version: int = 18  # the major one, by default that of the wheel
     postgres_password: Secret = FRESH  # of the superuser
     kafka_password: Secret = FRESH  # with which the broker logs in at itself
     connect_password: Secret = FRESH  # with which the worker logs in at the broker
-    controller_port: int
-    spark_port: int
+    controller_port: int = 0
+    spark_port: int = 0
     spark_workers: int = 0
 
     def write(self, home: Path) -> None:
@@ -32,17 +31,9 @@ class Internals(msgspec.Struct, frozen=True, kw_only=True):
         envfile.write_private(home / FILE, msgspec.json.format(text).decode())
 
 
-def find(home: Path) -> Internals | None:
-    """What the stack of a home folder keeps; None before its first start."""
+def read(home: Path) -> Internals:
+    """What the stack of a home folder keeps; before its first start something fresh."""
     file = home / FILE
     if not file.exists():
-        return None
+        return Internals()
     return msgspec.json.decode(file.read_bytes(), type=Internals, dec_hook=lambda kind, value: kind(value))
-
-
-def read(home: Path) -> Internals:
-    """What the stack of a home folder keeps. Raises Failure before its first start."""
-    found = find(home)
-    if found is None:
-        raise Failure(f"the stack in {home} was never started", "`outbox up` starts it", code="stack-not-ready")
-    return found

@@ -66,8 +66,7 @@ class Postgres(Process):
     @property
     def version(self) -> int:
         """The major version."""
-        kept = internals.find(self.home)
-        return kept.postgres_version if kept else MAJOR
+        return internals.read(self.home).postgres_version
 
     def prepare(self) -> None:
         ports.require_free(self.port, "postgres")

@@ -68,15 +68,9 @@ class Stack:
     @property
     def parts(self) -> Sequence[str]:
         """The names of its parts, in the order in which they start."""
-        workers = self._workers
+        workers = internals.read(self.home).spark_workers
         cluster = ["spark-master", *(f"spark-worker-{number + 1}" for number in range(workers))] if workers else []
         return [*PARTS, *cluster]
-
-    @property
-    def _workers(self) -> int:
-        """The size of its Spark cluster."""
-        kept = internals.find(self.home)
-        return kept.spark_workers if kept else 0
 
     def up(
         self, only: Iterable[str] = (), workers: int | None = None, report: Progress = quiet, *, wait: bool = True
@@ -93,8 +87,9 @@ class Stack:
             file = self._given.stack_env_file
             values = {**chosen, **envfile.generate("kafka_password"), **envfile.read(file)}
             envfile.write(file, values)
-            if workers is not None or self._workers or variable("spark_master") in values:
-                self._resize(self._workers if workers is None else workers, report)
+            wanted = internals.read(self.home).spark_workers if workers is None else workers
+            if workers is not None or wanted or variable("spark_master") in values:
+                self._resize(wanted, report)
             requested = set(only) or set(self.parts)
             if requested & {"kafka", "connect"}:
                 resolve("kafka", report)
