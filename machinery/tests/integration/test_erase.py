@@ -189,12 +189,17 @@ def test_a_rebuild_from_the_source_leaves_an_erased_key_out(databases: Settings)
 
 
 def test_a_stored_answer_that_names_the_key_is_gone_and_its_request_is_not_repeated(databases: Settings) -> None:
-    answers = {"mine": {"id": "x", "order": {"order_id": KEY, "note": STORY}}, "theirs": {"order_id": OTHER}}
+    answers = {
+        "mine": json.dumps({"id": "x", "order": {"order_id": KEY, "note": STORY}}),
+        "theirs": json.dumps({"order_id": OTHER}),
+        "no jsonb": json.dumps("\0"),
+        "empty": "",
+    }
     with closing(connect(databases, SourceRole.APP)) as connection, connection, connection.cursor() as cursor:
         for name, answer in answers.items():
             cursor.execute(
                 "INSERT INTO idempotency_keys VALUES ('default', 'POST /orders', %s, 'h', 201, %s, now() + '1 day')",
-                (name, json.dumps(answer)),
+                (name, answer),
             )
     assert erase.erase(databases, subject(databases))["stored answers"] == 1
     stored = dict(query(databases, "SELECT key, (status, body) FROM idempotency_keys ORDER BY key"))

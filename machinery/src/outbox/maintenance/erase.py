@@ -52,10 +52,19 @@ OF_KEY = "WHERE aggregatetype = ANY(%(aggregates)s) AND aggregateid = %(key)s"
 NOW_MS = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 VERSION = "SELECT max(version)::bigint FROM {} WHERE key::text = %s"
 DELETE_EVENTS = "DELETE FROM public.outbox WHERE id = ANY(%s::uuid[])"
+# An answer may be no JSON. Postgres 15 has no IS JSON, and JSON with a NUL is no jsonb.
+JSON = """
+CREATE OR REPLACE FUNCTION pg_temp.outbox_json(body text) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN body::jsonb;
+EXCEPTION WHEN data_exception THEN
+    RETURN NULL;
+END $$
+"""
 # The key as a text anywhere in an answer; as a number only in a property that is called like it, or `id`.
 ERASE_ANSWERS = """
 UPDATE public.idempotency_keys SET status = 410, body = %(gone)s
- WHERE CASE WHEN body IS JSON THEN jsonb_path_exists(body::jsonb, %(path)s, %(vars)s) END
+ WHERE jsonb_path_exists(pg_temp.outbox_json(body), %(path)s, %(vars)s)
 """
 PATH = "$.** ? (@ == $key || @.id == $number || @.{} == $number)"
 MARK = """
@@ -250,6 +259,7 @@ def _erase_in_source(source: extensions.connection, one: Subject, events: Sequen
         cursor.execute(DELETE_EVENTS, [list(events)])
         found["outbox"] = cursor.rowcount
         if column_names(source, "idempotency_keys"):
+            cursor.execute(JSON)
             cursor.execute(ERASE_ANSWERS, {"gone": GONE, "path": path, "vars": json.dumps(variables)})
             found["stored answers"] = cursor.rowcount
         if dry_run:
