@@ -119,12 +119,13 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     # The worker knows one password of Debezium's role.
     passwords["CDC"] = embedded.source_db_cdc_password.get_secret_value()
     of_stack = embedded.as_env()
+    of_servers = [variable(name) for one in LOGINS.items() for name in (one[0], *one[1])]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("OUTBOX_", "PYTHONPATH"))},
         **variables,
         **{f"OUTBOX_SOURCE_DB_{role}_PASSWORD": password for role, password in passwords.items()},
         "OUTBOX_SOURCE_DB_URL": str(settings.source_db_url),
-        **{variable(name): of_stack[variable(name)] for one in LOGINS.items() for name in (one[0], *one[1])},
+        **{name: of_stack[name] for name in of_servers if name in of_stack},
         "PATH": os.pathsep.join(path),
         "PGHOST": embedded.source_db_url.host,
         "PGPORT": str(embedded.source_db_url.port),

@@ -178,7 +178,7 @@ def test_a_zombie_is_fenced(targets: Settings, publisher: Publisher, step: str) 
     finally:
         zombie.kill()
     assert topic_sinks.FIRED in said
-    assert zombie.returncode == 1
+    assert zombie.returncode == 1, said
     is_before = step == "send_offsets_to_transaction"
     assert ("fenced by a newer instance" in said) is is_before, said
     assert times(records_of(targets, copies_of(targets))) == once(some)

@@ -295,7 +295,7 @@ def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:
 
     def apply_one(self: stream.Stream, batch_id: int, batch: Batch, read_s: float) -> None:
         if self._spec.name == sink and next(parts) == number:
-            os.kill(os.getpid(), which)
+            signal.pthread_kill(threading.get_ident(), which)  # else this thread might go on for a while
         apply(self, batch_id, batch, read_s)
 
     patch(stream.Stream, apply_part=apply_one)

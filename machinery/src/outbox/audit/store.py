@@ -29,7 +29,9 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 FETCH_ROWS = 10_000
 FOLDER_PREFIX = "outbox-check-"
+# A program without a file, such as `python -c`, is a notebook to DuckDB, which then draws on its standard output.
 SCHEMA = """
+SET enable_progress_bar = false;
 CREATE MACRO masked(id) AS xor(id::UUID::UHUGEINT, {mask}::UHUGEINT)::UUID;
 CREATE MACRO made_at_ms(id) AS
     CASE WHEN uuid_extract_version(masked(id)) = 7 THEN epoch_ms(uuid_extract_timestamp(masked(id))) ELSE 0 END;

@@ -198,7 +198,7 @@ def newest(events: pa.Table, *, key: str, version: str) -> pa.Table:
     order = [pc.is_valid(events[version]), *(events[name] for name in (version, "partition", "offset"))]
     names = ["is_known", "version", "partition", "offset"]
     ordered = events.take(pc.sort_indices(pa.table(order, names), [(name, "ascending") for name in names]))
-    rows = pa.table({"key": ordered[key], "row": range(ordered.num_rows)})
+    rows = pa.table({"key": ordered[key], "row": pa.array(range(ordered.num_rows), pa.int64())})
     last = rows.group_by("key").aggregate([("row", "max")])
     return ordered.take(last["row_max"].sort())
 

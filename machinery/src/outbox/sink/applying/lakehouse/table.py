@@ -103,6 +103,7 @@ def iceberg(settings: Settings, sink: str) -> Iterator[Stored | None]:
 
         def query(text: str) -> pa.Table:
             with duckdb.connect() as connection:
+                connection.execute("SET enable_progress_bar = false")  # which `python -c` would have on standard output
                 connection.register("events", found.scan().to_arrow_batch_reader())
                 return connection.sql(text).to_arrow_table()
 
