@@ -30,7 +30,7 @@ INSTALLED = "/usr/lib/postgresql/{version}/bin"
 
 
 def moved(settings: Settings, port: int, *, sinks: bool) -> Settings:
-    """The settings with another port for the source, and for the database of the sinks if that is there too."""
+    """Settings with another port for the source database; with ``sinks``, for the sink database too."""
     names = ["source_db_url", "sink_db_url"] if sinks else ["source_db_url"]
     return settings.replace(**{name: getattr(settings, name).replace(port=port) for name in names})
 

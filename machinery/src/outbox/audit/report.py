@@ -122,7 +122,7 @@ class ComparisonReport:
 
     @property
     def result(self) -> str:
-        """What the comparison has found, in words."""
+        """The result of the comparison, in words."""
         keys = plural(self.differing_keys, "key")
         if self.not_compared:
             return f"is not compared: {self.not_compared}"

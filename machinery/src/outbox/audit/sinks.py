@@ -256,8 +256,8 @@ def _by_topic(cursor: extensions.cursor, query: str) -> dict[str, dict[str, dict
 def _letters(
     connection: extensions.connection, declared: Declared, elsewhere: Collection[str] = ()
 ) -> dict[str, dict[str, Letter]]:
-    """By sink and identity, the letters that are open, and the discarded ones with an event id. An identity is that
-    id, or a hash if the record has none.
+    """The letters by sink and identity: those that are open, and those that were discarded and have an event id. The
+    identity of a letter is the event id, or a hash if the record has none.
 
     Some sinks have their results ``elsewhere``, and a restored result may be older than a replay. So replayed letters
     of these sinks count as open too.

@@ -91,7 +91,7 @@ def _upcast(aggregate: Aggregate, first: Step, steps: Mapping[str, Step]) -> Ite
 
 
 def _stepped(aggregate: Aggregate, step: Step, payload: dict[str, Any]) -> tuple[Any, tuple[str, str, str] | None]:
-    """What an upcaster makes of a payload; and its fault, as rule, property and message."""
+    """The payload that an upcaster returns for this one; and its fault, as rule, property and message."""
     arguments = deepcopy(payload), deepcopy(payload)
     try:
         made, again = (as_json(step.function(argument)) for argument in arguments)

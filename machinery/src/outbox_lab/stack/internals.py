@@ -1,4 +1,4 @@
-"""What an embedded stack keeps to itself: no setting, because only its own servers need it."""
+"""The values that an embedded stack keeps to itself. They are no settings, because only its own servers need them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Internals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(home: Path) -> Internals:
-    """What the stack of a home folder keeps; before its first start something fresh."""
+    """The values that the stack of a home folder keeps; new ones before its first start."""
     file = home / FILE
     if not file.exists():
         return Internals()
