@@ -1,4 +1,4 @@
-"""The folders of the sink `lakehouse`, and a source that has written some events."""
+"""The sink `lakehouse`: its files, also with an Iceberg table, and a source that has written some events."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from deltalake import DeltaTable
 
@@ -15,12 +16,26 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
+from outbox.sinks import IcebergTarget
 from tests import items
 from tests.support import sink_driver
 from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, nth_key, uuid7
+from tests.support.suite import DOMAIN
 
 NAME = "lakehouse"
+HERE = DOMAIN / "stock" / "sinks" / NAME
+SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "stock.sql"
+CHECKED = " WHEN MATCHED AND FALSE THEN DELETE\n"  # without it Iceberg commits the MERGE unchecked
 RANDOM = Random(31)  # noqa: S311
+
+
+def iceberg(files: Path) -> dict[str, Any]:
+    """What its job has in place of its Delta table. The files are made in this folder."""
+    schema, strategy = files / "iceberg_table.sql", files / "iceberg.sql"
+    schema.write_text(SCHEMA.read_text().replace("USING delta", "USING iceberg"))
+    merge = (HERE / "strategies" / "lakehouse.sql").read_text()
+    strategy.write_text(merge.replace(" WHEN NOT MATCHED", f"{CHECKED} WHEN NOT MATCHED"))
+    return {"target": IcebergTarget(schema, TOTALS), "strategy": strategy}
 
 
 def folder(settings: Settings) -> Path:

@@ -115,13 +115,4 @@ def refuse_at_length(events: pa.Table) -> dict[str, str]:
     return dict.fromkeys(events["event_id"].to_pylist(), "a\0b\ud800" + "c" * 1_000_000)
 
 
-def nothing() -> None:
-    """Takes no events."""
-
-
-def later(events: pa.Table) -> Iterator[pa.Table]:
-    """Would do nothing when it is called."""
-    yield events
-
-
 number = 1

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from outbox.relay.connectors import load as load_connector
     from outbox.sink.applying.lakehouse.target import IcebergTarget, LakehouseTarget
     from outbox.sink.applying.postgres.target import PostgresTarget
-    from outbox.sink.applying.topics.target import TopicTarget
+    from outbox.sink.applying.topics import TopicTarget
     from outbox.sink.decoding.decoder import UUID, DecodedEvent, RecordDecoder, Skipped
     from outbox.sink.decoding.records import Record
     from outbox.sink.spec import SinkJob
@@ -32,7 +32,7 @@ else:  # when they are used: most jobs need one of them
             "Rejection": "outbox.events.schema:Rejection",
             "SinkJob": "outbox.sink.spec:SinkJob",
             "Skipped": "outbox.sink.decoding.decoder:Skipped",
-            "TopicTarget": "outbox.sink.applying.topics.target:TopicTarget",
+            "TopicTarget": "outbox.sink.applying.topics:TopicTarget",
             "load_connector": "outbox.relay.connectors:load",
             "load_schema": "outbox.events.schema:load",
             "parse_json": "outbox.events.values:parse_json",

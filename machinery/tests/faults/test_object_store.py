@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,14 +23,7 @@ from outbox_lab.stack.process import Process
 from outbox_lab.testing.homes import Homes
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database
-from tests.support.sink_process import (
-    Publisher,
-    catch_up_alone,
-    logged,
-    reported_failure,
-    running,
-    wait_applied,
-)
+from tests.support.sink_process import Publisher, catch_up_alone, logged, running, wait_applied
 
 pytestmark = pytest.mark.cluster
 
@@ -63,34 +56,6 @@ class ObjectStore(Process):
         return fs.S3FileSystem(**options, scheme="http", allow_bucket_creation=True)
 
 
-def environment(port: int) -> Mapping[str, str]:
-    """The variables by which programs other than Spark find the store: without the link, which is of this process, as
-    a reader that waits for the store may let no other thread of its process run.
-    """
-    return {
-        "AWS_ENDPOINT_URL": f"http://{ports.LOOPBACK}:{port}",
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_REGION": REGION,
-        "AWS_ALLOW_HTTP": "true",
-    }
-
-
-def write_properties(file: Path, port: int) -> Path:
-    """Write the properties by which Spark finds the store, and gives up soon if it is silent."""
-    properties = {
-        "endpoint": f"http://{ports.LOOPBACK}:{port}",
-        "endpoint.region": REGION,
-        "path.style.access": "true",
-        "access.key": KEY,
-        "secret.key": SECRET,
-        "attempts.maximum": "1",
-        "retry.limit": "1",
-    }
-    file.write_text("".join(f"spark.hadoop.fs.s3a.{name} {value}\n" for name, value in properties.items()))
-    return file
-
-
 @pytest.fixture(scope="module")
 def link(homes: Homes) -> Iterator[Proxy]:
     """The link to a server with one bucket, which is empty at first."""
@@ -108,13 +73,32 @@ def link(homes: Homes) -> Iterator[Proxy]:
 
 @pytest.fixture
 def stored(topic: Settings, link: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """A topic whose sinks keep all that they have in S3."""
-    for name, value in environment(link.target_port).items():
+    """A topic whose sinks keep all that they have in S3. Spark goes by the link, and gives up soon if it is silent.
+
+    Programs other than Spark go without the link, which is of this process: a reader that waits for the store may let
+    no other thread of its process run.
+    """
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://{ports.LOOPBACK}:{link.target_port}",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": REGION,
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    return topic.replace(
-        sink_storage=f"s3a://{BUCKET}/{topic.topic_prefix}",
-        spark_properties=write_properties(tmp_path / "spark.properties", link.port),
-    )
+    properties = {
+        "endpoint": f"http://{ports.LOOPBACK}:{link.port}",
+        "endpoint.region": REGION,
+        "path.style.access": "true",
+        "access.key": KEY,
+        "secret.key": SECRET,
+        "attempts.maximum": "1",
+        "retry.limit": "1",
+    }
+    file = tmp_path / "spark.properties"
+    file.write_text("".join(f"spark.hadoop.fs.s3a.{name} {value}\n" for name, value in properties.items()))
+    return topic.replace(sink_storage=f"s3a://{BUCKET}/{topic.topic_prefix}", spark_properties=file)
 
 
 def test_a_killed_sink_continues_from_its_checkpoint_in_s3(stored: Settings, publisher: Publisher) -> None:
@@ -131,9 +115,8 @@ def test_a_killed_sink_continues_from_its_checkpoint_in_s3(stored: Settings, pub
     [started] = logged(again, "started")
     assert started["checkpoint"] == f"{stored.checkpoints}/{NAME}"
     assert int(str(logged(again, "applied")[0]["batch"])) > 0, "a query without its checkpoint begins with batch 0"
-    uri = table.location(stored, NAME)
-    ids = DeltaTable(uri).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist()
-    assert sorted(ids) == sorted(event.event_id for event in some)
+    found = DeltaTable(table.location(stored, NAME)).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist()
+    assert sorted(found) == sorted(event.event_id for event in some)
     [state] = [one for one in check.check(stored).sinks if one.name == NAME]
     assert state.not_compared == ""
 
@@ -141,22 +124,14 @@ def test_a_killed_sink_continues_from_its_checkpoint_in_s3(stored: Settings, pub
 def test_a_silent_file_system_is_reported_and_waited_for(
     stored: Settings, link: Proxy, publisher: Publisher, database: Database
 ) -> None:
-    some = publisher.events(60)
+    some = publisher.events(40)
     publisher.send(some[:20])
     with running(stored, "dedup") as sink:
         wait_applied(sink, database, 20, TIMEOUT_S)
         link.cut()
-        publisher.send(some[20:40])
+        publisher.send(some[20:])
         wait_for("two attempts", lambda: sink.tail(50).count("the sink starts again") > 1, timeout_s=TIMEOUT_S)
         assert "checkpoint-unavailable" in sink.tail(50)
         link.heal()
         wait_applied(sink, database, 40, TIMEOUT_S)
-    publisher.send(some[40:])
-    link.cut()
-    failure = reported_failure(catch_up_alone(stored, "dedup"))
-    assert failure.startswith(f"outbox: checkpoint {stored.checkpoints}/dedup: ")
-    assert "OUTBOX_SINK_STORAGE" in failure
-    link.heal()
-    done = catch_up_alone(stored, "dedup")
-    assert done.returncode == 0, done.stderr
-    assert database.totals() == sums(some)
+        assert database.totals() == sums(some)

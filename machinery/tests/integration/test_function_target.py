@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 from random import Random
 
@@ -13,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from outbox.audit import declared, sinks
+from outbox.audit.report import SinkReport
 from outbox.audit.sinks import SinkState
 from outbox.audit.store import Store
 from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings, SinkRole, load
+from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import shortened
-from outbox.kafka.topics import Topic
 from outbox.maintenance import erase
 from outbox.sink import discovery
 from outbox.sink.applying.function import TARGET_REFUSED, FunctionTarget
@@ -27,10 +26,9 @@ from outbox.sink.repair import rebuild
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import SinkWriter
-from outbox.targets import newest
 from outbox_lab.testing.failures import raises
 from tests import items, targets
-from tests.support.made_events import MAIN, STRATEGIES, TOPIC, TOPIC_ID, Event, batch, nth_key, sums, uuid7
+from tests.support.made_events import MAIN, STRATEGIES, TOPIC, Event, batch, nth_key, sums, uuid7
 from tests.support.sink_driver import Database, driving, replayed
 
 RANDOM = Random(47)  # noqa: S311
@@ -45,9 +43,8 @@ def spec_of(function: str, strategy: str = "dedup") -> SinkSpec:
 
 
 @pytest.fixture(autouse=True)
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(targets.FILE, str(tmp_path / "target.db"))
-    return tmp_path / "target.db"
 
 
 def sink(
@@ -60,24 +57,17 @@ def replay_letters(settings: Settings, function: str) -> Replayed:
     return replayed(settings, spec_of(function))
 
 
-@pytest.mark.parametrize("strategy", ["dedup", "versions", "offsets"])
-def test_new_events_are_written_and_repeated_ones_are_not(databases: Settings, strategy: str) -> None:
-    with sink(databases, "write", strategy) as writer:
-        assert writer.apply(batch(EVENTS[:6])).applied == 6
-        again = writer.apply(batch(EVENTS, 0 if strategy == "offsets" else 6))
-    assert (again.applied, again.duplicates) == (6, 6)
-    assert targets.found() == sums(EVENTS)
-
-
+@pytest.mark.parametrize("strategy", ["dedup", "versions"])
 def test_the_function_gets_new_events_alone_in_the_order_of_the_topic(
-    databases: Settings, monkeypatch: pytest.MonkeyPatch
+    databases: Settings, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     got = list[pa.Table]()
     monkeypatch.setattr(targets, "write", got.append)
     some = [replace(one, quantity=one.quantity * (-1) ** number) for number, one in enumerate(EVENTS)]
-    with sink(databases, "write") as writer:
+    with sink(databases, "write", strategy) as writer:
         writer.apply(batch([some[0], *some[:6]]))
-        writer.apply(batch(some, 7))
+        again = writer.apply(batch(some, 7))
+        assert (again.applied, again.duplicates) == (6, 6)
         writer.apply(batch(some, 19))
     assert [one["event_id"].to_pylist() for one in got] == [
         [one.event_id for one in few] for few in (some[:6], some[6:])
@@ -120,22 +110,13 @@ def test_refused_events_are_set_aside_and_replayed(databases: Settings) -> None:
 def test_a_reason_is_kept_in_short(databases: Settings) -> None:
     with sink(databases, "refuse_at_length") as writer:
         assert writer.apply(batch(EVENTS)).rejected == 12
-    assert replay_letters(databases, "refuse_at_length") == Replayed(rejected=12)
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-        details = {one["detail"] for one in Selection(sink=SINK).read(connection)}
-    assert details == {shortened("a\0b\ud800" + "c" * 1_000_000)}
+    assert details(databases) == {shortened("a\0b\ud800" + "c" * 1_000_000)}
 
 
-def test_a_batch_is_reduced_to_the_newest_version_of_each_key(databases: Settings) -> None:
-    totals = dict[str, int]()
-    some = list[Event]()
-    for one in EVENTS:
-        totals[one.key] = totals.get(one.key, 0) + one.quantity
-        some.append(replace(one, total_after=totals[one.key]))
-    with sink(databases, "write_newest") as writer:
-        writer.apply(batch([*some[6:], *some[:3]]))
-        writer.apply(batch(some[3:6], 9))
-    assert targets.found() == sums(EVENTS)
+def details(settings: Settings) -> set[str]:
+    """Those of the dead letters."""
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        return {one["detail"] for one in Selection(sink=SINK).read(connection)}
 
 
 @pytest.mark.parametrize(
@@ -144,8 +125,6 @@ def test_a_batch_is_reduced_to_the_newest_version_of_each_key(databases: Setting
         ("leave", "target-failed", "SystemExit"),
         ("count", "target-wrong", "int"),
         ("refuse_others", "target-wrong", "another"),
-        ("later", "target-wrong", "generator"),
-        ("nothing", "target-failed", "argument"),
         ("number", "sink-unusable", "no function"),
         ("missing", "sink-unusable", "missing"),
     ],
@@ -166,8 +145,8 @@ def test_an_error_repeats_no_personal_data(databases: Settings, monkeypatch: pyt
     assert "another" not in str(failure.value)
     with sink(databases, "refuse") as writer:
         writer.apply(batch([Event(uuid7(RANDOM), nth_key(1), targets.THIRTEEN, 9)]))
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-        assert ["thirteen" in one["detail"] for one in Selection(sink=SINK).read(connection)] == [False]
+    [detail] = details(databases)
+    assert "thirteen" not in detail
 
 
 def test_a_key_is_erased_by_the_functions_module(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,40 +171,26 @@ def test_a_key_is_erased_by_the_functions_module(databases: Settings, monkeypatc
         erase.erase(databases, one, dry_run=True)
 
 
-def test_a_copy_of_the_sink_fills_an_empty_place_again(databases: Settings, file: Path) -> None:
-    spec = spec_of("write")
-    with sink(databases, "write") as writer:
-        writer.apply(batch(EVENTS))
-    file.unlink()
-    with raises("rebuild-unsupported", "--from topic"):
-        spec.target.require_rebuildable(spec, "source")
-    spec.target.require_rebuildable(spec, "topic")
-    topics, first = [Topic(TOPIC, TOPIC_ID, 1)], {TOPIC: {0: 0}}
-    with rebuild.reserved(databases, SINK) as connection:
-        rebuild.begin(connection, SINK, topics, first)
-        with sink(databases, "write", name=rebuild.copy_of(SINK)) as copy:
-            copy.apply(batch(EVENTS))
-        rebuild.swap(connection, SINK, topics, first)
-    assert targets.found() == sums(EVENTS)
-    with sink(databases, "write") as writer:
-        assert writer.apply(batch(EVENTS, 12)).duplicates == 12
-
-
-def test_check_reads_the_totals_at_positions_of_before(
-    databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def declared_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only job of the project, with a comparison."""
     (tmp_path / "comparisons").mkdir()
     (tmp_path / "comparisons" / "stock.sql").write_text("-- [source]\nSELECT key, total FROM source_totals")
     job = replace(spec_of("write").job, projections=tmp_path / "none")
     monkeypatch.setattr(discovery, "jobs", lambda _: [job])
+
+
+def states(settings: Settings) -> Sequence[SinkState]:
+    """The sinks as `outbox check` reads them."""
+    with closing(Store()) as store:
+        return sinks.read(settings, declared.load(settings), store).states
+
+
+@pytest.mark.usefixtures("declared_job")
+def test_check_reads_the_totals_at_positions_of_before(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with sink(databases, "write") as writer, sink(databases, "write", name=rebuild.copy_of(SINK)) as copy:
         copy.apply(batch(EVENTS[:3]))
         writer.apply(batch(EVENTS[:6]))
-
-        def states() -> Sequence[SinkState]:
-            with closing(Store()) as store:
-                return sinks.read(databases, declared.load(databases), store).states
-
         totals = targets.totals
 
         def totals_beside_a_batch() -> Sequence[tuple[str, int, int]]:
@@ -233,59 +198,35 @@ def test_check_reads_the_totals_at_positions_of_before(
             return totals()
 
         monkeypatch.setattr(targets, "totals", totals_beside_a_batch)
-        live, beside = states()
+        live, beside = states(databases)
         assert live.positions == {TOPIC: {0: 6}}
         assert live.may_be_ahead
         assert live.versions == {TOPIC: {one.key: 4 for one in EVENTS}}
         assert beside.not_compared, "it shares the place"
-        monkeypatch.setattr(targets, "totals", lambda: [("a", "many", None)])
-        with raises("target-failed", "tests.targets:write"):
-            states()
-        monkeypatch.delattr(targets, "totals")
-        assert states()[0].not_compared
 
 
-@pytest.mark.parametrize("source", ["def write(", "import sys; sys.exit(0)", "raise ValueError('a\\nb')"])
-def test_a_module_that_cannot_be_imported_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
-    (tmp_path / "broken_target.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    target, settings = FunctionTarget("broken_target:write"), load(environment=False)
-    spec = replace(spec_of("write"), target=target)
-    for use in (
-        lambda: target.require_usable(spec),
-        lambda: target.state(settings, spec),
-        lambda: target.erase(settings, spec, TOPIC, "a", dry_run=True),
-    ):
-        with raises("sink-unusable", "broken_target:write", "cannot be imported"):
-            use()
+@pytest.mark.usefixtures("declared_job")
+def test_an_event_that_was_refused_and_replayed_is_not_set_aside(databases: Settings) -> None:
+    thirteen = Event(uuid7(RANDOM), nth_key(1), targets.THIRTEEN, 9)
+    with sink(databases, "refuse") as writer:
+        writer.apply(batch([thirteen]))
+    [refused] = states(databases)
+    assert [*refused.letters] == [thirteen.event_id]
+    assert replay_letters(databases, "write") == Replayed(applied=1)
+    [replayed_] = states(databases)
+    assert replayed_.letters == {}
 
 
-def test_totals_are_numbers_and_versions_are_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, target = spec_of("write"), FunctionTarget(f"{targets.__name__}:write")
-    rows = [("a", "1.50", "2"), (5, None, None), ("b", 0.5, Decimal(7))]
-    monkeypatch.setattr(targets, "totals", lambda: rows)
-    assert [*target.totals(spec)] == [("a", Decimal("1.5"), 2), (5, Decimal(0), None), ("b", Decimal("0.5"), 7)]
-    for row in [("a", "NaN", 1), ("a", float("inf"), 1), ("a", 1, 1.5), ("a", 1, float("nan")), ("a", 1)]:
-        monkeypatch.setattr(targets, "totals", lambda row=row: [row])
-        with raises("target-failed", "tests.targets:write"):
-            list(target.totals(spec))
-
-
-def test_any_version_is_newer_than_none() -> None:
-    columns = {"row": ["a", "a", "b", "b"], "version": [2, None, None, 1], "partition": [0] * 4, "offset": [0, 1, 2, 3]}
-    found = newest(pa.table(columns), key="row", version="version")
-    assert found.select(["row", "version"]).to_pylist() == [{"row": "b", "version": 1}, {"row": "a", "version": 2}]
-
-
-@pytest.mark.parametrize(
-    ("returned", "code"), [(-1, "target-wrong"), ("many", "target-failed"), (["row"], "target-failed")]
-)
-def test_what_is_no_number_of_erased_rows_is_refused(
-    monkeypatch: pytest.MonkeyPatch, returned: object, code: str
-) -> None:
-    spec, target = spec_of("write"), FunctionTarget(f"{targets.__name__}:write")
-    monkeypatch.setattr(targets, "erase", lambda **_: returned)
-    with raises(code, "tests.targets:write"):
-        target.erase(load(environment=False), spec, TOPIC, "a", dry_run=True)
+@pytest.mark.usefixtures("declared_job")
+def test_a_target_that_cannot_be_read_is_a_finding(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sink(databases, "write") as writer:
+        writer.apply(batch(EVENTS[:3]))
+    monkeypatch.setattr(targets, "totals", lambda: [("a", "many", None)])
+    [state] = states(databases)
+    [finding] = SinkReport.of(state).findings
+    assert (finding.code, finding.sink) == ("target-unreadable", SINK)
+    assert "tests.targets:write" in finding.message
+    monkeypatch.delattr(targets, "totals")
+    [state] = states(databases)
+    assert state.not_compared
+    assert SinkReport.of(state).findings == [], "that is known"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,12 +23,12 @@ from outbox.base.wait import in_thread, wait_for
 from outbox.handlers import AsyncConnection, handler
 from outbox.handlers import Event as Handled
 from outbox.sink.applying.handlers.handler import Function
-from outbox.sink.applying.handlers.target import HandlerTarget
-from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
+from outbox.sink.applying.handlers.target import HANDLER_FAILED, HandlerTarget, HandlerWriter
 from outbox.sink.remembering import positions
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec
+from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from tests import items
 from tests.support.made_events import MAIN, TOPIC, Event, batch, fetch, nth_key, uuid7
@@ -38,6 +38,7 @@ WRITER = HandlerWriter.__module__
 TIMEOUT_S = 60.0
 RANDOM = Random(47)  # noqa: S311
 EVENTS = [Event(uuid7(RANDOM), nth_key(number % 3), 1 + number, number // 3 + 1) for number in range(12)]
+ALL_VERSIONS = {nth_key(number): [1, 2, 3, 4] for number in range(3)}  # by key, if all of EVENTS are handled in order
 TABLES = """
 CREATE TABLE handled (line bigserial PRIMARY KEY, event_id uuid, key text, version bigint);
 GRANT SELECT, INSERT ON handled TO {writer};
@@ -51,7 +52,7 @@ class Receipts:
 
     failing: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
-    error: Callable[[extensions.connection], None] | None = None
+    error: Callable[[extensions.connection], object] | None = None
 
     def write(self, event: Handled, connection: extensions.connection) -> None:
         self.calls.append(event.id)
@@ -84,6 +85,11 @@ class Subject:
             yield made
             for other in made.connections[1:]:
                 other.close()
+
+    def handle(self, events: Sequence[Event], function: Function | None = None, workers: int = 1) -> Counts:
+        """Handle one batch."""
+        with self.handling(function, workers) as writer:
+            return writer.apply(batch(events, 0))
 
     def lines(self) -> list[str]:
         return [str(event_id) for (event_id,) in self.database.query("SELECT event_id FROM handled ORDER BY line")]
@@ -136,41 +142,38 @@ def writer(subject: Subject) -> Iterator[HandlerWriter]:
         yield made
 
 
-def test_each_event_is_handled_once_in_the_order_of_the_topic(subject: Subject, writer: HandlerWriter) -> None:
-    writer.apply(batch([*EVENTS[:6], *EVENTS[2:4]], 0))
-    writer.apply(batch(EVENTS[4:], 8))
-    assert subject.lines() == [one.event_id for one in EVENTS]
-    assert subject.receipts.calls == subject.lines()
-
-
-def test_an_event_says_what_was_written(subject: Subject) -> None:
+def test_each_event_is_handled_once_in_the_order_of_the_topic(subject: Subject) -> None:
     seen: list[Handled] = []
-    with subject.handling(lambda event, _: seen.append(event)) as writer:
-        writer.apply(batch(EVENTS[:1], 0))
-    [event], sent = seen, EVENTS[0]
-    assert (event.id, event.type, event.key, event.version) == (sent.event_id, sent.name, sent.key, sent.version)
-    wanted = {name: value for name, value in sent.payload().items() if name != "occurred_at"}
-    assert {name: event.payload[name] for name in wanted} == wanted
+
+    def write(event: Handled, connection: extensions.connection) -> None:
+        connection.cursor_factory = RealDictCursor  # it may choose another kind of cursor
+        seen.append(event)
+        subject.receipts.write(event, connection)
+
+    with subject.handling(write) as writer:
+        writer.apply(batch([*EVENTS[:6], *EVENTS[2:4]], 0))
+        assert writer.due(1).letters == []
+        writer.apply(batch(EVENTS[4:], 8))
+    assert subject.lines() == subject.receipts.calls == [one.event_id for one in EVENTS]
+    for event, sent in zip(seen, EVENTS, strict=True):
+        assert (event.id, event.type, event.key, event.version) == (sent.event_id, sent.name, sent.key, sent.version)
+        assert {**event.payload, "occurred_at": 0} == {**sent.payload(), "occurred_at": 0}
 
 
-def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(
-    subject: Subject, writer: HandlerWriter
-) -> None:
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(subject: Subject, workers: int) -> None:
     bad = EVENTS[3]  # the second of its key
     subject.receipts.failing = {bad.event_id}
-    counts = writer.apply(batch(EVENTS[:9], 0))
-    assert (counts.applied, counts.rejected) == (7, 2)
-    assert subject.versions() == {nth_key(0): [1], nth_key(1): [1, 2, 3], nth_key(2): [1, 2, 3]}
-    assert subject.database.dead_letters() == {
-        bad.event_id: HANDLER_FAILED,
-        EVENTS[6].event_id: "parked",
-    }
-    writer.apply(batch(EVENTS[9:], 9))  # of a later batch, too
-    assert subject.versions()[nth_key(0)] == [1]
-
+    with subject.handling(workers=workers) as writer:
+        counts = writer.apply(batch(EVENTS[:9], 0))
+        assert (counts.applied, counts.rejected) == (7, 2)
+        assert subject.versions() == {nth_key(0): [1], nth_key(1): [1, 2, 3], nth_key(2): [1, 2, 3]}
+        assert subject.database.dead_letters() == {bad.event_id: HANDLER_FAILED, EVENTS[6].event_id: "parked"}
+        writer.apply(batch(EVENTS[9:], 9))  # of a later batch, too
+        assert subject.versions()[nth_key(0)] == [1]
     subject.receipts.failing = set()
     assert replay_letters(subject, bad.event_id).applied == 3
-    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+    assert subject.versions() == ALL_VERSIONS
     assert set(subject.database.statuses().values()) == {"replayed"}
 
 
@@ -184,7 +187,7 @@ def test_it_is_tried_again_until_it_succeeds(subject: Subject, writer: HandlerWr
     assert subject.versions()[nth_key(0)] == [1]
     subject.receipts.failing = set()
     retry(subject, writer)
-    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+    assert subject.versions() == ALL_VERSIONS
     retry(subject, writer)
     assert subject.receipts.calls.count(bad.event_id) == 3
 
@@ -193,6 +196,9 @@ def test_it_is_tried_again_until_it_succeeds(subject: Subject, writer: HandlerWr
 def test_it_is_given_up_after_its_attempts_and_stays_open(subject: Subject, writer: HandlerWriter) -> None:
     subject.receipts.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS[:3], 0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{WRITER}.FIRST_DELAY_S", 60)
+        assert writer.due(100).letters == [], "not before its delay"
     for _ in range(6):
         retry(subject, writer)
     assert subject.receipts.calls.count(EVENTS[0].event_id) == 3
@@ -218,13 +224,6 @@ def test_what_waits_for_nothing_has_its_turn_while_others_are_due(subject: Subje
     assert writer.due(5).letters == [EVENTS[3].event_id], "and not the second event, which is due at once"
 
 
-def test_nothing_is_due_before_its_delay(subject: Subject, writer: HandlerWriter) -> None:
-    subject.receipts.failing = {EVENTS[0].event_id}
-    writer.apply(batch(EVENTS[:3], 0))
-    retry(subject, writer)
-    assert subject.receipts.calls.count(EVENTS[0].event_id) == 1
-
-
 def _divide(connection: extensions.connection) -> None:
     connection.cursor().execute("SELECT 1 / 0")
 
@@ -239,57 +238,54 @@ class _MuteError(Exception):
         raise RuntimeError("no text")
 
 
-def _mute(_: extensions.connection) -> None:
-    raise _MuteError
+def _raise(error: BaseException) -> Callable[[extensions.connection], object]:
+    def raises_it(_: extensions.connection) -> None:
+        raise error
+
+    return raises_it
 
 
-def _exit(_: extensions.connection) -> None:
-    raise SystemExit(3)
-
-
-def _cancel(_: extensions.connection) -> None:
-    raise asyncio.CancelledError
-
-
-@pytest.mark.parametrize("error", [_divide, _caught, _mute, _exit, _cancel])
+@pytest.mark.parametrize(
+    "error",
+    [_divide, _caught, _raise(_MuteError()), _raise(SystemExit(3)), _raise(asyncio.CancelledError())],
+    ids=["statement", "caught error", "no text", "exit", "cancelled"],
+)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_however_a_function_fails_its_changes_are_undone_and_the_others_stay(
-    subject: Subject, error: Callable[[extensions.connection], None], is_async: bool
+    subject: Subject, error: Callable[[extensions.connection], object], is_async: bool
 ) -> None:
     subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, error
-    with subject.handling(awaited(subject.receipts) if is_async else None) as writer:
-        writer.apply(batch(EVENTS[:3], 0))
+    subject.handle(EVENTS[:3], awaited(subject.receipts) if is_async else None)
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
     assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
 
 
-def _sql(statement: str) -> Callable[[extensions.connection], None]:
-    return lambda connection: connection.cursor().execute(statement)
-
-
-def _and_goes_on(end: str) -> Callable[[extensions.connection], None]:
+def _and_goes_on(end: Callable[[extensions.connection], object]) -> Callable[[extensions.connection], object]:
     def ends(connection: extensions.connection) -> None:
         with suppress(psycopg2.Error):
-            getattr(connection, end)()
+            end(connection)
         connection.cursor().execute("SELECT 1")
 
     return ends
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(extensions.connection.commit, id="commit"),
-        pytest.param(extensions.connection.rollback, id="rollback"),
-        pytest.param(_sql("COMMIT"), id="COMMIT"),
-        pytest.param(_sql("ROLLBACK"), id="ROLLBACK"),
-        pytest.param(_and_goes_on("commit"), id="commit, and goes on"),
-        pytest.param(_and_goes_on("rollback"), id="rollback, and goes on"),
-    ],
-)
+ENDS: dict[str, tuple[Callable[[extensions.connection], object], str]] = {
+    "commit": (extensions.connection.commit, "handler-wrong"),
+    "rollback": (extensions.connection.rollback, "handler-wrong"),
+    "COMMIT": (lambda connection: connection.cursor().execute("COMMIT"), "handler-wrong"),
+    "ROLLBACK": (lambda connection: connection.cursor().execute("ROLLBACK"), "handler-wrong"),
+    "commit, and goes on": (_and_goes_on(extensions.connection.commit), "handler-wrong"),
+    "rollback, and goes on": (_and_goes_on(extensions.connection.rollback), "handler-wrong"),
+    "close": (extensions.connection.close, "handler-wrong"),
+    "lost": (hang_up, "database-connection-lost"),
+    "lost, and goes on": (_and_goes_on(hang_up), "database-connection-lost"),
+}
+
+
+@pytest.mark.parametrize(("end", "code"), ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_function_that_ends_the_transaction_stops_the_handler_and_loses_nothing(
-    subject: Subject, end: Callable[[extensions.connection], None], fails: bool
+def test_a_transaction_that_ends_in_a_call_stops_the_handler_and_loses_nothing(
+    subject: Subject, end: Callable[[extensions.connection], object], code: str, fails: bool
 ) -> None:
     def ends(event: Handled, connection: extensions.connection) -> None:
         subject.receipts.write(event, connection)
@@ -298,74 +294,33 @@ def test_a_function_that_ends_the_transaction_stops_the_handler_and_loses_nothin
             if fails:
                 raise RuntimeError("not today")
 
-    with subject.handling(ends) as writer, raises("handler-wrong"):
-        writer.apply(batch(EVENTS[:3], 0))
+    with raises(code, EVENTS[1].event_id if code == "database-connection-lost" else "receipts"):
+        subject.handle(EVENTS[:3], ends)
     assert subject.lines() == []
-    with subject.handling() as writer:
-        writer.apply(batch(EVENTS[:3], 0))
-    assert subject.lines() == [one.event_id for one in EVENTS[:3]]
-
-
-@pytest.mark.parametrize("sees_it", [False, True])
-def test_a_connection_that_ends_before_the_commit_has_handled_nothing(subject: Subject, sees_it: bool) -> None:
-    def dies(event: Handled, connection: extensions.connection) -> None:
-        subject.receipts.write(event, connection)
-        if event.id == EVENTS[1].event_id:
-            query(subject.settings, SinkRole.WRITER, "SELECT pg_terminate_backend(%s)", [connection.get_backend_pid()])
-            if sees_it:
-                connection.cursor().execute("SELECT 1")
-
-    with subject.handling(dies) as writer, raises("database-connection-lost", EVENTS[1].event_id):
-        writer.apply(batch(EVENTS[:3], 0))
-    assert subject.lines() == []
-    with subject.handling() as writer:
-        writer.apply(batch(EVENTS[:3], 0))
+    subject.handle(EVENTS[:3])
     assert subject.lines() == [one.event_id for one in EVENTS[:3]]
 
 
 def test_an_async_function_is_awaited(subject: Subject) -> None:
     async def write(event: Handled, connection: AsyncConnection) -> None:
-        await asyncio.sleep(0)
+        thread = await asyncio.to_thread(threading.current_thread)
+        assert thread.daemon, "it would keep the process from its end"
         await connection.run(partial(subject.receipts.write, event))
         assert await connection.execute("SELECT key FROM handled WHERE event_id = %s", [event.id]) == [(event.key,)]
         kept.append(connection)
 
     kept: list[AsyncConnection] = []
     subject.receipts.failing = {EVENTS[0].event_id}
-    with subject.handling(write) as writer:
-        writer.apply(batch(EVENTS[:3], 0))
+    subject.handle(EVENTS[:3], write)
     with pytest.raises(RuntimeError, match="after the end of the call"):
         asyncio.run(kept[0].execute("SELECT 1"))
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
 
 
-def test_a_function_that_closes_the_connection_stops_the_handler(subject: Subject) -> None:
-    def closes(event: Handled, connection: extensions.connection) -> None:
-        subject.receipts.write(event, connection)
-        connection.close()
-
-    with subject.handling(closes) as writer, raises("handler-wrong"):
-        writer.apply(batch(EVENTS[:3], 0))
-    assert subject.lines() == []
-
-
-def test_a_function_may_choose_another_kind_of_cursor(subject: Subject) -> None:
-    def write(event: Handled, connection: extensions.connection) -> None:
-        connection.cursor_factory = RealDictCursor
-        subject.receipts.write(event, connection)
-
-    with subject.handling(write) as writer:
-        writer.apply(batch(EVENTS[:3], 0))
-        assert writer.due(1).letters == []
-        writer.apply(batch(EVENTS[3:], 3))
-    assert subject.lines() == [one.event_id for one in EVENTS]
-
-
 def test_versions_that_come_in_another_order_are_sorted_and_none_is_lost(subject: Subject) -> None:
     first, second, third = (Event(uuid7(RANDOM), nth_key(0), 1, version) for version in (1, 2, 3))
     subject.receipts.failing = {second.event_id}
-    with subject.handling() as writer:
-        writer.apply(batch([third, second, first], 0))  # as after partitions were added: the newer ones are in another
+    subject.handle([third, second, first])
     assert subject.lines() == [first.event_id]
     assert subject.database.dead_letters() == {second.event_id: HANDLER_FAILED, third.event_id: "parked"}
     subject.receipts.failing = set()
@@ -396,8 +351,7 @@ CREATE CONSTRAINT TRIGGER refusing AFTER INSERT ON handled DEFERRABLE INITIALLY 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_deferred_trigger_fails_for_the_event_alone(subject: Subject, workers: int) -> None:
     query(subject.settings, SinkRole.OWNER, TRIGGER)
-    with subject.handling(workers=workers) as writer:
-        writer.apply(batch(EVENTS[:4], 0))
+    subject.handle(EVENTS[:4], workers=workers)
     assert sorted(subject.lines()) == sorted(one.event_id for one in EVENTS[:3])
     assert subject.database.dead_letters() == {EVENTS[3].event_id: HANDLER_FAILED}
 
@@ -411,9 +365,7 @@ def test_a_task_that_exits_does_not_end_the_loop_of_other_calls(subject: Subject
         if event.id == EVENTS[0].event_id:
             await asyncio.gather(exits())
 
-    with subject.handling(write) as writer:
-        applied = in_thread("apply", writer.apply, batch(EVENTS[:3], 0))
-        applied.result(TIMEOUT_S)
+    in_thread("apply", subject.handle, EVENTS[:3], write).result(TIMEOUT_S)
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
     assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
 
@@ -431,48 +383,13 @@ def test_a_call_that_blocks_the_loop_does_not_make_events_of_others_fail(
     with closing(connect(subject.settings, SinkRole.WRITER)) as connection:
         blocking = in_thread("blocking", AsyncConnection(connection).finish, blocks())
         assert begun.wait(TIMEOUT_S)
-        with subject.handling(awaited(subject.receipts)) as writer, raises("event-loop-blocked"):
-            writer.apply(batch(EVENTS[:3], 0))
+        with raises("event-loop-blocked"):
+            subject.handle(EVENTS[:3], awaited(subject.receipts))
         may_end.set()
         blocking.result(TIMEOUT_S)
     assert (subject.receipts.calls, subject.database.dead_letters()) == ([], {})
-    with subject.handling(awaited(subject.receipts)) as writer:
-        writer.apply(batch(EVENTS[:3], 0))
+    subject.handle(EVENTS[:3], awaited(subject.receipts))
     assert subject.lines() == [one.event_id for one in EVENTS[:3]]
-
-
-def test_threads_of_async_functions_do_not_keep_the_process_from_its_end(subject: Subject) -> None:
-    threads: list[threading.Thread] = []
-
-    async def write(_: Handled, connection: AsyncConnection) -> None:
-        threads.append(await asyncio.to_thread(threading.current_thread))
-        threads.append(await connection.run(lambda _: threading.current_thread()))
-
-    with subject.handling(write) as writer:
-        writer.apply(batch(EVENTS[:1], 0))
-    assert [one.daemon for one in threads] == [True, True]
-
-
-def _generator(*_: object) -> Iterator[None]:
-    yield
-
-
-async def _async_generator(*_: object) -> AsyncIterator[None]:
-    yield
-
-
-@pytest.mark.parametrize("function", [_generator, _async_generator])
-def test_what_would_never_run_is_refused_at_once(function: Any) -> None:
-    with raises("sink-unusable"):
-        handler(items.AGGREGATE)(function)
-    with raises("sink-unusable"):
-        handler(function)  # without the events
-
-
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"attempts": 0}, {"begin": "newest"}])
-def test_a_parameter_of_a_wrong_value_is_refused(wrong: Any) -> None:
-    with raises("sink-unusable"):
-        handler(items.AGGREGATE, **wrong)
 
 
 def awaited(receipts: Receipts) -> Function:
@@ -502,36 +419,8 @@ def test_workers_call_for_different_keys_at_the_same_time_and_for_a_key_in_order
     with subject.handling(write_async if is_async else write, workers=3) as writer:
         writer.apply(batch(EVENTS, 0))
         writer.apply(batch([*EVENTS, *EVENTS[:3]], 0))
-    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
+    assert subject.versions() == ALL_VERSIONS
     assert subject.database.positions() == {0: 15}
-
-
-def test_what_one_worker_fails_for_keeps_neither_the_others_nor_their_letters(subject: Subject) -> None:
-    subject.receipts.failing = {EVENTS[3].event_id}
-    with subject.handling(workers=3) as writer:
-        counts = writer.apply(batch(EVENTS[:9], 0))
-        assert (counts.applied, counts.rejected) == (7, 2)
-        assert subject.versions() == {nth_key(0): [1], nth_key(1): [1, 2, 3], nth_key(2): [1, 2, 3]}
-        writer.apply(batch(EVENTS[9:], 9))
-        assert subject.versions()[nth_key(0)] == [1]
-    subject.receipts.failing = set()
-    replay_letters(subject, EVENTS[3].event_id)
-    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
-
-
-def test_a_worker_that_loses_its_connection_leaves_the_rest_for_the_next_start(subject: Subject) -> None:
-    def dies(event: Handled, connection: extensions.connection) -> None:
-        subject.receipts.write(event, connection)
-        if event.id == EVENTS[4].event_id:
-            hang_up(connection)
-
-    with subject.handling(dies, workers=3) as writer, raises("database-connection-lost", EVENTS[4].event_id):
-        writer.apply(batch(EVENTS, 0))
-    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in (0, 2)}
-    assert subject.database.positions() == {}
-    with subject.handling(workers=3) as writer:
-        writer.apply(batch(EVENTS, 0))
-    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
 
 
 def test_a_driver_that_takes_over_waits_for_what_a_worker_has_begun(subject: Subject) -> None:
@@ -546,17 +435,12 @@ def test_a_driver_that_takes_over_waits_for_what_a_worker_has_begun(subject: Sub
         applied = in_thread("old driver", old.apply, batch(EVENTS, 0))
         assert begun.wait(TIMEOUT_S)
         hang_up(old.connections[0])  # its fence is gone, and its workers do not know
-        taking_over = in_thread("new driver", _handle, subject, EVENTS)
+        taking_over = in_thread("new driver", subject.handle, EVENTS)
         wait_for("the new driver to wait", partial(_waits_for_lock, subject), timeout_s=TIMEOUT_S)
         may_end.set()
         taking_over.result()
         applied.result()
-    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
-
-
-def _handle(subject: Subject, events: list[Event]) -> None:
-    with subject.handling() as writer:
-        writer.apply(batch(events, 0))
+    assert subject.versions() == ALL_VERSIONS
 
 
 def _waits_for_lock(subject: Subject) -> bool:
@@ -579,41 +463,12 @@ def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject, m
     assert subject.receipts.calls == []
 
 
-def _hang_up(connection: extensions.connection) -> None:
-    hang_up(connection)
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.usefixtures("impatient")
-def test_an_event_whose_call_never_returns_is_set_aside_and_the_others_go_on(subject: Subject, workers: int) -> None:
-    poison = EVENTS[4]  # of the key number 1
-    subject.receipts.failing, subject.receipts.error = {poison.event_id}, _hang_up
-    starts = begin = 0
-    while begin < len(EVENTS) or subject.database.retries(poison.event_id) < 2:
-        starts += 1
-        assert starts < 10
-        with suppress(Failure), subject.handling(workers=workers) as writer:
-            while begin < len(EVENTS):
-                writer.apply(batch(EVENTS[begin : begin + 6], begin))
-                begin += 6
-            for _ in EVENTS:
-                retry(subject, writer)
-    calls = subject.receipts.calls.count(poison.event_id)
-    assert calls == 2 + 1 + 3, "in a batch, behind the first of its key, and as often as the handler says"
-    assert subject.versions() == {nth_key(0): [1, 2, 3, 4], nth_key(1): [1], nth_key(2): [1, 2, 3, 4]}
-    assert subject.database.dead_letters()[poison.event_id] == HANDLER_FAILED
-
-    subject.receipts.failing = set()
-    replay_letters(subject, poison.event_id)
-    assert subject.versions() == {nth_key(number): [1, 2, 3, 4] for number in range(3)}
-
-
 @pytest.mark.parametrize("before", [pytest.param(0, id="of a rewind"), pytest.param(1, id="of another partition")])
 @pytest.mark.usefixtures("impatient")
 def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(subject: Subject, before: int) -> None:
     """Each start applies other records first, and as many as the batch of the call has."""
     poison = EVENTS[7]
-    subject.receipts.failing, subject.receipts.error = {poison.event_id}, _hang_up
+    subject.receipts.failing, subject.receipts.error = {poison.event_id}, hang_up
     others = [Event(uuid7(RANDOM), nth_key(3), 1, 1 + number) for number in range(60)]
     starts, is_done = 0, False
     while not is_done:
@@ -636,7 +491,7 @@ def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(subje
 
 
 def test_calls_for_a_topic_that_was_made_again_are_forgotten(subject: Subject) -> None:
-    subject.receipts.failing, subject.receipts.error = {EVENTS[7].event_id}, _hang_up
+    subject.receipts.failing, subject.receipts.error = {EVENTS[7].event_id}, hang_up
     with subject.handling() as writer, raises("database-connection-lost"):
         writer.apply(batch(EVENTS[:6], 0))
         writer.apply(batch(EVENTS[6:], 6))
@@ -658,8 +513,7 @@ def test_starts_that_have_called_nothing_are_no_interruptions(subject: Subject, 
                 writer.connect = refused
                 with raises("database-unavailable"):
                     writer.apply(batch(EVENTS, 0))
-    with subject.handling(workers=workers) as writer:
-        writer.apply(batch(EVENTS, 0))
+    subject.handle(EVENTS, workers=workers)
     assert subject.database.dead_letters() == {}
     assert len(subject.lines()) == len(EVENTS)
 
@@ -682,8 +536,7 @@ def test_a_statement_that_outlives_its_call_changes_nothing_behind_it(subject: S
         threading.Timer(0.2, may_write.set).start()
         raise TimeoutError
 
-    with subject.handling(write) as writer:
-        writer.apply(batch(EVENTS[:3], 0))
+    subject.handle(EVENTS[:3], write)
     assert subject.receipts.calls[0] == EVENTS[0].event_id
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
     assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
@@ -700,7 +553,7 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
     random, sent, discarded = Random(seed), 0, set[str]()  # noqa: S311
     events = [Event(uuid7(RANDOM), nth_key(number % 4), 1, 1 + number // 4) for number in range(100)]
     ids = [one.event_id for one in events]
-    errors = [_divide, _caught, _exit, lambda _: None, _hang_up]
+    errors = [_divide, _caught, _raise(SystemExit(3)), lambda _: None, hang_up]
     lost = 0
 
     def opened() -> list[str]:

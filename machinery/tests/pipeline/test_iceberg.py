@@ -28,10 +28,10 @@ from outbox.sink.applying.lakehouse.spark_table import IcebergTable
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spec import SinkSpec, TargetState
 from outbox.sink.writer import Counts, SinkWriter
+from outbox.sinks import IcebergTarget
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets, running_with
-from tests import icebergs
-from tests.lake import NAME, driven, events, write_source
+from tests.lake import NAME, SCHEMA, TOTALS, driven, events, iceberg, write_source
 from tests.support.made_events import NOW_MS, TOPIC, Event, batch, sums
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, replayed
@@ -46,7 +46,7 @@ TIMEOUT_S = 120
 @pytest.fixture(scope="module")
 def iceberg_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of the module that can write Iceberg tables."""
-    with running_with("iceberg", tmp_path_factory.mktemp("spark"), icebergs.ATTRIBUTES["target"]) as started:
+    with running_with("iceberg", tmp_path_factory.mktemp("spark"), IcebergTarget(SCHEMA, TOTALS)) as started:
         yield started
 
 
@@ -56,26 +56,26 @@ def lake(databases: Settings, iceberg_spark: SparkSession, tmp_path: Path) -> Se
     return databases.replace(sink_storage=f"file://{tmp_path}/it's a lake")
 
 
-def spec_of(settings: Settings, **changed: object) -> SinkSpec:
-    job = discovery.sinks(settings)[NAME].job
-    return discovery.resolve(settings, replace(job, **{**icebergs.ATTRIBUTES, **changed}))
+def spec_of(settings: Settings) -> SinkSpec:
+    return discovery.resolve(settings, replace(discovery.sinks(settings)[NAME].job, **iceberg(settings.home)))
 
 
-def driving(settings: Settings, **changed: object) -> AbstractContextManager[SinkWriter]:
-    return driven(settings, spec_of(settings, **changed))
+def driving(settings: Settings) -> AbstractContextManager[SinkWriter]:
+    return driven(settings, spec_of(settings))
 
 
-def opened(settings: Settings, spark: SparkSession, kind: type[IcebergTable] = IcebergTable, **changed: object) -> Any:
+def opened(settings: Settings, spark: SparkSession, kind: type[IcebergTable] = IcebergTable) -> Any:
     """The table, as a process without the fence has it."""
-    spec, schema = spec_of(settings, **changed), (icebergs.HERE / "table.sql").read_text()
-    found = kind(spark, spec, schema, table.location(settings, NAME), login(settings, SinkRole.WRITER))
+    schema = SCHEMA.read_text().replace("USING delta", "USING iceberg")
+    uri, role = table.location(settings, NAME), login(settings, SinkRole.WRITER)
+    found = kind(spark, spec_of(settings), schema, uri, role)
     found.make()
     return found
 
 
 def read_table(settings: Settings) -> TargetState:
     """The table as `outbox check` reads it."""
-    return table.read(settings, NAME, icebergs.TOTALS, table.iceberg)
+    return table.read(settings, NAME, TOTALS, table.iceberg)
 
 
 def rows(settings: Settings) -> list[str]:
@@ -89,7 +89,7 @@ def ids(some: Sequence[Event]) -> list[str]:
 
 
 def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
-    assert read_table(lake) == TargetState()
+    assert read_table(lake).positions == {}
     new, old, letter = events(4), events(2, at_ms=NOW_MS - 800 * DAY_MS), events(1)[0]
     with driving(lake) as sink:
         assert sink.apply(batch([*new[:2], *old, new[0]])) == Counts(rows=5, applied=4, duplicates=1)
@@ -99,16 +99,13 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
         assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
         assert read_table(lake).positions == {TOPIC: {0: 17}}, "by a commit with nothing new"
         sink.apply(batch([], start=17, dead=[unread(letter, 17)]))
-        assert read_table(lake).lacking([letter.event_id, new[0].event_id]) == {letter.event_id}
+        lacking = read_table(lake).lacking
+        assert lacking is not None
+        assert lacking([letter.event_id, new[0].event_id]) == {letter.event_id}
         assert replayed(lake, spec_of(lake)) == Replayed(applied=1)
     assert rows(lake) == ids([*new, *old, letter])
     assert {key: int(total) for key, total, _ in read_table(lake).totals} == sums([*new, *old, letter])
     assert read_table(lake).positions == {TOPIC: {0: 18}}, "a replay says nothing of positions, and hides none"
-
-
-def insert_only() -> str:
-    """The strategy without its clause WHEN MATCHED."""
-    return icebergs.STRATEGY.read_text().replace(" WHEN MATCHED AND FALSE THEN DELETE", "")
 
 
 class LateTable(IcebergTable):
@@ -132,11 +129,11 @@ class LateTable(IcebergTable):
 
 
 @contextmanager
-def late(settings: Settings, spark: SparkSession, some: Sequence[Event], **changed: object) -> Iterator[list[object]]:
+def late(settings: Settings, spark: SparkSession, some: Sequence[Event]) -> Iterator[list[object]]:
     """A driver without the fence merges events: it has read the table before the block, and commits behind it. Then the
     outcome is there.
     """
-    found = opened(settings, spark, LateTable, **changed)
+    found = opened(settings, spark, LateTable)
     found.gate = Path(settings.lakehouse.removeprefix("file://")).with_name("gate")
     found.gate.mkdir()
     outcomes = list[object]()
@@ -159,18 +156,6 @@ def test_a_driver_that_commits_late_is_refused(lake: Settings, iceberg_spark: Sp
         assert outcomes == ["table-failed"]
         assert rows(lake) == ids([*before, *some])
         assert read_table(lake).positions == {TOPIC: {0: 6}}
-
-
-def test_without_the_clause_a_late_commit_repeats_events(
-    lake: Settings, iceberg_spark: SparkSession, tmp_path: Path
-) -> None:
-    unchecked, some = tmp_path / "unchecked.sql", events(3)
-    unchecked.write_text(insert_only())
-    with driving(lake) as sink:
-        with late(lake, iceberg_spark, some, strategy=unchecked) as outcomes:
-            sink.apply(batch(some))
-        assert outcomes == [3]
-    assert rows(lake) == ids([*some, *some])
 
 
 def test_a_driver_in_whose_way_another_commits_merges_again(lake: Settings, iceberg_spark: SparkSession) -> None:
@@ -212,15 +197,6 @@ def are_blocked(settings: Settings, count: int) -> bool:
         " AND query LIKE 'UPDATE%iceberg_tables%'"
     )
     return len(query(settings, SinkRole.WRITER, waiting)) == count
-
-
-def test_positions_of_a_driver_that_says_less_do_not_count(lake: Settings, iceberg_spark: SparkSession) -> None:
-    some = events(3)
-    with driving(lake) as sink:
-        sink.apply(batch(some))
-        said = {"positions": {TOPIC: {0: 1}}, "epoch": 0}
-        assert opened(lake, iceberg_spark).merge(batch(some[:1]).chunk.frame, said) == 0
-        assert read_table(lake).positions == {TOPIC: {0: 3}}
 
 
 def maintain(spark: SparkSession, settings: Settings, call: str) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import pickle
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any
 import duckdb
 import psutil
 import psycopg2
-import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
@@ -38,40 +36,27 @@ from outbox.kafka.records import Part
 from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
-from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.decoding.ids import day_of
-from outbox.sink.decoding.records import DeadRecord, Record, Records
+from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Chosen, Replayed, Selection
-from outbox.sink.spark.reader import PART_MAX_BYTES, Read, Reader
+from outbox.sink.spark.reader import Reader
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState
 from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
-from tests.lake import NAME, driven, events, folder, ids, write_source
+from tests.lake import NAME, SCHEMA, TOTALS, driven, events, folder, ids, write_source
 from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
-from tests.support.made_events import (
-    NOW_MS,
-    TOPIC,
-    TOPIC_ID,
-    Event,
-    as_read,
-    batch,
-    fetch,
-    sums,
-)
+from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, batch, fetch, sums
 from tests.support.record_corpus import record, unread
 from tests.support.sink_driver import Database
 from tests.support.sink_process import Publisher, catch_up, logged, running
-from tests.support.suite import DOMAIN
 from tests.support.topic_reader import topic_of
 
 pytestmark = leaves_sockets
 DECLARED = discovery.sinks(load(environment=False))[NAME]
-HERE = DOMAIN / "stock" / "sinks" / NAME
-SCHEMA, TOTALS = HERE / "table.sql", HERE / "projections" / "stock.sql"
 RANDOM = Random(31)  # noqa: S311
 DAY_MS = 24 * 60 * 60 * 1000
 TIMEOUT_S = 180
@@ -95,27 +80,32 @@ def read_table(settings: Settings) -> TargetState:
     return table.read(settings, NAME, TOTALS)
 
 
-def states(settings: Settings) -> list[sinks.SinkState]:
-    """All sinks that ever ran, as `outbox check` reads them."""
+def totals(settings: Settings) -> dict[str, int]:
+    return {key: int(total) for key, total, _ in read_table(settings).totals}
+
+
+def state(settings: Settings) -> sinks.SinkState:
+    """The sink as `outbox check` reads it."""
     with closing(Store()) as store:
-        return list(sinks.read(settings, declared.load(settings), store).states)
+        [found] = sinks.read(settings, declared.load(settings), store).states
+        return found
 
 
 def database(settings: Settings) -> Database:
     return Database(settings, NAME)
 
 
-def run_replay(settings: Settings, *some: Event) -> dict[str, Replayed]:
+def run_replay(settings: Settings, *some: Event) -> Replayed:
     """Replay the dead letters of these events."""
     return run_chosen(settings, [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some])
 
 
-def run_chosen(settings: Settings, chosen: Sequence[Chosen]) -> dict[str, Replayed]:
+def run_chosen(settings: Settings, chosen: Sequence[Chosen]) -> Replayed:
     """Replay these dead letters."""
+    applier_of = lambda one: one.target.applier(settings, one)  # noqa: E731
     with closing(connect(settings, SinkRole.WRITER)) as connection:
-        return replay.replay(
-            connection, {NAME: DECLARED}, chosen, applier_of=lambda one: one.target.applier(settings, one)
-        )
+        done = replay.replay(connection, {NAME: DECLARED}, chosen, applier_of=applier_of)
+    return done.get(NAME, Replayed())
 
 
 def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
@@ -128,42 +118,15 @@ def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) 
             pass
     with driving(lake) as sink:
         assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
+        with raises("events-lost", f"offsets 17 to 19 of topic {TOPIC}, partition 0"):
+            sink.apply(batch(events(1), start=20))
     assert ids(lake) == sorted(event.event_id for event in [*new, *old])
-    assert {key: int(total) for key, total, _ in read_table(lake).totals} == sums([*new, *old])
+    assert totals(lake) == sums([*new, *old])
     assert {path.name for path in folder(lake).glob("outbox_day=*")} == {
         f"outbox_day={day_of(uuid.UUID(event.event_id))}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
     assert read_table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
-
-
-def by_tasks(batch: Batch, *shares: Records) -> Batch:
-    """The batch with what tasks return, each of which has read a share of its records."""
-    chunking = DECLARED.chunking(TOPIC)
-    returned = [pickle.dumps(Read.of_chunk(*chunking.first([share], PART_MAX_BYTES))) for share in shares]
-    return replace(batch, chunk=Chunk.together([pickle.loads(one).chunk for one in returned]))  # noqa: S301
-
-
-def read(some: Sequence[Event], *bad: Record, start: int = 0) -> Records:
-    """Events, and records that are no events, as a task reads them from an offset on."""
-    found = as_read(*(event.record for event in some), *bad, partition=0)
-    return replace(found, offsets=range(start, start + len(found)))
-
-
-def test_a_batch_that_tasks_have_read_writes_letters_and_closes_them(lake: Settings) -> None:
-    well, given_up, others = *events(2), events(3)
-    with driving(lake) as sink:
-        sink.apply(batch([], dead=[unread(well, 0), unread(given_up, 1)]))
-        database(lake).discard(Selection(identities=[given_up.event_id]))
-        some = [well, given_up, *others]
-        made = by_tasks(batch(some, 2, 8), read(some[:2], start=2), read(some[2:], record(b"bad"), start=4))
-        assert sink.apply(made) == Counts(rows=5, applied=4, duplicates=1, dead=1)
-        assert sink.apply(by_tasks(batch([], 8, 9), read([], record(b"worse"), start=8))) == Counts(dead=1)
-        again = by_tasks(batch([given_up], start=9), read([given_up], start=9))
-        assert sink.apply(again) == Counts(rows=1, duplicates=1)
-    assert ids(lake) == sorted(event.event_id for event in [well, *others])
-    statuses = database(lake).query("SELECT status, count(*) FROM dead_letters GROUP BY status ORDER BY status")
-    assert statuses == [("discarded", 1), ("open", 1), ("replayed", 1)]
 
 
 class Notes(RecordDecoder):
@@ -221,7 +184,7 @@ def test_more_records_than_the_heap_has_room_for_are_merged(
 @pytest.fixture
 def run(lake: Settings) -> Iterator[Run]:
     with driving(lake) as sink:
-        yield Run(sink, lambda: {key: int(total) for key, total, _ in read_table(lake).totals})
+        yield Run(sink, lambda: totals(lake))
 
 
 @settings(checked, max_examples=3)  # a batch takes about a second
@@ -236,15 +199,15 @@ def test_spark_and_duckdb_read_the_totals(lake: Settings, lakehouse_spark: Spark
     some = events(9)
     with driving(lake) as sink:
         sink.apply(batch([*some, *some]))
-    totals = TOTALS.read_text()
+    query = TOTALS.read_text()
     delta = DeltaTable(folder(lake))
     protocol = delta.protocol()
     assert (protocol.min_reader_version, protocol.reader_features) == (1, None), "nothing that a reader must know of"
     lakehouse_spark.read.format("delta").load(table.location(lake, NAME)).createOrReplaceTempView("events")
-    assert {row["key"]: int(row["total"]) for row in lakehouse_spark.sql(totals).collect()} == sums(some)
+    assert {row["key"]: int(row["total"]) for row in lakehouse_spark.sql(query).collect()} == sums(some)
     with duckdb.connect() as connection:
         connection.register("events", delta.to_pyarrow_dataset())
-        found = connection.sql(totals).fetchall()
+        found = connection.sql(query).fetchall()
     assert {key: int(total) for key, _, total, *_ in found} == sums(some)
 
 
@@ -259,6 +222,17 @@ def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
             sink.apply(batch(before, start=10))
 
 
+IDLE = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+
+
+def require_locked(settings: Settings) -> None:
+    """A repair of the sink waits for its lock."""
+    with closing(connect(settings, SinkRole.WRITER)) as repairing, repairing.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '200ms'")
+        with pytest.raises(psycopg2.errors.LockNotAvailable):
+            fence.lock(cursor, NAME)
+
+
 def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     some, bad = events(2), events(1)[0]
     made = batch(some, dead=[unread(bad, 2)])
@@ -270,14 +244,8 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
             apply.start()
             wait_for("the letter", lambda: database(lake).dead_letters(), timeout_s=TIMEOUT_S)
             assert database(lake).positions() == {}
-            with closing(connect(lake, SinkRole.WRITER)) as repairing, repairing.cursor() as cursor:
-                cursor.execute("SET lock_timeout = '200ms'")
-                with pytest.raises(psycopg2.errors.LockNotAvailable):
-                    fence.lock(cursor, NAME)
-            ((idle,),) = database(lake).query(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
-            )
-            assert idle == 0, "a transaction is open while the table is written"
+            require_locked(lake)
+            assert database(lake).query(IDLE) == [(0,)], "a transaction is open while the table is written"
             assert ids(lake) == []
         apply.join(TIMEOUT_S)
         assert counts == [Counts(rows=2, applied=2, dead=1)]
@@ -292,33 +260,31 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
     assert ids(lake) == sorted(event.event_id for event in some)
 
 
-def test_events_before_the_batch_that_never_came_stop_the_sink(lake: Settings) -> None:
-    before, behind = events(2), events(1)
+def test_letters_are_replayed_into_the_table_each_once(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, given_up = events(3)
     with driving(lake) as sink:
-        sink.apply(batch(before))
-        with raises("events-lost", f"offsets 2 to 4 of topic {TOPIC}, partition 0"):
-            sink.apply(batch(behind, start=5))
-    assert ids(lake) == sorted(event.event_id for event in before)
-    assert database(lake).positions() == {0: 2}
-
-
-def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
-    one, other = events(2)
-    with driving(lake) as sink:
-        sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2)]))
+        sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2), unread(given_up, 3)]))
+        database(lake).discard(Selection(identities=[given_up.event_id]))
         before = read_table(lake)
-        assert run_replay(lake, one) == {NAME: Replayed(applied=1)}
-        assert run_replay(lake, one, other) == {NAME: Replayed(applied=1)}
-        assert run_replay(lake, one, other) == {NAME: Replayed()}
+        assert run_replay(lake, one) == Replayed(applied=1)
+        assert run_replay(lake, one, other) == Replayed(applied=1)
+        assert run_replay(lake, one, other) == Replayed()
         # As after a crash between the MERGE and the letter's commit.
         query(lake, SinkRole.WRITER, "UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
-        assert before.lacking([one.event_id]), "the version that was read then"
-        assert not read_table(lake).lacking([one.event_id, other.event_id])
-        assert not states(lake)[0].letters, "its letter is open, and the table has it"
-        assert run_replay(lake, one) == {NAME: Replayed(duplicates=1)}
-        assert read_table(lake).positions == {TOPIC: {0: 3}}, "a replay says nothing of positions, and hides none"
-        assert sink.apply(batch([one, other], start=3)).duplicates == 2
+        assert before.lacking is not None
+        assert before.lacking([one.event_id, other.event_id]) == {one.event_id, other.event_id}, "the version of then"
+        assert not {one.event_id, other.event_id} & state(lake).letters.keys(), "they are open or replayed, and there"
+        with monkeypatch.context() as patch:
+            find = importlib.util.find_spec
+            patch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
+            assert state(lake).not_compared == table.UNREAD.format("deltalake")
+            letters = {event_id: letter.is_open for event_id, letter in state(lake).letters.items()}
+            assert letters == {one.event_id: True, given_up.event_id: False}, "only open ones are set aside"
+        assert run_replay(lake, one) == Replayed(duplicates=1)
+        assert read_table(lake).positions == {TOPIC: {0: 4}}, "a replay says nothing of positions, and hides none"
+        assert sink.apply(batch([one, other, given_up], start=4)).duplicates == 3
     stored = {row["event_id"]: row for row in DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()}
+    assert given_up.event_id not in stored
     assert (stored[one.event_id]["quantity"], stored[one.event_id]["version"]) == (one.quantity, one.version)
 
 
@@ -326,25 +292,17 @@ def test_no_transaction_is_open_while_a_replay_writes_the_table(
     lake: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = events(2)
-    idle: list[object] = []
     merge = spark_table.Table.merge
 
-    def looked_at(self: spark_table.Table, rows: pa.Table, metadata: Mapping[str, Any] | None = None) -> int:
-        with closing(connect(lake, SinkRole.WRITER)) as beside, beside.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
-            )
-            idle.extend(cursor.fetchone() or ())
-            cursor.execute("SET lock_timeout = '200ms'")
-            with pytest.raises(psycopg2.errors.LockNotAvailable):
-                fence.lock(cursor, NAME)
-        return merge(self, rows, metadata)
+    def looked_at(*arguments: Any) -> int:
+        assert database(lake).query(IDLE) == [(0,)]
+        require_locked(lake)
+        return merge(*arguments)
 
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
         monkeypatch.setattr(spark_table.Table, "merge", looked_at)
-        assert run_replay(lake, one) == {NAME: Replayed(applied=1)}
-        assert idle == [0]
+        assert run_replay(lake, one) == Replayed(applied=1)
         monkeypatch.undo()
         assert sink.apply(batch(events(1), start=2)).applied == 1, "the lock is free again"
     assert database(lake).statuses() == {one.event_id: "replayed", other.event_id: "open"}
@@ -356,7 +314,7 @@ def test_a_restored_table_gets_replayed_events_again(lake: Settings, lakehouse_s
         sink.apply(batch([first], dead=[unread(replayed, 1), unread(given_up, 2)]))
         before = DeltaTable(folder(lake)).version()
         database(lake).discard(Selection(identities=[given_up.event_id]))
-        assert run_replay(lake, replayed) == {NAME: Replayed(applied=1)}
+        assert run_replay(lake, replayed) == Replayed(applied=1)
         lakehouse_spark.sql(f"RESTORE TABLE delta.`{table.location(lake, NAME)}` TO VERSION AS OF {before}")
         assert ids(lake) == [first.event_id]
         # As after a rewind; the records are valid by now.
@@ -371,18 +329,18 @@ def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> 
     def again() -> Replayed:
         with closing(connect(lake, SinkRole.WRITER)) as connection:
             chosen = Selection(sink=NAME, elsewhere=[NAME]).choose(connection)
-            return run_chosen(lake, chosen).get(NAME, Replayed())
+        return run_chosen(lake, chosen)
 
     with driving(lake) as sink:
         sink.apply(batch([], dead=[unread(kept, 0), unread(lost, 1), malformed]))
-        assert run_replay(lake, kept) == {NAME: Replayed(applied=1)}
+        assert run_replay(lake, kept) == Replayed(applied=1)
         before = DeltaTable(folder(lake)).version()
-        assert run_replay(lake, lost) == {NAME: Replayed(applied=1)}
+        assert run_replay(lake, lost) == Replayed(applied=1)
         assert sink.apply(batch([came], start=3)).applied == 1
     assert {*database(lake).statuses().values()} == {"replayed"}
     assert again() == Replayed()
     DeltaTable(folder(lake)).restore(before)
-    assert {*states(lake)[0].letters} == {one.event_id for one in (lost, came)}, "`check` says so"
+    assert {*state(lake).letters} == {one.event_id for one in (lost, came)}, "`check` says so"
     assert again() == Replayed(applied=1, rejected=1)
     assert ids(lake) == sorted([kept.event_id, lost.event_id])
     assert database(lake).statuses()[came.event_id] == "open", "its letter keeps another record"
@@ -416,29 +374,6 @@ def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:
     with driving(lake) as sink:
         assert sink.apply(batch([one])).applied == 1
     assert ids(lake) == [one.event_id]
-
-
-def test_without_the_package_only_open_letters_are_set_aside(
-    databases: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statuses = {
-        event.event_id: status for event, status in zip(events(3), ("open", "replayed", "discarded"), strict=True)
-    }
-    with closing(connect(databases, SinkRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO sinks (name, epoch) VALUES (%s, 1)", [NAME])
-        for offset, (event_id, status) in enumerate(statuses.items()):
-            cursor.execute(
-                "INSERT INTO dead_letters"
-                ' (sink, identity, topic, topic_id, partition, "offset", event_id, reason, detail, status)'
-                " VALUES (%s, %s, %s, %s, 0, %s, %s, 'test', '', %s)",
-                [NAME, event_id, TOPIC, TOPIC_ID, offset, event_id, status],
-            )
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
-    [state] = states(databases)
-    assert state.not_compared == table.UNREAD.format("deltalake")
-    found = {statuses[event_id]: letter.is_open for event_id, letter in state.letters.items()}
-    assert found == {"open": True, "discarded": False}
 
 
 def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:

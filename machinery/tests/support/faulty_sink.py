@@ -24,7 +24,7 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
 from outbox.cli import main
 from outbox.kafka.clients import client_config
@@ -40,7 +40,6 @@ from outbox.sink.running.checkpoint import Checkpoint
 from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
-from tests import icebergs
 from tests.support import topic_sinks
 
 TIMEOUT_S = 60
@@ -160,7 +159,9 @@ def death_behind_a_function() -> None:
 
 def iceberg() -> None:
     """The sink `lakehouse` has an Iceberg table."""
-    change("lakehouse", **icebergs.ATTRIBUTES)
+    from tests import lake
+
+    change("lakehouse", **lake.iceberg(load().home))
 
 
 def death_behind_a_commit_of_iceberg() -> None:

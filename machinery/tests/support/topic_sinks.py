@@ -42,16 +42,6 @@ def by_unit(event: Event) -> Event | None:
     return event._replace(key=event.payload["unit"]) if event.payload["quantity"] > 0 else None
 
 
-FAILS_FOR = set[str]()
-
-
-def failing(event: Event) -> Event:
-    """The event as it is; fails for some."""
-    if event.id in FAILS_FOR:
-        raise ValueError("not today")
-    return event
-
-
 RETURNS = dict[str, Callable[[Event], Any]]()  # by the id of an event
 
 
@@ -70,7 +60,6 @@ def jobs(settings: Settings) -> list[SinkJob]:
         SinkJob("picked", events=[items.AGGREGATE], transform="tests.transforms:picky", target=TopicTarget(units)),
         SinkJob("orders", events=["order"], target=TopicTarget(units)),
         SinkJob("odd", events=[items.AGGREGATE], target=TopicTarget(units, "tests.support.topic_sinks:odd")),
-        SinkJob("failing", events=[items.AGGREGATE], target=TopicTarget(units, "tests.support.topic_sinks:failing")),
     ]
 
 

@@ -21,7 +21,7 @@ from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import table
 from outbox.sink.spec import TargetState
 from outbox_lab.testing.failures import raises
-from tests import icebergs
+from tests.lake import CHECKED, iceberg
 from tests.support.made_events import uuid7
 
 NAME = "lake"
@@ -103,15 +103,13 @@ def test_a_late_commit_of_an_earlier_driver_says_nothing_of_positions(lake: Sett
 
 
 def test_a_merge_that_iceberg_would_commit_unchecked_is_refused(tmp_path: Path) -> None:
-    settings = load(environment=False)
-    checked = replace(discovery.sinks(settings)["lakehouse"].job, **icebergs.ATTRIBUTES)
-    discovery.resolve(settings, checked).target.require_usable(discovery.resolve(settings, checked))
-    unchecked = tmp_path / "unchecked.sql"
-    sql = icebergs.STRATEGY.read_text()
-    unchecked.write_text(sql.replace(" WHEN MATCHED AND FALSE THEN DELETE", " -- WHEN MATCHED"))
-    spec = discovery.resolve(settings, replace(checked, strategy=unchecked))
+    settings, attributes = load(environment=False), iceberg(tmp_path)
+    spec = discovery.resolve(settings, replace(discovery.sinks(settings)["lakehouse"].job, **attributes))
+    spec.target.require_usable(spec)
+    attributes["strategy"].write_text(attributes["strategy"].read_text().replace(CHECKED, " -- WHEN MATCHED\n"))
+    unchecked = discovery.resolve(settings, spec.job)
     with raises("sink-unusable", "WHEN MATCHED"):
-        spec.target.require_usable(spec)
+        unchecked.target.require_usable(unchecked)
 
 
 def test_positions_are_those_of_the_content_while_the_sink_commits(lake: Settings) -> None:

@@ -19,6 +19,7 @@ from psycopg2 import extensions
 from outbox.audit.declared import EXACT, Declared, EventTopic, text_of
 from outbox.audit.rows import SINK, ComparedRows, load_rows, read_sinks
 from outbox.audit.source import snapshot
+from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.comparison_files import Comparison, folder_of
 from outbox.sink.decoding import dead_records
@@ -104,6 +105,7 @@ class SinkState:
     takes_states: bool = False  # an applied event supersedes the earlier events of its key
     may_be_ahead: bool = False  # it may have events behind its positions, up to the version of each key
     not_compared: str = ""  # why none of its totals is compared, if so
+    is_unreadable: bool = False  # whether that is a failure of its target
     is_declared: bool = True  # otherwise nothing is expected of it
 
     def digest_of_letters(self, topic: str, before: Mapping[int, int]) -> bytes:
@@ -137,16 +139,16 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
     """Every sink of this project that ever ran, by name. Sinks of other topics than their job's are left out. What is
     compared is in the store.
 
-    Raises Failure if a database or a target cannot be read, or if a comparison cannot be used.
+    Raises Failure if a database cannot be read, or if a comparison cannot be used.
     """
-    of_targets = ((name, one.target.state(settings, one)) for name, one in declared.sinks.items())
+    of_targets = ((name, _target(settings, one)) for name, one in declared.sinks.items())
     targets = {name: state for name, state in of_targets if state is not None}  # read before their dead letters
     queries = _queries(declared, targets)
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         in_database = ((one, read_sinks(connection, one)) for one in queries)
         elsewhere = ((one, totals_of(name, targets[name])) for name in targets for one in declared.comparisons_of(name))
         load_rows(store, SINK, chain[tuple[Comparison, Iterable[Row]]](in_database, elsewhere))
-        set_aside = _letters(connection, declared, [name for name, one in targets.items() if not one.unread])
+        set_aside = _letters(connection, declared, [name for name, one in targets.items() if one.lacking is not None])
         cursor.execute(REASONS, [NO_REASON])
         discarded = dict[str, dict[str, int]]()
         for name, reason, count in cursor:
@@ -184,6 +186,15 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
         return Sinks(states, acknowledged(cursor, of_declared), erased)
 
 
+def _target(settings: Settings, spec: SinkSpec) -> TargetState | None:
+    """The content of a target, with its totals. A failure to read it does not keep others from being compared."""
+    try:
+        state = spec.target.state(settings, spec)
+        return state and replace(state, totals=[*state.totals])
+    except Failure as failure:
+        return TargetState(unread=str(failure), is_unreadable=True)
+
+
 def _versions(declared: Declared, spec: SinkSpec, compared: Iterable[ComparedRows]) -> dict[str, dict[str, int]]:
     """By topic and key the highest version that the sink has applied, as its comparisons of totals say."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
@@ -203,17 +214,19 @@ def with_target(state: SinkState, target: TargetState) -> SinkState:
     If that result cannot be read, its open dead letters count as set aside, as for other sinks.
     """
     if target.unread:
-        return replace(state, not_compared=target.unread)
-    named = {identity for identity in state.letters if has_event_id(identity)}
-    lacking = set(target.lacking({event_id for event_id in named if state.letters[event_id].is_open}))
-    # The target finds events by id: any record of an event will do, not only the one that its letter names.
-    mine = {
-        identity: letter._replace(place=None)
-        for identity, letter in state.letters.items()
-        if identity in lacking or identity not in named or not letter.is_open
-    }
+        return replace(state, not_compared=target.unread, is_unreadable=target.is_unreadable)
+    letters = state.letters
+    if target.lacking is not None:
+        named = {identity for identity in letters if has_event_id(identity)}
+        lacking = set(target.lacking({event_id for event_id in named if letters[event_id].is_open}))
+        # The target finds events by id: any record of an event will do, not only the one that its letter names.
+        letters = {
+            identity: letter._replace(place=None)
+            for identity, letter in letters.items()
+            if identity in lacking or identity not in named or not letter.is_open
+        }
     positions = {**state.positions, **target.positions}
-    return replace(state, positions=positions, letters=mine, may_be_ahead=target.may_be_ahead)
+    return replace(state, positions=positions, letters=letters, may_be_ahead=target.may_be_ahead)
 
 
 def totals_of(sink: str, target: TargetState) -> list[Row]:
@@ -260,7 +273,7 @@ def _letters(
     identity of a letter is the event id, or a hash if the record has none.
 
     Some sinks have their results ``elsewhere``, and a restored result may be older than a replay. So replayed letters
-    of these sinks count as open too.
+    of these sinks count as open too, if the place says whether it has their events.
     """
     topics = declared.topic_by_name
     found: dict[str, dict[str, Letter]] = defaultdict(dict)

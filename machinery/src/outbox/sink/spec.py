@@ -158,9 +158,11 @@ class TargetState:
 
     positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # by topic and partition, the next offset
     totals: Iterable[tuple[Any, Any, Any]] = ()  # key, total and highest version, or None; a key may have several rows
-    lacking: Callable[[Collection[str]], Collection[str]] = frozenset  # those of these event ids that it does not hold
+    # Those of these event ids that it does not hold; None if it cannot say.
+    lacking: Callable[[Collection[str]], Collection[str]] | None = None
     may_be_ahead: bool = False  # whether it may have events behind the positions, up to the version of each key
     unread: str = ""  # why nothing of this is known, if it is not
+    is_unreadable: bool = False  # whether that is a failure
 
 
 class Target(ABC):

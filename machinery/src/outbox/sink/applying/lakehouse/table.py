@@ -119,7 +119,7 @@ def read(settings: Settings, sink: str, totals_query: Path, opened: Opened = del
         return TargetState(unread=UNREAD.format(package))
     with opened(settings, sink) as stored:
         if stored is None:
-            return TargetState()
+            return TargetState(lacking=frozenset)
         rows = _totals(stored.query(totals_query.read_text()), totals_query)
         return TargetState(reached(stored.said, sink), rows, partial(lacking, stored))
 

@@ -1,4 +1,4 @@
-"""A sink whose result is a topic: the records of a batch and its offsets are one Kafka transaction. Postgres keeps the
+"""The target in a Kafka topic: the records of a batch and its offsets are one Kafka transaction. Postgres keeps the
 rest, in one transaction as for every sink. Kafka's is committed right before it.
 
 If the process ends between the two commits, the topic has events that Postgres does not know, and the offsets of the
@@ -12,11 +12,13 @@ A replay of dead letters looks for its events on the target likewise, and has a 
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,7 +45,7 @@ from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import UUID
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import fence, positions
-from outbox.sink.spec import SinkSpec, TargetState, Transformed, first_line, function_of
+from outbox.sink.spec import SinkSpec, Target, TargetState, Transformed, first_line, function_of, unusable
 from outbox.sink.writer import Applied, Counts
 
 NOT_WRITABLE = "not writable"
@@ -64,6 +66,7 @@ SELECT min(letter.recorded_at), max(letter.first_seen_at), now() FROM public.dea
 """
 
 Function = Callable[[Event], Event | None]
+DEFERRED = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
 
 
 class Written(NamedTuple):
@@ -200,30 +203,24 @@ class TransformingTopicApplier(TransformingApplier, TopicApplier):
     """Makes a record of each row that a transform returns."""
 
 
-def applier(
-    settings: Settings, spec: SinkSpec, by: str | None, transform: Transformed | None, suffix: str = ""
-) -> TopicApplier:
-    """The applier of a driver, or, with a suffix, of a replay. It fences the producers of earlier ones."""
-    made = TopicApplier(spec)
-    if transform is not None:
-        made = TransformingTopicApplier(spec, columns_of(transform.schema, spec.layout), transform.apply)
-    made.open(settings, None if by is None else function_of(spec.job, "by", by), suffix)
-    return made
-
-
 class TopicWriter(PostgresWriter):
     """Writes what is new, and moves the offsets with it."""
 
     _applier: TopicApplier
 
     def __init__(
-        self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch, by: str | None
+        self,
+        settings: Settings,
+        connection: extensions.connection,
+        spec: SinkSpec,
+        fetch: Fetch,
+        applier_of: Callable[[Transformed | None], TopicApplier],
     ) -> None:
         """Acquire the fence, and fence the producers of earlier drivers."""
         self._settings = settings
         self._committed = dict[str, Mapping[int, int]]()  # by topic, where the events are decided behind
         self._doubtful = set[str]()  # topics whose events may be on the target
-        super().__init__(connection, spec, fetch, partial(applier, settings, spec, by))
+        super().__init__(connection, spec, fetch, applier_of)
 
     def _apply(self, batch: Batch) -> Counts:
         topic, stored = batch.topic, self.positions(batch.topic, batch.topic_id)
@@ -262,24 +259,76 @@ class TopicWriter(PostgresWriter):
                     cursor.execute("TRUNCATE pg_temp.outbox_written")
 
 
-def state(settings: Settings, sink: str, target: str) -> TargetState:
-    """How many records of each key a sink has written, as far as its positions go. What is behind them is in flight."""
-    with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection, connection.cursor() as cursor:
-        reached = positions.read_all(cursor, sink)
-        cursor.execute(RECREATED, [sink])
-        unread = "one of its topics was created again" if cursor.rowcount else ""
-    if not topics.exists(settings, target):
-        unread = f"there is no topic {target}"
-    elif any(topics.first_offsets(settings, target).values()):
-        unread = f"topic {target} has dropped records"
-    if unread:
-        return TargetState(unread=unread)
-    counts = Counter[str]()
-    for some in read_written(settings, sink, target):
-        counts.update(one.key for one in some if one.offset < reached.get(one.topic, {}).get(one.partition, 0))
+@dataclass(frozen=True)
+class TopicTarget(Target):
+    """A topic. ``by`` names a function, as ``module:function``, that gets each event and returns the event to write:
+    with another key, type or payload, or None for none. The record has the id of the event that the function got.
+    """
 
-    def lacking(event_ids: Collection[str]) -> Collection[str]:
-        found = read_written(settings, sink, target) if event_ids else ()
-        return {*event_ids}.difference(one.event_id for some in found for one in some)
+    topic: str
+    by: str | None = None
+    takes_projections = False
+    rebuilt_from = ()
+    not_rebuilt = (
+        "writes to a topic, which takes nothing back",
+        "a sink of another name, with another topic, begins anew",
+    )
 
-    return TargetState(reached, [(key, count, None) for key, count in counts.items()], lacking)
+    @property
+    def topics(self) -> list[str]:
+        return [self.topic]
+
+    def require_usable(self, spec: SinkSpec) -> None:
+        super().require_usable(spec)
+        function = self._function(spec)
+        if function is not None and any(is_deferred(function) for is_deferred in DEFERRED):
+            problem = f"its by {self.by} is async or a generator, so a call of it returns no event"
+            raise unusable(spec.job, problem, "write a plain function that returns the event")
+        if self.topic in spec.topics:
+            raise unusable(spec.job, f"it writes to a topic that it reads, {self.topic}", "name another topic")
+        if not spec.job.events:
+            raise unusable(spec.job, "a topic takes declared events only", 'name them: events=["order.placed"]')
+
+    def _function(self, spec: SinkSpec) -> Function | None:
+        return None if self.by is None else function_of(spec.job, "by", self.by)
+
+    def writer(
+        self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch
+    ) -> TopicWriter:
+        self.require_usable(spec)
+        return TopicWriter(settings, connection, spec, fetch, partial(self._applier, settings, spec, ""))
+
+    def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> TopicApplier:
+        return self._applier(settings, spec, ".replay", transform)
+
+    def _applier(self, settings: Settings, spec: SinkSpec, suffix: str, transform: Transformed | None) -> TopicApplier:
+        """An applier, of a driver or of a replay. It fences the producers of earlier ones with its suffix."""
+        made = TopicApplier(spec)
+        if transform is not None:
+            made = TransformingTopicApplier(spec, columns_of(transform.schema, spec.layout), transform.apply)
+        made.open(settings, self._function(spec), suffix)
+        return made
+
+    def state(self, settings: Settings, spec: SinkSpec) -> TargetState:
+        """How many records of each key the sink has written, as far as its positions go. What is behind them is in
+        flight.
+        """
+        with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection, connection.cursor() as cursor:
+            reached = positions.read_all(cursor, spec.name)
+            cursor.execute(RECREATED, [spec.name])
+            unread = "one of its topics was created again" if cursor.rowcount else ""
+        if not topics.exists(settings, self.topic):
+            unread = f"there is no topic {self.topic}"
+        elif any(topics.first_offsets(settings, self.topic).values()):
+            unread = f"topic {self.topic} has dropped records"
+        if unread:
+            return TargetState(unread=unread)
+        counts = Counter[str]()
+        for some in read_written(settings, spec.name, self.topic):
+            counts.update(one.key for one in some if one.offset < reached.get(one.topic, {}).get(one.partition, 0))
+
+        def lacking(event_ids: Collection[str]) -> Collection[str]:
+            found = read_written(settings, spec.name, self.topic) if event_ids else ()
+            return {*event_ids}.difference(one.event_id for some in found for one in some)
+
+        return TargetState(reached, [(key, count, None) for key, count in counts.items()], lacking)
