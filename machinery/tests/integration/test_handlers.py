@@ -22,8 +22,8 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread, wait_for
 from outbox.handlers import AsyncConnection, handler
 from outbox.handlers import Event as Handled
-from outbox.sink.applying.handlers.handler import Function
-from outbox.sink.applying.handlers.target import HANDLER_FAILED, HandlerTarget, HandlerWriter
+from outbox.sink.applying.handlers.handler import Function, HandlerTarget
+from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
 from outbox.sink.remembering import positions
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
@@ -178,31 +178,24 @@ def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(sub
 
 
 @pytest.mark.usefixtures("impatient")
-def test_it_is_tried_again_until_it_succeeds(subject: Subject, writer: HandlerWriter) -> None:
-    bad = EVENTS[3]
-    subject.receipts.failing = {bad.event_id}
+def test_it_is_tried_again_until_it_succeeds_or_is_given_up(
+    subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing, failing = EVENTS[3].event_id, EVENTS[1].event_id
+    subject.receipts.failing = {passing, failing}
     writer.apply(batch(EVENTS, 0))
-    retry(subject, writer)
-    assert subject.receipts.calls.count(bad.event_id) == 2
-    assert subject.versions()[nth_key(0)] == [1]
-    subject.receipts.failing = set()
-    retry(subject, writer)
-    assert subject.versions() == ALL_VERSIONS
-    retry(subject, writer)
-    assert subject.receipts.calls.count(bad.event_id) == 3
-
-
-@pytest.mark.usefixtures("impatient")
-def test_it_is_given_up_after_its_attempts_and_stays_open(subject: Subject, writer: HandlerWriter) -> None:
-    subject.receipts.failing = {EVENTS[0].event_id}
-    writer.apply(batch(EVENTS[:3], 0))
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(f"{WRITER}.FIRST_DELAY_S", 60)
+        patch.setattr(f"{WRITER}.MAX_DELAY_S", 60)
         assert writer.due(100).letters == [], "not before its delay"
+    retry(subject, writer)
+    assert subject.versions()[nth_key(0)] == [1]
+    subject.receipts.failing = {failing}
     for _ in range(6):
         retry(subject, writer)
-    assert subject.receipts.calls.count(EVENTS[0].event_id) == 3
-    assert subject.database.statuses() == {EVENTS[0].event_id: "open"}
+    assert [subject.receipts.calls.count(one) for one in (passing, failing)] == [3, 3]
+    assert subject.versions() == {nth_key(0): [1, 2, 3, 4], nth_key(2): [1, 2, 3, 4]}
+    assert subject.database.statuses()[failing] == "open"
 
 
 @pytest.mark.usefixtures("impatient")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,23 +15,19 @@ from types import MappingProxyType
 from typing import Any
 
 import duckdb
-import psutil
 import psycopg2
 import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
-from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 
-from outbox.audit import check, declared, sinks
+from outbox.audit import declared, sinks
 from outbox.audit.store import Store
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.base.wait import wait_for
 from outbox.events.schema import Column, Rejection
-from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.kafka.records import Part
 from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
@@ -42,17 +37,15 @@ from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Chosen, Replayed, Selection
-from outbox.sink.spark.reader import Reader
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState
 from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
-from tests.lake import NAME, SCHEMA, TOTALS, driven, events, folder, ids, write_source
-from tests.support.deliveries import Delivery, Run, checked, deliveries, each_event_once
+from tests.lake import NAME, SCHEMA, TOTALS, driven, events, folder, ids
+from tests.support import transformed
 from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, batch, fetch, sums
 from tests.support.record_corpus import record, unread
 from tests.support.sink_driver import Database
-from tests.support.sink_process import Publisher, catch_up, logged, running
 from tests.support.topic_reader import topic_of
 
 pytestmark = leaves_sockets
@@ -150,9 +143,8 @@ def test_more_records_than_the_heap_has_room_for_are_merged(
         " page BIGINT, note STRING)"
         " USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s"
     )
-    target = LakehouseTarget(schema, TOTALS)
-    job = SinkJob("notes", TOTALS.parent, target, strategy=DECLARED.job.strategy, decoders={name: Notes()})
-    notes = discovery.resolve(lake, job)
+    target, merge = LakehouseTarget(schema, TOTALS), DECLARED.job.strategy
+    notes = discovery.resolve(lake, SinkJob("notes", TOTALS.parent, target, strategy=merge, decoders={name: Notes()}))
     heap = int(lakehouse_spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
     assert heap < LARGE_RECORDS * LARGE_BYTES
 
@@ -167,32 +159,7 @@ def test_more_records_than_the_heap_has_room_for_are_merged(
         producer.produce(name, value, one.key, partition=0, headers=list(one.headers))
     assert producer.flush(TIMEOUT_S) == 0
 
-    topic_id, sizes = topics.describe(lake, name).id, list[int]()
-    with closing(connect(lake, SinkRole.WRITER)) as connection:
-        sink = target.writer(lake, connection, notes, fetch)
-        sink.positions(name, topic_id)
-        with closing(Reader(lake, notes, {name: topic_id})) as reader:
-            part = Part(name, {0: 0}, {0: LARGE_RECORDS})
-            while part.count:
-                made = reader.read(lakehouse_spark.sparkContext, part)
-                sizes.append(made.chunk.count)
-                assert sink.apply(made) == Counts(made.chunk.count, made.chunk.count)
-                part = part.behind(made.end)
-    assert sum(sizes) == LARGE_RECORDS
-
-
-@pytest.fixture
-def run(lake: Settings) -> Iterator[Run]:
-    with driving(lake) as sink:
-        yield Run(sink, lambda: totals(lake))
-
-
-@settings(checked, max_examples=3)  # a batch takes about a second
-@given(deliveries)
-@example([Delivery([0, 0, 1]), Delivery([1, 2], back=1), Delivery([0, 2])])
-def test_the_table_has_each_event_once_however_events_come(run: Run, batches: list[Delivery]) -> None:
-    came = run.deliver(batches)
-    assert run.totals() == each_event_once(came)
+    assert transformed.run(lake, lakehouse_spark, notes) == Counts(LARGE_RECORDS, LARGE_RECORDS)
 
 
 def test_spark_and_duckdb_read_the_totals(lake: Settings, lakehouse_spark: SparkSession) -> None:
@@ -374,42 +341,3 @@ def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:
     with driving(lake) as sink:
         assert sink.apply(batch([one])).applied == 1
     assert ids(lake) == [one.event_id]
-
-
-def test_killed_between_the_tables_commit_and_its_positions(topic: Settings) -> None:
-    publisher = Publisher(topic)
-    some = publisher.events(60)
-    write_source(topic, some)
-    publisher.send(some[:30])
-    sink_database = database(topic)
-
-    def rows() -> int:
-        return len(ids(topic)) if DeltaTable.is_deltatable(str(folder(topic))) else 0
-
-    with running(topic, NAME) as sink:
-        wait_for("the first events", lambda: sum(sink_database.positions().values()) >= 30, timeout_s=TIMEOUT_S)
-        before = sink_database.positions()
-        with closing(connect(topic, SinkRole.WRITER)) as blocking, blocking.cursor() as cursor:
-            # The second transaction writes the counts here; the first only reads.
-            cursor.execute("SELECT FROM sinks WHERE name = %s FOR UPDATE", [NAME])
-            publisher.send([*some[30:], *some[:5]])
-            wait_for("the table's commit", lambda: rows() > 30, timeout_s=TIMEOUT_S, poll_s=0.5)  # a look is work
-            merged = rows()
-            processes = sink.processes()
-            assert any("delta" in word for process in processes for word in process.cmdline())
-            # Beside a sink whose positions are behind its table, check is exact: by what the table's commit says.
-            report = check.check(topic)
-            assert (report.sink(NAME).drift, report.sink(NAME).in_flight) == ({}, 60 - merged)
-            processes[0].kill()
-            assert psutil.wait_procs(processes, timeout=30)[1] == []
-        assert sink_database.positions() == before, "the fault fired: the table has what the positions do not"
-    done = catch_up(topic, NAME)
-    assert done.returncode == 0, done.stderr
-    first = logged(done, "applied")[0]
-    assert (first["applied"], first["duplicates"]) == (0, first["rows"]), "the batch came again, and was known"
-    assert first["rows"] == merged - 30 or merged == 60
-    assert ids(topic) == sorted(event.event_id for event in some)
-    report = check.check(topic)
-    assert report.settled
-    assert report.findings == []
-    shutil.rmtree(folder(topic).parent)

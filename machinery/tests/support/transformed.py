@@ -1,4 +1,4 @@
-"""Sinks with a transform, driven without a query: they apply what their topics have, in the Spark of this process."""
+"""Sinks driven without a query: they apply what their topics have, in the Spark of this process."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def run(
     with ExitStack() as opened:
         connection = opened.enter_context(closing(connect(settings, SinkRole.WRITER)))
         writer = spec.target.writer(settings, connection, spec, fetcher(settings))
-        transform = Transform(spark, spec)
-        writer.prepare(transform.returned)
+        transform = None if spec.job.transform is None else Transform(spark, spec)
+        if transform is not None:
+            writer.prepare(transform.returned)
         started()
         ids = {topic: topics.describe(settings, topic).id for topic in spec.topics}
         reader = opened.enter_context(closing(Reader(settings, spec, ids, transform)))

@@ -91,7 +91,6 @@ def test_commits_of_others_say_nothing_of_positions(lake: Settings, said: str) -
     ours: dict[str, Any] = {"sink": NAME, "positions": {"t": {"0": 4}}}
     write(lake, ("a", 5, 1), said=json.dumps(ours))
     write(lake, ("a", 6, 2), said=said)
-    assert table.positions(lake, NAME) == {"t": {0: 4}}
     assert sinks.with_target(SinkState(NAME, {"t": {0: 1}}), read(lake)).positions == {"t": {0: 4}}
 
 
@@ -99,7 +98,7 @@ def test_a_late_commit_of_an_earlier_driver_says_nothing_of_positions(lake: Sett
     for number, (epoch, offset) in enumerate([(1, 3), (2, 5), (2, 9), (1, 4)]):
         said = {"sink": NAME, "positions": {"t": {"0": offset}}, "epoch": epoch}
         write(lake, ("a", 5, number), said=json.dumps(said))
-    assert table.positions(lake, NAME) == {"t": {0: 9}}
+    assert read(lake).positions == {"t": {0: 9}}
 
 
 def test_a_merge_that_iceberg_would_commit_unchecked_is_refused(tmp_path: Path) -> None:
@@ -145,11 +144,16 @@ def test_many_letters_are_looked_up_a_part_at_a_time(lake: Settings, monkeypatch
 def test_an_erased_key_is_in_no_file_of_the_table(lake: Settings) -> None:
     write(lake, ("a'b", 5, 1), ("c", 6, 1))
     write(lake, ("c", 7, 2))
+    write(lake, ("b", 8, 1))
+    DeltaTable(table.location(lake, NAME).removeprefix("file://")).delete("item = 'b'")
     folder = Path(table.location(lake, NAME).removeprefix("file://"))
 
     def erase(key: str, *, dry_run: bool = False) -> list[int]:
         return [*table.erase(lake, NAME, ["item"], key, [], dry_run=dry_run).values()]
 
+    files = {*folder.glob("*.parquet")}
+    assert erase("another") == [0, 0]
+    assert {*folder.glob("*.parquet")} == files, "former files of other keys stay"
     assert erase("a'b", dry_run=True) == [1, 0]
     assert erase("a'b") == [1, 1]
     assert erase("a'b", dry_run=True) == [0, 0]
@@ -157,15 +161,6 @@ def test_an_erased_key_is_in_no_file_of_the_table(lake: Settings) -> None:
     assert {row["item"] for row in left} == {"c"}
     assert sinks.totals_of(NAME, read(lake)) == [(NAME, "c", 2, "13")]
     assert "a'b" in (folder / "_delta_log" / f"{0:020}.json").read_text(), "the log has the extremes of columns"
-
-
-def test_former_files_of_other_keys_stay(lake: Settings) -> None:
-    write(lake, ("a", 5, 1), ("b", 6, 1))
-    DeltaTable(table.location(lake, NAME).removeprefix("file://")).delete("item = 'b'")
-    folder = Path(table.location(lake, NAME).removeprefix("file://"))
-    files = {*folder.glob("*.parquet")}
-    table.erase(lake, NAME, ["item"], "c", [], dry_run=False)
-    assert {*folder.glob("*.parquet")} == files
 
 
 @pytest.mark.parametrize(("columns", "events"), [(["other"], []), (["item"], ["item.received", "item.picked"])])

@@ -121,7 +121,7 @@ def read(settings: Settings, sink: str, totals_query: Path, opened: Opened = del
         if stored is None:
             return TargetState(lacking=frozenset)
         rows = _totals(stored.query(totals_query.read_text()), totals_query)
-        return TargetState(reached(stored.said, sink), rows, partial(lacking, stored))
+        return TargetState(_reached(stored.said, sink), rows, partial(lacking, stored))
 
 
 def _totals(found: pa.Table, query: Path) -> list[tuple[Any, Any, Any]]:
@@ -144,14 +144,6 @@ def lacking(stored: Stored, event_ids: Collection[str]) -> set[str]:
         condition = f"event_id >= {ids[0]} AND event_id <= {ids[-1]} AND event_id IN ({', '.join(ids)})"
         there |= {*stored.ids(condition)["event_id"].to_pylist()}
     return {*event_ids} - there
-
-
-def positions(settings: Settings, sink: str) -> dict[str, dict[int, int]]:
-    """How far the newest commit of a sink goes in its Delta table, by topic and partition: the next offsets; nothing if
-    there is no table. Raises Failure if it cannot be read.
-    """
-    with delta(settings, sink) as stored:
-        return {} if stored is None else reached(stored.said, sink)
 
 
 def rows(settings: Settings, sink: str) -> dict[str, int]:
@@ -243,7 +235,7 @@ def _said(table: DeltaTable) -> list[str]:
             return [commit.get("userMetadata") or "" for commit in commits]
 
 
-def reached(said: Iterable[str], sink: str) -> dict[str, dict[int, int]]:
+def _reached(said: Iterable[str], sink: str) -> dict[str, dict[int, int]]:
     """How far a sink's events go, by what its commits and those of others have said, the newest first. A driver that
     has lost its fence may commit late, and says less than is there: the latest epoch counts.
     """

@@ -24,9 +24,8 @@ is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cached_property
-from typing import NamedTuple
 
 from psycopg2 import extensions
 from pyspark.sql import SparkSession
@@ -36,11 +35,9 @@ from outbox.sink.applying.postgres.applier import DROP_ERASED
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.applying.postgres.transforming import TRANSFORM_FAILED, Apply, ElsewhereApplier
 from outbox.sink.decoding.batch import Batch
-from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, PLACE, VERSION
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters, fence, positions
-from outbox.sink.remembering.positions import TopicOffsets
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applied, Counts
 
@@ -117,16 +114,6 @@ class LakehouseApplier(ElsewhereApplier):
         return Applied(applied, rejected, filtered)
 
 
-class Prepared(NamedTuple):
-    """A batch before its MERGE."""
-
-    end: TopicOffsets  # the sink's positions after it
-    resolved: Collection[str]  # events that dead letters resolve, or that are erased
-    to_close: Sequence[str]  # events whose letters are to be closed
-    rejected: int
-    filtered: int
-
-
 class LakehouseWriter(PostgresWriter):
     """A sink that merges into a table of a lakehouse."""
 
@@ -157,47 +144,38 @@ class LakehouseWriter(PostgresWriter):
         encoded = self._prepared(batch)
         with fence.held(self._connection, self.name):
             failed = _failed(batch)
-            prepared = self._set_aside(batch, encoded, failed - self._table.missing(failed))
-            said = {"positions": prepared.end, "epoch": self._term.epoch}
-            merged = self._table.merge(batch.frame, said, {*prepared.resolved, *failed})
+            # The transform fails for events that the table has too: these are duplicates.
+            known = failed - self._table.missing(failed)
+            with self._connection, self._connection.cursor() as cursor:
+                stored = self._continue(cursor, batch)
+                self._renew(cursor)
+                self._applier.take(cursor, encoded)
+                # What was replayed goes through the MERGE again: the table may have been restored to a version before.
+                resolved = dead_letters.drop_resolved(
+                    cursor,
+                    self.name,
+                    batch.topic,
+                    batch.topic_id,
+                    count=batch.chunk.count,
+                    fetch=self._fetch,
+                    drop_replayed=False,
+                )
+                resolved |= self._applier.drop_erased(cursor, batch.topic)
+                dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
+                rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
+                to_close = dead_letters.open_of_batch(cursor, self.name, batch.chunk.count)
+                end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
+                reached = {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}}
+            said = {"positions": reached, "epoch": self._term.epoch}
+            merged = self._table.merge(batch.frame, said, {*resolved, *failed})
             with self._connection, self._connection.cursor() as cursor:
                 self._enter(cursor)
-                dead_letters.close(cursor, self.name, prepared.to_close)
-                return self._move_past(cursor, batch, Applied(merged, prepared.rejected, prepared.filtered))
+                dead_letters.close(cursor, self.name, to_close)
+                return self._move_past(cursor, batch, Applied(merged, rejected, filtered))
 
     @cached_property
     def _table(self) -> Table:
         return self._opened(SparkSession.active())
-
-    def _set_aside(self, batch: Batch, encoded: Sequence[Encoded], known: Collection[str]) -> Prepared:
-        """The first transaction. The transform fails for ``known`` events too, but the table has these: they are
-        duplicates.
-        """
-        with self._connection, self._connection.cursor() as cursor:
-            stored = self._continue(cursor, batch)
-            self._renew(cursor)
-            self._applier.take(cursor, encoded)
-            # What was replayed goes through the MERGE again: the table may have been restored to a version before that.
-            resolved = dead_letters.drop_resolved(
-                cursor,
-                self.name,
-                batch.topic,
-                batch.topic_id,
-                count=batch.chunk.count,
-                fetch=self._fetch,
-                drop_replayed=False,
-            )
-            resolved |= self._applier.drop_erased(cursor, batch.topic)
-            dead_letters.insert(cursor, self.name, batch.topic, batch.topic_id, batch.chunk)
-            rejected, filtered = self._applier.set_aside(cursor, batch, self._fetch, known)
-            end = {partition: max(offset, stored.get(partition, 0)) for partition, offset in batch.end.items()}
-            return Prepared(
-                {**positions.read_all(cursor, self.name), batch.topic: {**stored, **end}},
-                resolved,
-                dead_letters.open_of_batch(cursor, self.name, batch.chunk.count),
-                rejected,
-                filtered,
-            )
 
 
 def _failed(batch: Batch) -> set[str]:

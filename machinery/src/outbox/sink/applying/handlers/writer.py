@@ -1,4 +1,4 @@
-"""The target of a handler's sink: a function is called for each event, in a savepoint of the transaction that applies.
+"""How handlers are called: each event in a savepoint of the transaction that applies, in the order of the topic.
 
 With several workers the keys of a batch are dealt out, and each worker applies its keys in a transaction of its own,
 with the ids of their events. The positions move when all have committed. If the process ends in between, the batch
@@ -33,7 +33,7 @@ from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.remembering import dead_letters, fence
-from outbox.sink.spec import SinkSpec, Target, Transformed, first_line
+from outbox.sink.spec import SinkSpec, first_line
 from outbox.sink.writer import PARKED, Applied, Counts, Due
 
 HANDLER_FAILED, NOT_CALLED = "handler failed", "handler not called yet"
@@ -105,7 +105,7 @@ SELECT first.identity, true
 
 
 class HandlerApplier(CallingApplier):
-    """Calls the function for each new event, in the order of the topic."""
+    """Calls the function for each new event."""
 
     calls = True
     """Whether it does: otherwise all new events are set aside."""
@@ -342,28 +342,3 @@ class HandlerWriter(PostgresWriter):
 def _places(batch: Batch, offsets: Mapping[int, int]) -> dict[str, int]:
     """Offsets of a batch by topic and partition."""
     return {f"{batch.topic}/{partition}": offset for partition, offset in offsets.items()}
-
-
-class HandlerTarget(Target):
-    """A function, and whatever it writes on the connection."""
-
-    engines = ("plain",)
-    records_max = 500  # in one transaction, whose locks others may wait for
-    rebuilt_from = ()
-    not_rebuilt = (
-        "is a function: what it has done cannot be computed again",
-        "`outbox dead-letters replay --sink {}` calls it for events that were set aside",
-    )
-
-    def __init__(self, of: Handler) -> None:
-        self._handler = of
-        self.begin = of.begin
-
-    def writer(
-        self, settings: Settings, connection: extensions.connection, spec: SinkSpec, fetch: Fetch
-    ) -> HandlerWriter:
-        return HandlerWriter(settings, connection, spec, fetch, self._handler)
-
-    def applier(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> HandlerApplier:
-        del settings, transform
-        return HandlerApplier(spec, self._handler)
