@@ -39,14 +39,13 @@ from outbox.kafka.spec import TopicSpec
 from outbox.kafka.transactions import Outgoing, Transactions
 from outbox.maintenance import erase
 from outbox.sink import discovery
+from outbox.sink.applying import topic_writer
 from outbox.sink.applying.postgres import target
-from outbox.sink.applying.topics import read_written
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.sink.decoding.records import Record as SinkRecord
 from outbox.sink.remembering import fence
 from outbox.sink.repair import rewind
 from outbox.sink.running import plain
-from outbox.sinks import TopicTarget
 from outbox_lab.stack.kafka import CLIENT
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.homes import Homes
@@ -326,8 +325,8 @@ def test_what_its_function_fails_for_is_set_aside_and_replayed_once(
     with crash_between_commits():
         replayed(chain, spec)
     assert set(database.statuses().values()) == {"open"}
-    reads = Mock(wraps=read_written)
-    monkeypatch.setattr(f"{TopicTarget.__module__}.read_written", reads)
+    reads = Mock(wraps=topic_writer.read_written)
+    monkeypatch.setattr(topic_writer, "read_written", reads)
     replayed(chain, spec, at_once=1)
     assert len(letters) > reads.call_count > 0, "what the target has is not looked up for each transaction"
     assert set(database.statuses().values()) == {"replayed"}
@@ -429,7 +428,7 @@ def test_a_record_that_the_topic_does_not_take_is_set_aside(
     publisher.send(some)
     with topic_sinks.target_topics(topic, **{"max.message.bytes": "1000"}):
         catch_up(topic, "copies")
-        monkeypatch.setattr(f"{TopicTarget.__module__}.RECORD_EXTRA_BYTES", 600)
+        monkeypatch.setattr(topic_writer, "RECORD_EXTRA_BYTES", 600)
         catch_up(topic, "orders")
         assert times(records_of(topic, copies_of(topic))) == once(some)
         assert Database(topic, "orders").dead_letters() == {dict(large.headers)["id"].decode(): "not writable"}  # type: ignore[union-attr]

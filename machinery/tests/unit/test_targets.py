@@ -19,7 +19,8 @@ from outbox.handlers import handler
 from outbox.kafka import topics
 from outbox.sink.applying.function import FunctionTarget
 from outbox.sink.applying.handlers.handler import HandlerTarget
-from outbox.sink.applying.topics import PLACE, TopicTarget, origin
+from outbox.sink.applying.topic_writer import PLACE, origin
+from outbox.sink.applying.topics import TopicTarget
 from outbox.sink.spec import SinkSpec, Target
 from outbox.targets import newest
 from outbox_lab.testing.failures import raises
