@@ -22,7 +22,8 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import in_thread, wait_for
 from outbox.handlers import AsyncConnection, handler
 from outbox.handlers import Event as Handled
-from outbox.sink.applying.handlers.handler import Function, HandlerTarget
+from outbox.sink.applying.handlers.handler import Function
+from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
 from outbox.sink.remembering import positions
 from outbox.sink.repair import replay

@@ -18,7 +18,7 @@ from outbox.base.wait import WaitTimeoutError
 from outbox.handlers import handler
 from outbox.kafka import topics
 from outbox.sink.applying.function import FunctionTarget
-from outbox.sink.applying.handlers.handler import HandlerTarget
+from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.topic_writer import PLACE, origin
 from outbox.sink.applying.topics import TopicTarget
 from outbox.sink.spec import SinkSpec, Target

@@ -56,7 +56,7 @@ def handlers() -> list[Handler]:
 
 def job_of(handler: Handler) -> SinkJob:
     """The sink that calls a handler."""
-    from outbox.sink.applying.handlers.handler import HandlerTarget
+    from outbox.sink.applying.handlers.target import HandlerTarget
 
     return SinkJob(handler.name, events=handler.events, target=HandlerTarget(handler))
 

@@ -23,7 +23,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings
 from outbox.sink import discovery
 from outbox.sink.applying.function import FunctionTarget
-from outbox.sink.applying.handlers.handler import HandlerTarget
+from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.contract import ways

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from outbox.sink.applying.function import FunctionTarget
-from outbox.sink.applying.handlers.handler import HandlerTarget
+from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox_lab.testing.contract.delivery import Delivery, Placed, after, placed
 from outbox_lab.testing.contract.events import History, Sent
