@@ -25,7 +25,7 @@ from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests import transforms
-from tests.lake import NAME, folder, ids, write_source
+from tests.lake import NAME, TOTALS, folder, ids, write_source
 from tests.support import transformed
 from tests.support.made_events import Event
 from tests.support.sink_driver import Database
@@ -47,7 +47,6 @@ CREATE TABLE IF NOT EXISTS events (
     version BIGINT NOT NULL, occurred_at TIMESTAMP NOT NULL, kilograms DECIMAL(38, 3) NOT NULL
 ) USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s
 """
-TOTALS = "SELECT item_id AS key, sum(quantity) AS total, 0 AS version FROM events GROUP BY item_id"
 FAILS_AT = 13  # a quantity
 
 
@@ -101,15 +100,10 @@ def sink(topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path, monkeyp
 @pytest.fixture
 def weights(sink: Sink, tmp_path: Path) -> Sink:
     """A sink whose table has other columns than its events."""
-    sink.transform, sink.job = "in_kilograms", replace(JOB, target=target(tmp_path, TABLE))
+    schema = tmp_path / "table.sql"
+    schema.write_text(TABLE)
+    sink.transform, sink.job = "in_kilograms", replace(JOB, target=LakehouseTarget(schema, TOTALS))
     return sink
-
-
-def target(tmp_path: Path, ddl: str) -> LakehouseTarget:
-    schema, totals = tmp_path / "table.sql", tmp_path / "totals.sql"
-    schema.write_text(ddl)
-    totals.write_text(TOTALS)
-    return LakehouseTarget(schema, totals)
 
 
 def of_units(publisher: Publisher, count: int) -> list[Event]:
@@ -182,36 +176,21 @@ def test_an_event_for_which_it_fails_is_set_aside_and_replayed(weights: Sink, pu
     assert weights.replay() == Replayed()
     assert weights.rows().keys() == {one.event_id for one in events}
     assert weights.rows()[bad.event_id]["kilograms"] == kilograms(bad)
-    assert weights.database.statuses() == {bad.event_id: "replayed"}
+    weights.transform = "failing_in_kilograms"
+    assert weights.run(from_start=True) == Counts(FEW, duplicates=FEW)
+    assert weights.database.statuses() == {bad.event_id: "replayed"}, "the table has it: it is not set aside again"
 
 
-def test_an_event_that_the_table_has_is_not_set_aside(sink: Sink, publisher: Publisher) -> None:
-    events, _ = with_failing(publisher, FEW)
-    publisher.send(events)
-    sink.transform = "generous"
-    sink.run()
-    sink.transform = "picky"
-    assert sink.run(from_start=True) == Counts(FEW, duplicates=FEW)
-    assert sink.database.dead_letters() == {}
-
-
-# Each kind of such a row is tried with a projection (test_transform): what compares is the same.
-def test_a_row_that_is_not_that_of_its_event_stops_the_sink(sink: Sink, publisher: Publisher) -> None:
-    sink.transform = "doubled"
+# Each kind of a row that breaks a rule is tried with a projection (test_transform): what compares is the same.
+@pytest.mark.parametrize(("transform", "code"), [("doubled", "transform-breaks-rule"), ("weightless", "table-failed")])
+def test_a_wrong_row_stops_the_sink_with_nothing_merged(
+    weights: Sink, publisher: Publisher, transform: str, code: str
+) -> None:
+    weights.transform = transform
     publisher.send(publisher.events(FEW))
-    publisher.send_raw("key", b"no event", None)
-    with raises("transform-breaks-rule", NAME):
-        sink.run()
-    assert sink.rows() == {}
-    assert (sink.database.positions(), sink.database.dead_letters()) == ({}, {})
-
-
-def test_a_row_that_the_table_does_not_take_stops_the_sink(weights: Sink, publisher: Publisher) -> None:
-    weights.transform = "weightless"
-    publisher.send(publisher.events(FEW))
-    with raises("table-failed", NAME):
+    with raises(code, NAME):
         weights.run()
-    assert weights.rows() == {}
+    assert (weights.rows(), weights.database.positions()) == ({}, {})
     weights.transform = "in_kilograms"
     assert weights.run() == Counts(FEW, applied=FEW)
 
