@@ -196,8 +196,8 @@ def of_nothing(events: DataFrame) -> str:
 
 
 def corrected(events: DataFrame) -> DataFrame:
-    """`failing` after a correction."""
-    return events.withColumn("inverse", f.expr("try_divide(1, quantity - 13)"))
+    """`failing` after a correction; it filters events too."""
+    return generous(events).withColumn("inverse", f.expr("try_divide(1, quantity - 13)"))
 
 
 def nothing(events: DataFrame) -> DataFrame:

@@ -13,7 +13,7 @@ from outbox.sink import discovery
 from outbox.sink.spec import SinkJob
 from outbox_lab.testing.contract.contract import keep, untestable
 from tests import items, targets
-from tests.contract.wrong import not_upserts
+from tests.contract import not_upserts
 
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 SEED = 47

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from outbox.base.database import connect
+from outbox.base.database import query
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink import discovery
 from outbox_lab.testing.contract.contract import keep
 
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 
-WRONG = Path(__file__).with_name("wrong")
 SEED = 24
 # What the fixture domain does not have.
 TABLES = """
@@ -27,59 +26,114 @@ CREATE SEQUENCE numbers;
 GRANT SELECT, INSERT, UPDATE ON shared TO {writer};
 GRANT USAGE ON SEQUENCE numbers TO {writer};
 """
+ACTIVITY = "INSERT INTO activity AS stored (sink, aggregate, key, events, kinds) SELECT %(sink)s, 'item', item_id, "
+TAKES_EVENTS = "ON CONFLICT (sink, aggregate, key) DO UPDATE SET events = excluded.events"
+ADDS_EVENTS = "ON CONFLICT (sink, aggregate, key) DO UPDATE SET events = stored.events + excluded.events"
+TAKES_KINDS = "ON CONFLICT (sink, aggregate, key) DO UPDATE SET kinds = excluded.kinds"
+NEWEST = "INSERT INTO stock AS stored (sink, item_id, unit, stock, version, events) SELECT DISTINCT ON (item_id) "
+TAKES_STATE = """ON CONFLICT (sink, item_id) DO UPDATE
+SET unit = excluded.unit, stock = excluded.stock, version = excluded.version"""
+
+
+class Wrong(NamedTuple):
+    """A projection, the ways of delivery that show its mistake, and the table in which they do."""
+
+    sql: str
+    ways: str
+    table: str = "activity"
+
+
 IN_BATCHES = "one event per batch|in other batches"
-EXPECTED = {
-    "reads_batch": ("each event twice in a batch", "activity"),
-    "now": ("the same again", "activity"),
-    "random": ("the same again", "activity"),
-    "key_without_sink": ("beside another sink of the job", "shared"),
-    "last_of_batch": (IN_BATCHES, "stock"),
-    "offset": ("at other offsets", "activity"),
-    "first_of_key": (IN_BATCHES, "stock"),
-    "sequence": (f"{IN_BATCHES}|with the keys interleaved otherwise|beside another sink of the job", "activity"),
-    "reads_others": ("beside another sink of the job", "activity"),
-    "replaces_newer": ("some as dead letters, then replayed", "stock"),
+WRONG = {
+    "reads the batch": Wrong(
+        f"{ACTIVITY} count(*), '{{}}' FROM outbox_batch GROUP BY item_id {ADDS_EVENTS}", "each event twice in a batch"
+    ),
+    "takes the time of the sink": Wrong(
+        f"{ACTIVITY} 0, ARRAY[now()::text] FROM new_events GROUP BY item_id {TAKES_KINDS}", "the same again"
+    ),
+    "is random": Wrong(
+        f"{ACTIVITY} (random() * 1e15)::bigint, '{{}}' FROM new_events GROUP BY item_id {TAKES_EVENTS}",
+        "the same again",
+    ),
+    "has a key without sink": Wrong(
+        """INSERT INTO shared AS stored (sink, item_id, events)
+        SELECT %(sink)s, item_id, count(*) FROM new_events GROUP BY item_id
+        ON CONFLICT (item_id) DO UPDATE SET events = stored.events + excluded.events""",
+        "beside another sink of the job",
+        "shared",
+    ),
+    "takes any event of a key": Wrong(
+        f"{NEWEST} %(sink)s, item_id, unit, stock_after, version, 0 FROM new_events {TAKES_STATE}", IN_BATCHES, "stock"
+    ),
+    "takes the offset": Wrong(
+        f"{ACTIVITY} max(\"offset\"), '{{}}' FROM new_events GROUP BY item_id {TAKES_EVENTS}", "at other offsets"
+    ),
+    "takes the first event of a batch": Wrong(
+        f"""{NEWEST} %(sink)s, item_id, '', quantity, 0, 0 FROM new_events ORDER BY item_id, version
+        ON CONFLICT (sink, item_id) DO UPDATE SET stock = stored.stock + excluded.stock""",
+        IN_BATCHES,
+        "stock",
+    ),
+    "numbers rows": Wrong(
+        f"""{ACTIVITY} max(number), '{{}}'
+        FROM (SELECT item_id, nextval('numbers') AS number FROM new_events) AS numbered
+        GROUP BY item_id {TAKES_EVENTS}""",
+        f"{IN_BATCHES}|with the keys interleaved otherwise|beside another sink of the job",
+    ),
+    "reads rows of others": Wrong(
+        f"""{ACTIVITY}
+        count(*) + coalesce((SELECT max(known.events) FROM activity AS known WHERE known.key = item_id), 0), '{{}}'
+        FROM new_events GROUP BY item_id {TAKES_EVENTS}""",
+        "beside another sink of the job",
+    ),
+    "replaces a newer state": Wrong(
+        f"""{NEWEST} %(sink)s, item_id, unit, stock_after, version, 0 FROM new_events
+        ORDER BY item_id, version DESC {TAKES_STATE}""",
+        "some as dead letters, then replayed",
+        "stock",
+    ),
 }
+WITHOUT_SINK = """
+INSERT INTO activity (aggregate, key, events, kinds) SELECT 'item', item_id, 1, '{}' FROM new_events
+"""
+SEVERAL_ROWS_OF_A_KEY = f"{ACTIVITY} 1, '{{}}' FROM new_events {ADDS_EVENTS}"
 
 
-def problem(fresh: FreshDatabases, folder: Path, name: str, shrinking_max: int = 0, strategy: str = "dedup") -> str:
+def problem(fresh: FreshDatabases, folder: Path, projection: str, shrinking_max: int = 0) -> str:
     """How a sink with this projection breaks the contract."""
-    projections = folder / "wrong"
-    projections.mkdir()
-    shutil.copy(WRONG / f"{name}.sql", projections / f"{name}.sql")
+    (folder / "wrong.sql").write_text(f"{projection};\n")
     with fresh() as settings:
-        with closing(connect(settings, SinkRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-            cursor.execute(TABLES.format(writer=settings.role_name(SinkRole.WRITER)))
-        job = replace(discovery.sinks(settings)[strategy].job, projections=projections)
+        query(settings, SinkRole.OWNER, TABLES.format(writer=settings.role_name(SinkRole.WRITER)))
+        job = replace(discovery.sinks(settings)["dedup"].job, projections=folder)
         with pytest.raises(AssertionError) as caught:
             keep(settings, discovery.resolve(settings, job), seed=SEED, shrinking_max=shrinking_max)
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_projection_is_named(fresh_databases: FreshDatabases, tmp_path: Path, name: str) -> None:
-    way, table = EXPECTED[name]
-    found = problem(fresh_databases, tmp_path, name)
-    assert re.match(rf"sink dedup, ({way}): table {table}, row .* in the reference", found), found
+    wrong = WRONG[name]
+    found = problem(fresh_databases, tmp_path, wrong.sql)
+    assert re.match(rf"sink dedup, ({wrong.ways}): table {wrong.table}, row .* in the reference", found), found
     assert f"--hypothesis-seed={SEED}" in found
 
 
-def test_a_row_without_the_column_sink_is_named(fresh_databases: FreshDatabases, tmp_path: Path) -> None:
-    found = problem(fresh_databases, tmp_path, "without_sink")
-    assert found.startswith("sink dedup: ")
-    assert 'null value in column "sink" of relation "activity"' in found
-
-
-def test_a_sink_that_stops_at_two_events_of_a_key_is_named(fresh_databases: FreshDatabases, tmp_path: Path) -> None:
-    found = problem(fresh_databases, tmp_path, "several_rows")
-    assert found.startswith("sink dedup stops at valid events")
-    assert "cannot affect row a second time" in found
+@pytest.mark.parametrize(
+    ("projection", "beginning", "detail"),
+    [
+        (WITHOUT_SINK, "sink dedup: ", 'null value in column "sink" of relation "activity"'),
+        (SEVERAL_ROWS_OF_A_KEY, "sink dedup stops at valid events", "cannot affect row a second time"),
+    ],
+    ids=["a row without the column sink", "two events of a key"],
+)
+def test_a_projection_that_stops_the_sink_is_named(
+    fresh_databases: FreshDatabases, tmp_path: Path, projection: str, beginning: str, detail: str
+) -> None:
+    found = problem(fresh_databases, tmp_path, projection)
+    assert found.startswith(beginning)
+    assert detail in found
 
 
 def test_a_failing_history_is_shrunk(fresh_databases: FreshDatabases, tmp_path: Path) -> None:
-    found = problem(fresh_databases, tmp_path, "first_of_key", shrinking_max=200)
+    found = problem(fresh_databases, tmp_path, WRONG["takes the first event of a batch"].sql, shrinking_max=200)
     assert len(re.findall(r"^  \d+\. item\.", found, re.MULTILINE)) == 2, found
-
-
-def test_every_wrong_projection_is_tried() -> None:
-    assert {file.stem for file in WRONG.glob("*.sql")} == {*EXPECTED, "without_sink", "several_rows"}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +17,15 @@ from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Chosen, Replayed, Selection
+from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing import command
 from outbox_lab.testing.failures import raises
-from tests.support.made_events import PROJECTIONS, STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
+from tests.support.kept_rows import cursor_of
+from tests.support.made_events import STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink, projections_in, replayed
 
@@ -54,11 +54,6 @@ def known(databases: Settings) -> Known:
     return discovery.sinks(databases)
 
 
-def choose(settings: Settings, selection: Selection) -> list[Chosen]:
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        return selection.choose(connection)
-
-
 def with_projections(known: Known, folder: Path) -> Known:
     return {name: replace(one, job=replace(one.job, projections=folder)) for name, one in known.items()}
 
@@ -70,24 +65,8 @@ def run_replay(settings: Settings, known: Known, sink: str = "dedup") -> Replaye
 
 def acknowledged(settings: Settings) -> frozenset[str]:
     """The identities of the records that `outbox check` no longer reports."""
-    with closing(connect(settings, SinkRole.AUDITOR)) as connection, connection.cursor() as cursor:
+    with cursor_of(settings, SinkRole.AUDITOR) as cursor:
         return acknowledged_by(cursor, ["dedup"])
-
-
-def everything(database: Database) -> list[object]:
-    """All that a repair might change."""
-    tables = (
-        "stock",
-        "dead_letters",
-        "processed_events",
-        "sinks",
-        "positions",
-        "landed_events",
-        "key_versions",
-        "applied_versions",
-        "base_versions",
-    )
-    return [database.query(f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]
 
 
 def correct_unit(settings: Settings, unit: str = "LTR") -> None:
@@ -101,27 +80,12 @@ class TestReplay:
     ) -> None:
         some = [kilos(number=number) for number in range(4)]
         set_aside(databases, *some)
-        (size_bytes, *_) = {chosen.size_bytes for chosen in choose(databases, Selection(sink="dedup"))}
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            (size_bytes, *_) = {chosen.size_bytes for chosen in Selection(sink="dedup").choose(connection)}
         monkeypatch.setattr(replay, "CHUNK_BYTES", 2 * size_bytes + 10)
         assert run_replay(databases, known) == Replayed(applied=4)
         transactions = database.query("SELECT count(*) FROM dead_letters GROUP BY last_seen_at")
         assert transactions == [(2,), (2,)]
-
-    @pytest.mark.parametrize("name", STRATEGIES)
-    def test_applies_an_unread_event_once_under_every_strategy(
-        self, databases: Settings, known: Known, name: str
-    ) -> None:
-        late, other = kilos(), kilos(5, number=2)
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([], dead=[unread(late, 0)]))
-            sink.apply(batch([other], start=1))
-        database = Database(databases, name)
-        assert run_replay(databases, known, name) == Replayed(applied=1)
-        assert run_replay(databases, known, name) == Replayed()
-        assert database.totals() == sums([late, other])
-        assert database.statuses() == {late.event_id: "replayed"}
-        assert database.positions() == {0: 2}
-        assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 0)]
 
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_applies_a_refused_event_once_its_cause_is_corrected(
@@ -144,26 +108,6 @@ class TestReplay:
         assert database.statuses() == {refused.event_id: "replayed"}
         assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 3)]
 
-    def test_what_is_refused_again_stays_open_and_says_why_now(
-        self, databases: Settings, database: Database, known: Known
-    ) -> None:
-        first, mismatch, newer = kilos(5), kilos(7, version=2), kilos(9, version=3)
-        dead = [unread(litres(mismatch), 1), unread(newer, 2, version="2", reason="not JSON")]
-        with open_sink(databases) as sink:
-            sink.apply(batch([first], dead=dead))
-        for _ in range(2):
-            assert run_replay(databases, known) == Replayed(rejected=2)
-            assert database.dead_letters() == {
-                mismatch.event_id: "unit mismatch",
-                newer.event_id: "unknown schema version",
-            }
-        assert set(database.statuses().values()) == {"open"}
-        assert database.totals() == sums([first])
-        assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
-        correct_unit(databases)
-        assert run_replay(databases, known) == Replayed(applied=1, rejected=1)
-        assert database.totals() == sums([first, mismatch])
-
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_an_event_that_has_meanwhile_come_well_is_not_applied_again(
         self, databases: Settings, known: Known, name: str
@@ -175,20 +119,6 @@ class TestReplay:
         assert Database(databases, name).statuses() == {late.event_id: "replayed"}
         assert run_replay(databases, known, name) == Replayed()
         assert Database(databases, name).totals() == sums([late])
-
-    def test_killed_before_its_commit_it_has_done_nothing(
-        self, databases: Settings, database: Database, known: Known, tmp_path: Path
-    ) -> None:
-        some = [kilos(3**number, number=number) for number in range(4)]
-        set_aside(databases, *some)
-        sql = (PROJECTIONS / "stock.sql").read_text()
-        deadly = projections_in(tmp_path, f"{sql} SELECT pg_terminate_backend(pg_backend_pid());")
-        before = everything(database)
-        with raises("database-connection-lost", "sink dedup"):
-            run_replay(databases, with_projections(known, deadly))
-        assert everything(database) == before
-        assert run_replay(databases, known) == Replayed(applied=4)
-        assert database.totals() == sums(some)
 
     def test_killed_between_two_chunks_it_goes_on_where_it_was(
         self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
@@ -213,20 +143,6 @@ class TestReplay:
         assert run_replay(databases, known) == Replayed(applied=1)
         assert database.totals() == sums(some)
 
-    @pytest.mark.parametrize("name", STRATEGIES)
-    def test_dead_letters_taken_by_another_command_are_left_out(
-        self, databases: Settings, known: Known, name: str
-    ) -> None:
-        late = kilos()
-        set_aside(databases, late, name=name)
-        chosen = choose(databases, Selection(sink=name))
-        assert run_replay(databases, known, name) == Replayed(applied=1)
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            assert replay.replay(connection, known, chosen, applier_of=PostgresApplier) == {name: Replayed()}
-            assert replay.discard(connection, chosen, because="looked at") == {name: 0}
-        assert Database(databases, name).totals() == sums([late])
-        assert Database(databases, name).statuses() == {late.event_id: "replayed"}
-
 
 class TestBesideASink:
     def test_it_waits_for_the_transaction_of_the_sink(
@@ -234,25 +150,22 @@ class TestBesideASink:
     ) -> None:
         late = kilos()
         set_aside(databases, late)
-        done: list[Replayed] = []
-        thread = threading.Thread(target=lambda: done.append(run_replay(databases, known)))
         waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
             "SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with closing(connect(databases, SinkRole.WRITER)) as driver, driver, driver.cursor() as cursor:
-            fence.lock(cursor, "dedup")
-            thread.start()
-            wait_for("the replay to wait", lambda: bool(database.query(waits)), timeout_s=20)
-            assert database.statuses() == {late.event_id: "open"}
-        thread.join()
-        assert done == [Replayed(applied=1)]
+        with ThreadPoolExecutor() as pool:
+            with cursor_of(databases) as cursor:
+                fence.lock(cursor, "dedup")
+                running = pool.submit(run_replay, databases, known)
+                wait_for("the replay to wait", lambda: bool(database.query(waits)), timeout_s=20)
+                assert database.statuses() == {late.event_id: "open"}
+            assert running.result() == Replayed(applied=1)
 
     def test_events_sent_again_while_two_replays_run_are_applied_once(
         self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(replay, "CHUNK", 3)
         some = [kilos(3**number, version=number + 1, number=number % 3) for number in range(30)]
-        errors: list[BaseException] = []
 
         def run_sink() -> None:
             for start in range(30, 300, 6):
@@ -263,20 +176,10 @@ class TestBesideASink:
             for _ in range(3):
                 run_replay(databases, known)
 
-        def told(run: object) -> None:
-            try:
-                run()  # type: ignore[operator]
-            except BaseException as error:
-                errors.append(error)
-
-        with open_sink(databases) as sink:
+        with open_sink(databases) as sink, ThreadPoolExecutor() as pool:
             sink.apply(batch([], dead=[unread(event, offset) for offset, event in enumerate(some)]))
-            threads = [threading.Thread(target=told, args=(run,)) for run in (run_sink, run_replays, run_replays)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert errors == []
+            for running in [pool.submit(run) for run in (run_sink, run_replays, run_replays)]:
+                running.result()
         assert database.totals() == sums(some)
         assert database.statuses() == dict.fromkeys((event.event_id for event in some), "replayed")
         assert database.query("SELECT applied FROM sinks") == [(30,)]
@@ -301,28 +204,6 @@ class TestDiscard:
         assert database.totals() == sums([first])
         assert database.statuses() == {late.event_id: "discarded", refused.event_id: "discarded"}
         assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
-
-    def test_a_discarded_record_discards_no_other_with_its_id(self, databases: Settings, database: Database) -> None:
-        event = kilos()
-        foreign = dead_record(0, event.event_id)
-        with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[foreign]))
-            assert database.discard() == 1
-            assert sink.apply(batch([event], start=1)).applied == 1
-            assert sink.apply(batch([event], start=2)).duplicates == 1
-        assert database.totals() == sums([event])
-        assert database.statuses() == {event.event_id: "discarded"}
-
-    def test_a_malformed_record_is_acknowledged_once_the_event_of_its_id_is_applied(
-        self, databases: Settings, database: Database
-    ) -> None:
-        event = kilos()
-        with open_sink(databases) as sink:
-            sink.apply(batch([], dead=[dead_record(0, event.event_id)]))
-            assert acknowledged(databases) == set()
-            assert sink.apply(batch([event], start=1)).applied == 1
-        assert database.statuses() == {event.event_id: "replayed"}
-        assert acknowledged(databases) == {event.event_id}
 
     def test_an_event_that_takes_the_letter_of_a_discarded_record_leaves_that_acknowledged(
         self, databases: Settings, known: Known, database: Database

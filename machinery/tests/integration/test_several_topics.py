@@ -1,23 +1,24 @@
-"""A sink of several topics: keys, order, positions, dead letters and rebuilds are each topic's own."""
+"""A sink of several topics and events: keys, order, positions, dead letters and rebuilds are each topic's own. And the
+limits that Postgres sets to events: how many columns they have, and how long a key is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from outbox.base.database import connect, query
+from outbox.base.database import query
 from outbox.base.settings import Settings, SinkRole, SourceRole
-from outbox.events.catalog import Catalog
+from outbox.events.catalog import COLUMNS_MAX, ROW_MAX_BYTES, Catalog
 from outbox.kafka.topics import Topic
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering.asked import NAMES_MAX
 from outbox.sink.remembering.positions import Beginning
@@ -29,10 +30,10 @@ from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from tests.orders import cancelled, placed
 from tests.seen import NAME, ORDERED, Seen, create_tables
-from tests.support.declared import TOML, Events, payload
+from tests.support.declared import NUMBER, TOML, Events, payload
 from tests.support.declared_sinks import batch_of, record
-from tests.support.made_events import TOPIC_ID, Event, fetch, nth_key, uuid7
-from tests.support.sink_driver import Database
+from tests.support.made_events import TOPIC_ID, Event, nth_key, uuid7
+from tests.support.sink_driver import Database, driving
 
 ORDER, INVOICE = "shop.order", "shop.invoice"
 KEY = nth_key(1)
@@ -141,13 +142,12 @@ class TestDeadLetters:
 
 class TestViews:
     def test_each_event_is_a_view_with_its_own_columns(self, seen: Seen) -> None:
-        columns = "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum"
-        with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
-            PostgresWriter(connection, seen.spec, fetch)
+        columns = """SELECT array_agg(attname ORDER BY attnum)::text[] FROM pg_attribute
+                      WHERE attrelid = %s::regclass AND attnum > 0"""
+        with driving(seen.settings, seen.spec) as writer, writer.connections[0].cursor() as cursor:
             for view in ("new_order_placed", "new_order_cancelled", "new_invoice_sent"):
-                with connection, connection.cursor() as cursor:
-                    cursor.execute(columns, [view])
-                    assert [name for (name,) in cursor] == ["event_id", "partition", "offset", "id", "number"]
+                cursor.execute(columns, [view])
+                assert cursor.fetchall() == [(["event_id", "partition", "offset", "id", "number"],)]
 
 
 class TestSkipped:
@@ -162,12 +162,6 @@ class TestSkipped:
         assert seen.query("SELECT topic, event FROM skipped_events ORDER BY event") == names
         assert seen.query("SELECT skipped FROM sinks") == [(4,)]
 
-    def test_nothing_is_recorded_of_a_batch_that_fails(self, seen: Seen) -> None:
-        seen.deploy("order.placed")
-        with raises("events-lost"):
-            seen.apply_again(ORDER, record("cancelled", {"id": KEY, "number": 2}), start=1)
-        assert seen.query("SELECT FROM skipped_events") == []
-
     @pytest.mark.parametrize("names", [("order", "invoice"), ("order.placed", "order.cancelled.v1", "invoice")])
     def test_a_sink_that_asks_for_it_later_does_not_start(self, seen: Seen, names: tuple[str, ...]) -> None:
         seen.deploy("order.placed", "invoice")
@@ -178,12 +172,6 @@ class TestSkipped:
         seen.deploy("order.placed", "invoice", is_decided=False)
         with seen.running():
             pass
-
-    def test_an_event_that_the_topic_has_not_had_needs_no_decision(self, seen: Seen) -> None:
-        seen.deploy("order.placed", "invoice")
-        seen.apply(ORDER, order(1))
-        seen.deploy("order", "invoice", is_decided=False)
-        assert seen.apply(ORDER, record("cancelled", {"id": KEY, "number": 2})).applied == 1
 
     @pytest.mark.parametrize("names", [("order",), ("order.placed", "invoice"), ("order.placed.v1", "order.cancelled")])
     def test_a_sink_that_asks_for_less_does_not_start(self, seen: Seen, names: tuple[str, ...]) -> None:
@@ -196,21 +184,6 @@ class TestSkipped:
         with seen.running():
             pass
 
-    def test_a_decision_is_about_the_events_that_are_asked_for(self, seen: Seen) -> None:
-        seen.deploy("order.placed")
-        others = [record("cancelled", {"id": KEY, "number": 2}), record("paid", {"id": KEY, "number": 3})]
-        seen.apply(ORDER, *others)
-        seen.deploy("order.placed", "order.cancelled")
-        assert seen.query("SELECT topic, event FROM skipped_events") == [(ORDER, "*.paid")]
-        assert seen.apply_again(ORDER, *others) == Counts(rows=1, applied=1, skipped=1)
-
-    def test_another_strategy_needs_a_rebuild(self, seen: Seen) -> None:
-        seen.deploy("order.placed")
-        seen.apply(ORDER, order(1))
-        seen.by = "merge"
-        with raises("job-changed", f"outbox rebuild {NAME}"), seen.running():
-            pass
-
     def test_a_flood_does_not_hide_a_declared_event(self, seen: Seen) -> None:
         seen.deploy("order.placed")
         seen.apply(ORDER, *[record(f"made.up-{number}", {}, key=KEY) for number in range(NAMES_MAX + 1)])
@@ -218,13 +191,6 @@ class TestSkipped:
         seen.deploy("order", is_decided=False)
         with raises("job-changed", "order.cancelled"), seen.running():
             pass
-
-
-@contextmanager
-def running(settings: Settings, name: str) -> Iterator[PostgresWriter]:
-    """The writer of a sink of the project."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield PostgresWriter(connection, discovery.sinks(settings)[name], fetch)
 
 
 class TestRebuild:
@@ -242,15 +208,16 @@ class TestRebuild:
 
     def apply(self, settings: Settings, activity: SinkSpec, start: int, *records: Record, topic: str) -> Counts:
         name = next(name for name in activity.topics if name.endswith(f".{topic}"))
-        with closing(connect(settings, SinkRole.WRITER)) as connection:
-            return PostgresWriter(connection, activity, fetch).apply(batch_of(activity, name, *records, start=start))
+        with driving(settings, activity) as writer:
+            return writer.apply(batch_of(activity, name, *records, start=start))
 
     def book(self, settings: Settings, table: str, key: str, version: int) -> None:
         """Let the source have an entity in a version."""
-        columns = {"items": "id, unit, stock, version", "orders": "id, version"}[table]
-        values = {"items": "%(key)s, 'KGM', 0, %(version)s", "orders": "%(key)s, %(version)s"}[table]
-        with closing(connect(settings, SourceRole.OWNER)) as owner, owner, owner.cursor() as cursor:
-            cursor.execute(f"INSERT INTO {table} ({columns}) VALUES ({values})", {"key": key, "version": version})
+        rows = {
+            "items": "(id, version, unit, stock) VALUES (%s, %s, 'KGM', 0)",
+            "orders": "(id, version) VALUES (%s, %s)",
+        }
+        query(settings, SourceRole.OWNER, f"INSERT INTO {table} {rows[table]}", (key, version))
 
     def counted(self, settings: Settings, sink: str = "activity") -> dict[tuple[object, object], object]:
         query = "SELECT aggregate, key::text, events FROM activity WHERE sink = %s AND events > 0"
@@ -291,7 +258,7 @@ class TestRebuild:
         self.apply(databases, activity, 0, *items, topic="item")
         self.apply(databases, activity, 0, *orders, topic="order")
         query(databases, SinkRole.OWNER, "UPDATE activity SET events = 77")
-        copy = rebuild_copy(activity)
+        copy = replace(activity, name=rebuild.copy_of(activity.name))
         with rebuild.reserved(databases, "activity") as owner:
             assert not rebuild.begin(owner, "activity", self.topics(activity), self.first(activity))
         self.apply(databases, copy, 0, *items, topic="item")
@@ -303,27 +270,52 @@ class TestRebuild:
             with raises("events-lost", "stock.order"):
                 rebuild.swap(owner, "activity", self.topics(activity), self.first(activity, order=2))
             assert rebuild.swap(owner, "activity", self.topics(activity), first) == 1
-        with running(databases, "activity") as writer:
+        with driving(databases, activity) as writer:
             assert writer.beginning() == Beginning(1, {"stock.item": {0: 2}, "stock.order": {0: 1}})
         assert self.counted(databases) == {("item", KEY): 2, ("order", KEY): 1}
         assert self.apply(databases, activity, 1, *orders[1:], topic="order") == Counts(rows=2, applied=2)
 
-    def test_the_copy_of_a_sink_that_skips_events_skips_them_too(self, databases: Settings, seen: Seen) -> None:
-        seen.deploy("order.placed")
-        seen.apply(ORDER, order(1), record("cancelled", {"id": KEY, "number": 2}))
-        topics, first = [Topic(ORDER, TOPIC_ID, 1)], {ORDER: {0: 0}}
-        with rebuild.reserved(databases, NAME) as owner:
-            rebuild.begin(owner, NAME, topics, first)
-        copy = rebuild_copy(seen.spec)
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            records = [order(1), record("cancelled", {"id": KEY, "number": 2})]
-            assert PostgresWriter(connection, copy, fetch).apply(batch_of(copy, ORDER, *records)).skipped == 1
-        with rebuild.reserved(databases, NAME) as owner:
-            rebuild.swap(owner, NAME, topics, first)
-        assert seen.query("SELECT sink, topic, event FROM skipped_events") == [(NAME, ORDER, "order.cancelled")]
-        assert seen.query("SELECT skipped FROM sinks WHERE name = %s", NAME) == [(1,)]
+
+OTHERS_BYTES = 24 + 8  # of the key and the version
+# By SQL type: a rule, how many bytes of a row a column takes, and a value that takes as much room as any.
+WIDEST: Mapping[str, tuple[dict[str, Any], int, Any]] = {
+    "text": ({"type": "string"}, 24, "abcdefghijklmnopqrstuvw"),
+    "numeric": ({"type": "number"}, 24, 10**39 + 1),
+    "jsonb": ({"type": "array"}, 24, ["123456789012345"]),
+    "uuid": ({"type": "string", "format": "uuid"}, 16, str(UUID(int=2**128 - 1))),
+    "bigint": (NUMBER, 8, 2**62),
+    "timestamptz": ({"type": "string", "format": "date-time"}, 8, "2026-11-27T10:00:00Z"),
+    "boolean": ({"type": "boolean"}, 8, True),
+}
 
 
-def rebuild_copy(of: SinkSpec) -> SinkSpec:
-    """The sink that a rebuild from the topics runs."""
-    return replace(of, name=rebuild.copy_of(of.name))
+class TestLimits:
+    # The last are columns of two types that Postgres aligns in turns.
+    @pytest.mark.parametrize("types", [*([one] for one in WIDEST), ["text", "bigint"]], ids=" and ".join)
+    def test_an_event_of_the_most_columns_is_applied_and_refused(
+        self, databases: Settings, tmp_path: Path, types: list[str]
+    ) -> None:
+        count = (ROW_MAX_BYTES - OTHERS_BYTES) // sum(WIDEST[one][1] for one in types) * len(types)
+        columns = {f"p{number}": WIDEST[types[number % len(types)]] for number in range(count)}
+        rules, values = ({name: of[place] for name, of in columns.items()} for place in (0, 2))
+        # Other events fill the table with columns, so that the row's bitmap of NULLs is as long as it can be.
+        flags = [f"q{number}" for number in range(COLUMNS_MAX - count - 3)]
+        first, second = (payload({name: {"type": "boolean"} for name in some}) for some in (flags[:750], flags[750:]))
+        events = Events(tmp_path / "events")
+        events.aggregate("order", placed_v1=payload(rules, (*rules,)), paid_v1=first, sent_v1=second)
+        create_tables(databases)
+        seen = Seen(databases, tmp_path, events.load(), ["order"])
+        assert len(seen.spec.layout.columns) == COLUMNS_MAX
+        one, other = (order(number, "k" * 23, **values) for number in (1, 2))
+        seen.refuse(id_of(other))
+        assert seen.apply(ORDER, one, other) == Counts(rows=2, applied=1, rejected=1)
+        assert seen.events("number") == [(1,)]
+
+    @pytest.mark.parametrize("by", ["dedup", "upsert", "merge", "versions", "offsets"])
+    def test_an_event_with_a_key_that_no_index_takes_is_set_aside(self, seen: Seen, by: str) -> None:
+        seen.by, seen.names = by, ["order"]
+        long = RANDOM.randbytes(4000).hex()  # which Postgres cannot compress into what an index takes
+        assert seen.apply(ORDER, order(1), order(1, long)) == Counts(rows=1, applied=1, dead=1)
+        assert seen.letters("status", "reason", "length(key)") == [("open", "schema violation", len(long))]
+        assert seen.replay() == Replayed(rejected=1), "it stays as it is"
+        assert seen.apply(ORDER, order(2)) == Counts(rows=1, applied=1)

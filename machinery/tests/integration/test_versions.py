@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outbox.base.database import query
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.repair.replay import Replayed
-from outbox.sink.writer import PARKED, Counts
-from tests.seen import ORDERED, Seen, create_tables
-from tests.support.declared import Events, payload
-from tests.support.declared_sinks import record
+from outbox.sink.writer import Counts
 from tests.support.deliveries import checked
-from tests.support.made_events import TOPIC, TOPIC_ID, Event, batch, nth_key, other_unit, sums, uuid7
-from tests.support.record_corpus import unread
+from tests.support.made_events import TOPIC, TOPIC_ID, Event, batch, nth_key, sums, uuid7
 from tests.support.sink_driver import Database, open_sink, replayed
 
 RANDOM = Random(23)  # noqa: S311
@@ -30,11 +23,12 @@ NAME = "versions"
 REPEATED = "repeated version"
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 BOUNDS = (LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 2, HIGHEST - 1, HIGHEST)
+Feed = Callable[..., Counts]
 
 
-def event(version: int, quantity: int = 1, number: int = 1) -> Event:
+def event(version: int, quantity: int = 1) -> Event:
     """An event with an id of its own."""
-    return Event(uuid7(RANDOM), nth_key(number), quantity, version)
+    return Event(uuid7(RANDOM), nth_key(1), quantity, version)
 
 
 def ranges(versions: Sequence[int]) -> str:
@@ -49,45 +43,16 @@ def ranges(versions: Sequence[int]) -> str:
     return f"{{{shown}}}"
 
 
-def run_replay(settings: Settings) -> Replayed:
-    """Replay the open letters."""
-    return replayed(settings, discovery.sinks(settings)[NAME])
-
-
 @pytest.fixture
 def database(databases: Settings) -> Database:
     return Database(databases, NAME)
 
 
 @pytest.fixture
-def sink(databases: Settings) -> Iterator[PostgresWriter]:
-    with open_sink(databases, NAME) as opened:
-        yield opened
-
-
-def remembered(database: Database, number: int = 1) -> str:
-    """The versions of a key."""
-    ((found,),) = database.query("SELECT versions::text FROM applied_versions WHERE key = %s", nth_key(number))
-    return str(found)
-
-
-@dataclass
-class Feed:
+def feed(databases: Settings) -> Iterator[Feed]:
     """Delivers events to a sink, one batch after the other."""
-
-    sink: PostgresWriter
-
-    def __call__(self, *events: Event) -> Counts:
-        position = self.sink.positions(TOPIC, TOPIC_ID).get(0, 0)
-        return self.sink.apply(batch(events, position))
-
-
-@pytest.fixture
-def feed(sink: PostgresWriter) -> Feed:
-    return Feed(sink)
-
-
-# Against a model ----------------------------------------------------------------------------------------------------
+    with open_sink(databases, NAME) as sink:
+        yield lambda *events: sink.apply(batch(events, sink.positions(TOPIC, TOPIC_ID).get(0, 0)))
 
 
 @dataclass
@@ -145,47 +110,16 @@ def test_versions_are_applied_once_in_any_order(
     assert sorted(found) == [(key, ranges(versions)) for key, versions in sorted(expected.items()) if versions]
 
 
-# What is remembered -------------------------------------------------------------------------------------------------
-
-
 def test_thousands_of_gaps_are_filled_in_any_order(feed: Feed, database: Database) -> None:
     history = [event(version) for version in range(1, 10_001)]
     assert feed(*history[::2]) == Counts(5000, 5000)
-    assert remembered(database) == ranges(range(1, 10_001, 2))
+    remembered = "SELECT versions::text FROM applied_versions"
+    assert database.query(remembered) == [(ranges(range(1, 10_001, 2)),)]
     late = RANDOM.sample(history[1::2], 5000)
     assert feed(*late[:2500]) == Counts(2500, 2500)
     assert feed(*history, *late[:2500]) == Counts(12_500, 2500, 10_000)
-    assert remembered(database) == "{[1,10001)}"
+    assert database.query(remembered) == [("{[1,10001)}",)]
     assert database.totals() == sums(history)
-
-
-def test_an_unreadable_record_leaves_a_gap_that_its_replay_fills(
-    databases: Settings, feed: Feed, database: Database
-) -> None:
-    first, late, last = event(1, 5), event(2, 6), event(3, 7)
-    feed.sink.apply(batch([first], dead=[unread(late, 1)]))
-    feed(last)
-    assert remembered(database) == "{[1,2),[3,4)}"
-    assert run_replay(databases) == Replayed(applied=1)
-    assert remembered(database) == "{[1,4)}"
-    assert feed(first, late, last) == Counts(3, 0, 3)
-    assert database.totals() == sums([first, late, last])
-
-
-def test_a_refused_event_is_known_to_its_letter_as_not_applied(
-    databases: Settings, feed: Feed, database: Database
-) -> None:
-    first, refused, last = event(1, 5), other_unit(event(2, 6)), event(3, 7)
-    assert feed(first, refused, last) == Counts(3, 2, 0, 1)
-    assert remembered(database) == "{[1,4)}"
-    assert feed(first, refused, last) == Counts(3, 0, 3)
-    query(databases, SinkRole.WRITER, "UPDATE stock SET unit = %s", [refused.unit])
-    assert run_replay(databases) == Replayed(applied=1)
-    assert feed(refused) == Counts(1, 0, 1)
-    assert database.totals() == sums([first, refused, last])
-
-
-# Two events with one version, and two versions of one id -------------------------------------------------------------
 
 
 def test_of_two_events_with_one_version_the_second_is_set_aside(
@@ -199,16 +133,9 @@ def test_of_two_events_with_one_version_the_second_is_set_aside(
     assert feed(second, first) == Counts(2, 0, 2)
     assert database.totals() == sums([first, other])
     # A person decides whether it counts.
-    assert run_replay(databases) == Replayed(applied=1)
+    assert replayed(databases, discovery.sinks(databases)[NAME]) == Replayed(applied=1)
     assert feed(second, first) == Counts(2, 0, 2)
     assert database.totals() == sums([first, second, other])
-
-
-def test_if_the_first_is_refused_both_are_set_aside(feed: Feed, database: Database) -> None:
-    unit, first, second = event(1), other_unit(event(2, 5)), event(2, 6)
-    assert feed(unit, first, second) == Counts(3, 1, 0, 2)
-    assert database.dead_letters()[second.event_id] == REPEATED
-    assert database.totals() == sums([unit])
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -221,30 +148,3 @@ def test_an_id_that_comes_again_with_another_version_is_another_event(
         assert feed(*some) == Counts(len(some), len(some))
     assert feed(first, again) == Counts(2, 0, 2)
     assert database.totals() == sums([first, again])
-
-
-def test_keys_and_sinks_have_versions_of_their_own(databases: Settings, feed: Feed, database: Database) -> None:
-    some = [event(1, number=number) for number in (1, 2, 3)]
-    assert feed(*some) == Counts(3, 3)
-    query(
-        databases,
-        SinkRole.OWNER,
-        "INSERT INTO applied_versions SELECT 'other', topic, key, '{[2,3)}' FROM applied_versions",
-    )
-    assert feed(*(event(2, number=number) for number in (1, 2, 3))) == Counts(3, 3)
-    other = database.query("SELECT DISTINCT versions::text FROM applied_versions WHERE sink = 'other'")
-    assert other == [("{[2,3)}",)]
-
-
-# Other events --------------------------------------------------------------------------------------------------------
-
-
-def test_an_ordered_projection_waits_for_a_repeated_version_too(databases: Settings, tmp_path: Path) -> None:
-    create_tables(databases)
-    known = Events(tmp_path / "events").aggregate("order", placed_v1=payload()).load()
-    sink = Seen(databases, tmp_path, known, ["order"], by=NAME, projection=ORDERED)
-    one, twin, two = (record("placed", {"id": "a", "number": number}) for number in (1, 1, 2))
-    assert sink.apply("shop.order", one, twin, two) == Counts(3, 1, 0, 2)
-    assert sink.letters("reason") == [(REPEATED,), (PARKED,)]
-    assert sink.replay() == Replayed(applied=2)
-    assert sink.events("number") == [(1,), (1,), (2,)]

@@ -9,18 +9,24 @@ from random import Random
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
+from outbox.audit import check
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
-from outbox.sink.decoding.records import Record
+from outbox.kafka.records import headers_of
+from outbox.maintenance import retention
+from outbox.relay import arrivals
+from outbox.sink.decoding.records import Record, Records
 from outbox.sink.remembering.asked import NAMES_MAX
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.helpers import chosen_seed
+from tests.support import raw_producer
 from tests.support.declared_sinks import record
-from tests.support.made_events import nth_key
+from tests.support.made_events import DECODER, nth_key, sums, uuid7
+from tests.support.record_corpus import GOOD, HEADERS, KEY
 from tests.support.releases import (
     KINDS,
     LABELLED,
@@ -35,7 +41,8 @@ from tests.support.releases import (
     opened,
 )
 from tests.support.sink_driver import Database
-from tests.support.sink_process import TIMEOUT_S
+from tests.support.sink_process import TIMEOUT_S, Publisher, catch_up
+from tests.support.topic_reader import topic_of
 
 RANDOM = Random(2222)  # noqa: S311
 TRAIL, WEIGHTS, FIRST = "trail", "weights", "first"  # sinks of the aggregate, of one event, and of one version
@@ -96,17 +103,6 @@ def wait_read(shop: Shop, sink: ReleasedSink, *names: str) -> None:
     wait_for("all to be read", has_read, timeout_s=TIMEOUT_S)
 
 
-def memory_bytes(sink: ReleasedSink) -> int:
-    """The memory of the process of a sink."""
-    return int(sink.processes()[0].memory_info().rss)
-
-
-def finding(report: dict[str, Any], code: str) -> dict[str, Any]:
-    """The one finding of a code."""
-    (found,) = [one for one in report["findings"] if one["code"] == code]
-    return dict(found)
-
-
 def test_made_up_types_and_versions(shop: Shop, release: Release) -> None:
     made_up = [foreign(f"made.up.{number}", weighed(nth_key(number))) for number in range(TYPES)]
     versions = [str(number) for number in range(3, VERSIONS + 3)] + ODD_VERSIONS
@@ -115,10 +111,11 @@ def test_made_up_types_and_versions(shop: Shop, release: Release) -> None:
     with shop.writing(chosen_seed()) as service, shop.running(release, TRAIL, WEIGHTS, FIRST) as sink:
         service.kinds = lambda _: ["weighed.v1", "weighed.v2", "labelled.v1"]
         shop.wait_more(sink, TRAIL, WEIGHTS, FIRST)
-        before = memory_bytes(sink)
+        process = sink.processes()[0]
+        before = process.memory_info().rss
         send(shop, made_up)
         wait_read(shop, sink, TRAIL, WEIGHTS, FIRST)
-        assert memory_bytes(sink) < before + MEMORY_MAX_BYTES
+        assert process.memory_info().rss < before + MEMORY_MAX_BYTES
         shop.wait_more(sink, TRAIL, WEIGHTS, FIRST)
         assert not any("made.up" in line for line in sink.log_file.read_text().splitlines()), "no line for each name"
     shop.finish(release, TRAIL, WEIGHTS, FIRST)
@@ -140,7 +137,7 @@ def test_made_up_types_and_versions(shop: Shop, release: Release) -> None:
     assert len(done.stdout) + len(done.stderr) < OUTPUT_MAX_BYTES
     report = json.loads(done.stdout)
     assert codes(report) == ["malformed-records"], "they are no events that a sink should have applied"
-    assert finding(report, "malformed-records")["count"] == len(made_up)
+    assert [one["count"] for one in report["findings"]] == [len(made_up)]
     shop.succeed(release, "dead-letters", "discard", "--all", "--because", "somebody has made them up")
     assert shop.check(release)["findings"] == [], "what is known and given up is no problem"
 
@@ -167,3 +164,42 @@ def test_event_that_declares_no_key(shop: Shop, release: Release) -> None:
     shop.deploy(release)
     shop.releases.pop("wrong")
     assert shop.written() == {}
+
+
+class TestUnreadableHeaders:
+    """A record with a header whose name is no UTF-8, which confluent-kafka cannot read: it is one without headers."""
+
+    @staticmethod
+    def send(topic: Settings, event_id: str = HEADERS["id"]) -> None:
+        """Publish a valid event with one more header, whose name is no UTF-8."""
+        readable = [(name.encode(), text.encode()) for name, text in (HEADERS | {"id": event_id}).items()]
+        raw_producer.produce(topic, KEY.encode(), json.dumps(GOOD).encode(), [*readable, (b"\xff", b"x")])
+
+    def test_it_is_no_event_for_any_reader(self, topic: Settings) -> None:
+        self.send(topic)
+        (message,) = records.read(topic, topic_of(topic), topics.watermarks(topic, topic_of(topic)))
+        for _ in range(1_000):  # then Python has optimised the call
+            headers_of(Message(headers=[("id", b"x")]))
+        assert [headers_of(message) for _ in range(2)] == [[], []]  # asked twice, confluent-kafka alone would crash
+        with pytest.raises(KeyError):
+            arrivals.header_id(message)
+        assert retention.deduplication_id(message) is None
+        (dead,) = DECODER.decode(Records.of_messages([message])).dead
+        assert (dead.event_id, dead.rejection.reason) == (None, "missing id")
+        assert check.check(topic).topic(topic_of(topic)).malformed == {"missing id": 1}
+
+    def test_driver_and_executors_keep_it_as_the_same_dead_letter(
+        self, topic: Settings, publisher: Publisher, database: Database
+    ) -> None:
+        event_id = uuid7(RANDOM)
+        some = publisher.events(200)  # more than a driver reads itself
+        publisher.send(some)
+        letters = []
+        for _ in range(2):
+            self.send(topic, event_id)
+            done = catch_up(topic)
+            assert done.returncode == 0, done.stderr
+            letters.append(database.dead_letters())
+        assert list(letters[0].values()) == ["missing id"]
+        assert letters[1] == letters[0]
+        assert database.totals() == sums(some)

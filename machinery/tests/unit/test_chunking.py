@@ -1,23 +1,33 @@
-"""Chunks: whatever shares records are read in, and whether the driver or a task reads them, the sink gets the same."""
+"""Chunks: whatever shares records are read in, and whether the driver or a task reads them, the sink gets the same.
+How a batch is divided among transactions and tasks, and what tasks and their processes are given.
+"""
 
 from __future__ import annotations
 
 import json
 import pickle
 import struct
+import sys
+import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from outbox.base.settings import SECRET_NAMES, Secret, load
+from outbox.kafka.records import Part
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.batch import Chunk
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.records import Record, Records
-from outbox.sink.spark.reader import Read
+from outbox.sink.spark.daemon import without_archives
+from outbox.sink.spark.reader import Read, ReadTask
 from tests.support.made_events import MAIN, TOPIC, Event, as_read, nth_key, uuid7
 from tests.support.record_corpus import HEADERS_OF, VALUES, record
 
@@ -87,6 +97,8 @@ def test_chunks_of_any_shares_come_to_the_same(cuts: set[int], max_bytes: int) -
     assert events is not None
     assert all_at_once is not None
     assert events.sort_by("offset").to_pylist() == all_at_once.sort_by("offset").to_pylist()
+    ids = [bytes.fromhex(one.replace("-", "")) for one in events["event_id"].to_pylist()]
+    assert Counter(row["event_id"] for row in rows_of(whole.rows)) == Counter(ids)
 
 
 def test_a_chunk_ends_when_it_is_full_and_says_where() -> None:
@@ -95,16 +107,6 @@ def test_a_chunk_ends_when_it_is_full_and_says_where() -> None:
         chunk, reached = chunking.first((read([large], offset) for offset in range(1_000)), max_bytes=1_000_000)
         assert reached is not None
         assert chunk.dead_count == reached[0] < 200
-
-
-def test_rows_and_events_of_a_chunk_are_the_same() -> None:
-    records = [good(number) for number in range(40)]
-    rows, events = PLAIN.chunk(read(records)).rows, FRAMED.chunk(read(records)).events
-    assert events is not None
-    ids = [bytes.fromhex(one.replace("-", "")) for one in events["event_id"].to_pylist()]
-    assert [row["event_id"] for row in rows_of(rows)] == ids
-    assert {*rows[0].columns} == {*events.column_names}
-    assert not FRAMED.chunk(read(records)).rows
 
 
 @pytest.mark.parametrize(
@@ -121,3 +123,44 @@ def test_headers_come_back_as_they_were_and_take_little_room(content: bytes | No
 def test_what_passes_through_spark_is_small() -> None:
     chunk = PLAIN.chunk(read([good(number) for number in range(5_000)]))
     assert len(pickle.dumps(Read.of_chunk(chunk, None))) < 0.7 * sum(one.size_bytes for one in chunk.rows)
+
+
+RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 2**62), st.integers(0, 10**6)), max_size=5)
+
+
+@given(RANGES, st.integers(1, 30))
+@example(dict.fromkeys(range(150), (7, 1)), 2)  # half of what a transform fails for, with a record a partition
+def test_parts_follow_each_other_and_are_of_one_size(ranges: dict[int, tuple[int, int]], count: int) -> None:
+    start = {partition: first for partition, (first, _) in ranges.items()}
+    end = {partition: first + more for partition, (first, more) in ranges.items()}
+    parts = Part("t", start, end).divided(count)
+    assert len(parts) == count
+    assert (parts[0].start, parts[-1].end) == (start, end)
+    assert all(one.end == following.start for one, following in pairwise(parts))
+    assert all(end >= part.start[partition] for part in parts for partition, end in part.end.items())
+    counts = [part.count for part in parts]
+    assert max(counts) - min(counts) <= 1
+
+
+@given(RANGES, st.integers(1, 10**6))
+def test_no_part_has_more_than_its_maximum(ranges: dict[int, tuple[int, int]], most: int) -> None:
+    part = Part("t", {n: first for n, (first, _) in ranges.items()}, {n: sum(both) for n, both in ranges.items()})
+    most = max(most, part.count // 1000)  # few enough parts for a test
+    parts = part.in_parts(max(most, 1))
+    assert all(0 < one.count <= most for one in parts)
+    assert sum(one.count for one in parts) == part.count
+
+
+def test_a_task_knows_the_passwords_that_it_needs_alone(tmp_path: Path) -> None:
+    known = load(tmp_path, environment=False).replace(**{one: Secret(f"secret of {one}") for one in SECRET_NAMES})
+    sent = pickle.dumps(ReadTask.of_sink(known, PLAIN, TOPIC, max_bytes=1))
+    assert {name for name in SECRET_NAMES if f"secret of {name}".encode() in sent} == {"kafka_password"}
+
+
+def test_tasks_read_no_archive_but_one_that_alone_has_pyspark(tmp_path: Path) -> None:
+    found = without_archives(["/spark/pyspark.zip", *sys.path, "/spark/spark-core.jar"])
+    assert found == [entry for entry in sys.path if not entry.endswith(".zip")]
+    with zipfile.ZipFile(tmp_path / "pyspark.zip", "w") as archive:
+        archive.writestr("pyspark/__init__.py", "")
+    path = [str(tmp_path), str(tmp_path / "pyspark.zip")]
+    assert without_archives(path) == path
