@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
 from outbox.base.settings import Settings  # noqa: E402
 from outbox.base.wait import timeout_scale, wait_for  # noqa: E402
-from outbox.sink.decoding.ids import STEP_MS  # noqa: E402
+from outbox.sink.decoding.values import STEP_MS  # noqa: E402
 from tests.stock import Client  # noqa: E402
 
 if TYPE_CHECKING:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outbox.base.database import connect, query
+from outbox.base.database import query
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.catalog import Catalog
-from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import asked
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
-from outbox.sink.writer import Counts
+from outbox.sink.writer import Counts, SinkWriter
 from tests.support.declared_sinks import batch_of, sink
-from tests.support.made_events import fetch
-from tests.support.sink_driver import Database, projections_in, replayed
+from tests.support.kept_rows import cursor_of
+from tests.support.sink_driver import driving, projections_in, replayed
 
 NAME = "orders"
 TABLES = """
@@ -66,18 +65,12 @@ class Seen:
         """
         self.names, self.known = names or self.names, known or self.known
         if is_decided:
-            with (
-                closing(connect(self.settings, SinkRole.WRITER)) as connection,
-                connection,
-                connection.cursor() as cursor,
-            ):
+            with cursor_of(self.settings) as cursor:
                 asked.decide(cursor, self.spec.asked)
 
-    @contextmanager
-    def running(self) -> Iterator[PostgresWriter]:
+    def running(self) -> AbstractContextManager[SinkWriter]:
         """The sink's writer."""
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            yield PostgresWriter(connection, self.spec, fetch)
+        return driving(self.settings, self.spec)
 
     def apply(self, topic: str, *records: Record) -> Counts:
         """Start the sink, and apply records as the next batch of a topic."""
@@ -96,9 +89,8 @@ class Seen:
 
     def refuse(self, *event_ids: str) -> None:
         """The events that the projection refuses from now on."""
-        self.execute("DELETE FROM unwelcome")
-        for event_id in event_ids:
-            self.execute("INSERT INTO unwelcome VALUES (%s)", event_id)
+        self.query("DELETE FROM unwelcome")
+        self.query("INSERT INTO unwelcome SELECT unnest(%s::uuid[])", [*event_ids])
 
     def events(self, *columns: str) -> list[tuple[object, ...]]:
         """Columns of what was applied, in its order."""
@@ -111,13 +103,8 @@ class Seen:
         return self.query(f'SELECT {", ".join(columns)} FROM dead_letters ORDER BY topic, partition, "offset"')
 
     def query(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
-        """The rows of a query."""
-        return Database(self.settings).query(sql, *parameters, role=SinkRole.OWNER)
-
-    def execute(self, sql: str, *parameters: object, role: SinkRole = SinkRole.OWNER) -> None:
-        """Run a statement, and commit it."""
-        with closing(connect(self.settings, role)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(sql, parameters or None)
+        """The rows of a statement, which is committed."""
+        return query(self.settings, SinkRole.OWNER, sql, parameters or None)
 
 
 def create_tables(settings: Settings) -> None:

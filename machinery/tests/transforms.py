@@ -221,11 +221,6 @@ def numbered(events: DataFrame) -> DataFrame:
     return events.withColumn("number", f.row_number().over(Window.partitionBy("item_id").orderBy("offset")))
 
 
-def summed(events: DataFrame) -> DataFrame:
-    """A row has what the events beside it come to."""
-    return events.withColumn("total", f.sum("quantity").over(Window.partitionBy("unit")))
-
-
 def aggregated(events: DataFrame) -> DataFrame:
     """One row an item, which is said to be that of its newest event."""
     newest = ["event_id", "partition", "offset"]
@@ -244,21 +239,6 @@ def random(events: DataFrame) -> DataFrame:
     return events.withColumn("number", f.rand())
 
 
-def seeded(events: DataFrame) -> DataFrame:
-    """Adds random numbers from a seed, but not the same number to the same event."""
-    return events.withColumn("number", f.rand(7))
-
-
-def counted(events: DataFrame) -> DataFrame:
-    """Numbers its rows."""
-    return events.withColumn("number", f.monotonically_increasing_id())
-
-
 def exploded(events: DataFrame) -> DataFrame:
     """Each event has a row for each of two parts."""
     return events.withColumn("part", f.explode(f.array(f.lit("one"), f.lit("two"))))
-
-
-def swapped(events: DataFrame) -> DataFrame:
-    """Each row has the id of the item in place of the event's."""
-    return events.withColumn("event_id", f.col("movement_id"))

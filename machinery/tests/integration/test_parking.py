@@ -4,9 +4,7 @@ dead letters that it needs, however many others there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -18,145 +16,139 @@ from psycopg2 import extensions
 
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
-from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.records import Record
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.writer import Counts
-from tests.seen import ORDERED, create_tables
+from tests.seen import ORDERED, Seen, create_tables
+from tests.support.declared import TOML, Events, payload
+from tests.support.declared_sinks import record
 from tests.support.kept_rows import cursor_of
 from tests.support.made_events import STRATEGIES, TOPIC, TOPIC_ID, Event, batch, nth_key, uuid7
-from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, projections_in, replayed, sink_on, spec_with
+from tests.support.sink_driver import Database, projections_in, sink_on
 
 RANDOM = Random(11)  # noqa: S311
-EVENTS = [Event(uuid7(RANDOM), nth_key(number % 2), 1, number // 2 + 1) for number in range(12)]
+ORDER, INVOICE = "shop.order", "shop.invoice"
 
 
-@dataclass
-class Ordered:
-    """A sink whose projection needs order, and what an operator does to it."""
+def order(number: int, key: str = "a") -> Record:
+    return record("placed", {"id": key, "number": number})
 
-    settings: Settings
-    projections: Path
-    sink: PostgresWriter
 
-    def refuse(self, *events: Event) -> None:
-        """The events that the projection refuses from now on."""
-        query(self.settings, SinkRole.WRITER, "DELETE FROM unwelcome")
-        add = "INSERT INTO unwelcome SELECT unnest(%s::uuid[])"
-        query(self.settings, SinkRole.WRITER, add, [[event.event_id for event in events]])
+def invoice(number: int, key: str = "a") -> Record:
+    return record("sent", {"id": key, "number": number})
 
-    def replay(self, **filters: str) -> Replayed:
-        """Replay letters, as the command does."""
-        spec = spec_with(projections=self.projections)
-        return replayed(self.settings, spec, Selection(**filters))  # type: ignore[arg-type]
 
-    def versions(self) -> dict[str, list[int]]:
-        """By item the versions of its events, in the order in which they were applied."""
-        found: dict[str, list[int]] = {}
-        applied = "SELECT event ->> 'item_id', (event ->> 'version')::bigint FROM seen ORDER BY line"
-        for key, version in query(self.settings, SinkRole.OWNER, applied):
-            found.setdefault(key, []).append(version)
-        return found
-
-    def reasons(self) -> list[str]:
-        """Why events are set aside."""
-        letters = "SELECT reason FROM dead_letters WHERE status = 'open' ORDER BY \"offset\""
-        return [reason for (reason,) in query(self.settings, SinkRole.WRITER, letters)]
+def id_of(one: Record) -> str:
+    return (dict(one.headers)["id"] or b"").decode()
 
 
 @pytest.fixture
-def ordered(databases: Settings, tmp_path: Path) -> Iterator[Ordered]:
+def ordered(databases: Settings, tmp_path: Path) -> Seen:
+    """A sink of two topics, whose keys are the same texts and not the same things."""
     create_tables(databases)
-    projections = projections_in(tmp_path, ORDERED, "seen")
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-        yield Ordered(databases, projections, sink_on(connection, projections=projections))
+    events = Events(tmp_path / "events").aggregate("order", TOML, placed_v1=payload())
+    known = events.aggregate("invoice", TOML, sent_v1=payload()).load()
+    return Seen(databases, tmp_path, known, ["order", "invoice"], projection=ORDERED)
 
 
-def of_key(number: int) -> list[Event]:
-    return [event for event in EVENTS if event.key == nth_key(number)]
+def applied(seen: Seen, topic: str = ORDER) -> dict[object, list[object]]:
+    """By key the versions of the events of a topic, in the order in which they were applied."""
+    found: dict[object, list[object]] = {}
+    for of, key, number in seen.events("topic", "id", "number"):
+        if of == topic:
+            found.setdefault(key, []).append(number)
+    return found
 
 
-def test_later_events_of_the_key_wait_and_others_go_on(ordered: Ordered) -> None:
-    one, other = of_key(0), of_key(1)
-    ordered.refuse(one[1])
-    counts = ordered.sink.apply(batch([one[0], other[0], one[1], one[2], other[1]]))
-    assert counts == Counts(rows=5, applied=3, rejected=2)
-    ordered.sink.apply(batch([one[3], other[2]], start=5))
-    assert ordered.versions() == {nth_key(0): [1], nth_key(1): [1, 2, 3]}
-    assert ordered.reasons() == ["unwelcome", "parked", "parked"]
+def test_later_events_of_the_key_wait_and_others_go_on(ordered: Seen) -> None:
+    bad = order(2)
+    ordered.refuse(id_of(bad))
+    some = [order(1), order(1, "b"), bad, order(3), order(2, "b")]
+    assert ordered.apply(ORDER, *some) == Counts(rows=5, applied=3, rejected=2)
+    assert ordered.apply(INVOICE, invoice(1), invoice(3)) == Counts(rows=2, applied=2), "of that topic nothing is bad"
+    assert ordered.apply(ORDER, order(4), order(3, "b")) == Counts(rows=2, applied=1, rejected=1)
+    assert ordered.letters("reason") == [("unwelcome",), ("parked",), ("parked",)]
     assert ordered.replay(reason="unwelcome") == Replayed(rejected=3), "the cause is still there"
     assert ordered.replay(reason="parked") == Replayed(rejected=2), "the one before them still waits"
-
-
-def test_when_the_bad_one_is_given_up_they_follow_on_demand(ordered: Ordered) -> None:
-    one = of_key(0)
-    ordered.refuse(one[0])
-    ordered.sink.apply(batch(one[:3]))
-    assert Database(ordered.settings).discard(Selection(reason="unwelcome")) == 1
-    ordered.sink.apply(batch(one[3:4], start=3))
-    assert ordered.versions() == {}, "those that wait are before it"
+    ordered.refuse()
     assert ordered.replay() == Replayed(applied=3)
-    assert ordered.versions() == {nth_key(0): [2, 3, 4]}
+    assert applied(ordered) == {"a": [1, 2, 3, 4], "b": [1, 2, 3]}
 
 
-# As docs/projections.md has it: the version of each item is stored, and an event that is not above it is refused.
+def test_an_unreadable_record_blocks_its_key_on_its_topic_only(ordered: Seen) -> None:
+    assert ordered.apply(INVOICE, invoice(1)._replace(value=b"{"), invoice(2)) == Counts(rows=1, rejected=1, dead=1)
+    assert ordered.apply(ORDER, order(1), order(2)) == Counts(rows=2, applied=2)
+    assert ordered.letters("topic", "reason") == [(INVOICE, "not JSON"), (INVOICE, "parked")]
+
+
+def test_when_the_bad_one_is_given_up_they_follow_on_demand(ordered: Seen) -> None:
+    bad = order(1)
+    ordered.refuse(id_of(bad))
+    ordered.apply(ORDER, bad, order(2), order(3))
+    assert Database(ordered.settings, ordered.spec.name).discard(Selection(reason="unwelcome")) == 1
+    ordered.apply(ORDER, order(4))
+    assert applied(ordered) == {}, "those that wait are before it"
+    assert ordered.replay() == Replayed(applied=3)
+    assert applied(ordered) == {"a": [2, 3, 4]}
+
+
+# As docs/projections.md has it: the version of each key is stored, and an event that is not above it is refused.
 LATE = """
 -- ordered
 -- [refuse]
 INSERT INTO rejections (event_id, reason, detail)
-SELECT new.event_id, 'late', format('version %%s after %%s', new.version, stored.version)
+SELECT new.event_id, 'late', format('version %%s after %%s', new.number, stored.number)
   FROM new_events AS new
-  JOIN latest AS stored ON stored.sink = %(sink)s AND stored.item_id = new.item_id
- WHERE new.version <= stored.version;
+  JOIN latest AS stored ON stored.sink = %(sink)s AND stored.id = new.id
+ WHERE new.number <= stored.number;
 -- [apply]
-INSERT INTO latest AS stored (sink, item_id, version)
-SELECT %(sink)s, item_id, max(version) FROM new_events GROUP BY item_id ORDER BY item_id
-ON CONFLICT (sink, item_id) DO UPDATE SET version = excluded.version;
+INSERT INTO latest AS stored (sink, id, number)
+SELECT %(sink)s, id, max(number) FROM new_events GROUP BY id ORDER BY id
+ON CONFLICT (sink, id) DO UPDATE SET number = excluded.number;
 """
 LATEST = """
-CREATE TABLE latest (sink text, item_id uuid, version bigint, PRIMARY KEY (sink, item_id));
+CREATE TABLE latest (sink text, id text, number bigint, PRIMARY KEY (sink, id));
 GRANT SELECT, INSERT, UPDATE ON latest TO {writer};
 """
 
 
-def test_a_late_event_is_refused_by_the_version_that_is_stored(databases: Settings, tmp_path: Path) -> None:
-    query(databases, SinkRole.OWNER, LATEST.replace("{writer}", databases.role_name(SinkRole.WRITER)))
-    one, other = of_key(0), of_key(1)
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-        sink = sink_on(connection, projections=projections_in(tmp_path, LATE, "latest"))
-        assert sink.apply(batch([one[1], one[0], other[0]])).applied == 3, "within a batch the order does not matter"
-        assert sink.apply(batch([one[3]], start=3)).applied == 1
-        late = [one[2], one[4], other[1]]
-        assert sink.apply(batch(late, start=4)) == Counts(rows=3, applied=1, rejected=2)
-        assert sink.apply(batch([one[0], one[3]], start=7)) == Counts(rows=2, duplicates=2)
-    database = Database(databases)
-    assert database.query("SELECT version FROM latest ORDER BY item_id") == [(4,), (2,)]
-    assert database.dead_letters() == {one[2].event_id: "late", one[4].event_id: "parked"}
+def test_a_late_event_is_refused_by_the_version_that_is_stored(ordered: Seen, tmp_path: Path) -> None:
+    ordered.query(LATEST.replace("{writer}", ordered.settings.role_name(SinkRole.WRITER)))
+    seen = Seen(ordered.settings, tmp_path, ordered.known, ["order"], projection=LATE)
+    one = [order(number) for number in range(1, 6)]
+    within = [one[1], one[0], order(1, "b")]
+    assert seen.apply(ORDER, *within).applied == 3, "within a batch the order does not matter"
+    assert seen.apply(ORDER, one[3]).applied == 1
+    assert seen.apply(ORDER, one[2], one[4], order(2, "b")) == Counts(rows=3, applied=1, rejected=2)
+    assert seen.apply(ORDER, one[0], one[3]) == Counts(rows=2, duplicates=2)
+    assert seen.query("SELECT number FROM latest ORDER BY id") == [(4,), (2,)]
+    assert seen.letters("identity", "reason") == [(id_of(one[2]), "late"), (id_of(one[4]), "parked")]
 
 
+EVENTS = [order(number // 2 + 1, "ab"[number % 2]) for number in range(12)]
 numbers = st.integers(0, len(EVENTS) - 1)
 
 
 @given(st.lists(st.lists(numbers, max_size=8), max_size=5), st.sets(numbers, max_size=2), st.sets(numbers, max_size=2))
 @hypothesis.settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_events_are_applied_in_order_and_completely_however_they_come(
-    ordered: Ordered, again: list[list[int]], refused: set[int], unreadable: set[int]
+    ordered: Seen, again: list[list[int]], refused: set[int], unreadable: set[int]
 ) -> None:
     """Each event comes first in the order of its key, as the relay keeps it; then all may come again, in any order."""
     for table in ("seen", "dead_letters", "processed_events", "positions"):
-        query(ordered.settings, SinkRole.OWNER, f"DELETE FROM {table}")
-    ordered.refuse(*(EVENTS[number] for number in refused - unreadable))
-    offset = 0
+        ordered.query(f"DELETE FROM {table}")
+    ordered.next_offsets = {}
+    ordered.refuse(*(id_of(EVENTS[number]) for number in refused - unreadable))
     for some in [range(4), range(4, 7), range(7, len(EVENTS)), *again]:
-        dead = [unread(EVENTS[one], place) for place, one in enumerate(some, offset) if one in unreadable]
-        read = {place: EVENTS[one] for place, one in enumerate(some, offset) if one not in unreadable}
-        end = offset + len(some)
-        ordered.sink.apply(batch([*read.values()], offset, end, dead=dead, offsets=[*read]))
-        offset = end
+        came = (EVENTS[one]._replace(value=b"{") if one in unreadable else EVENTS[one] for one in some)
+        ordered.apply(ORDER, *came)
     ordered.refuse()
+    for number in unreadable:
+        correct = "UPDATE dead_letters SET value = %s WHERE identity = %s"
+        ordered.query(correct, EVENTS[number].value, id_of(EVENTS[number]))
     ordered.replay()
-    assert ordered.versions() == {nth_key(number): [event.version for event in of_key(number)] for number in (0, 1)}
-    assert ordered.reasons() == []
+    assert applied(ordered) == {"a": [1, 2, 3, 4, 5, 6], "b": [1, 2, 3, 4, 5, 6]}
+    assert ordered.query("SELECT FROM dead_letters WHERE status = 'open'") == []
 
 
 class TestManyLetters:

@@ -43,7 +43,7 @@ def run_replay(seen: Seen, *meanwhile: Record) -> Replayed:
 
 def correct(seen: Seen) -> None:
     """Make the event readable."""
-    seen.execute("UPDATE dead_letters SET value = %s WHERE NOT is_event", b'{"id": "a", "number": 1}')
+    seen.query("UPDATE dead_letters SET value = %s WHERE NOT is_event", b'{"id": "a", "number": 1}')
 
 
 def placed(key: str, number: int) -> Record:

@@ -17,7 +17,7 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.maintenance import retention
 from outbox.maintenance.retention import Evidence
-from outbox.sink.decoding.ids import day_of
+from outbox.sink.decoding.values import day_of
 from outbox.sink.remembering import fence, strategy
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember

@@ -29,7 +29,7 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from tests.orders import cancelled, placed
-from tests.seen import NAME, ORDERED, Seen, create_tables
+from tests.seen import NAME, Seen, create_tables
 from tests.support.declared import NUMBER, TOML, Events, payload
 from tests.support.declared_sinks import batch_of, record
 from tests.support.made_events import TOPIC_ID, Event, nth_key, uuid7
@@ -80,31 +80,6 @@ class TestKeys:
         assert seen.events("topic", "number") == [(ORDER, 1), (ORDER, 2), (INVOICE, 1), (INVOICE, 2)]
         versions = seen.query("SELECT topic, key, version FROM key_versions ORDER BY topic")
         assert versions == [(INVOICE, KEY, 2), (ORDER, KEY, 2)]
-
-
-class TestOrder:
-    """An event waits only for earlier events of its key on its own topic."""
-
-    @pytest.fixture
-    def ordered(self, seen: Seen, tmp_path: Path) -> Seen:
-        return Seen(seen.settings, tmp_path, seen.known, seen.names, projection=ORDERED)
-
-    def test_a_refused_event_blocks_its_key_on_its_topic_only(self, ordered: Seen) -> None:
-        bad = order(1)
-        ordered.refuse(id_of(bad))
-        assert ordered.apply(ORDER, bad, order(2)) == Counts(rows=2, rejected=2)
-        assert ordered.apply(INVOICE, invoice(1), invoice(2)) == Counts(rows=2, applied=2)
-        assert ordered.apply(ORDER, order(3), order(1, nth_key(2))) == Counts(rows=2, applied=1, rejected=1)
-        ordered.refuse()
-        assert ordered.replay() == Replayed(applied=3)
-        assert [row for row in ordered.events("topic", "id", "id:text", "number") if row[0] == ORDER][1:] == [
-            (ORDER, None, KEY, number) for number in (1, 2, 3)
-        ]
-
-    def test_an_unreadable_record_blocks_its_key_on_its_topic_only(self, ordered: Seen) -> None:
-        assert ordered.apply(INVOICE, invoice(1)._replace(value=b"{"), invoice(2)) == Counts(rows=1, rejected=1, dead=1)
-        assert ordered.apply(ORDER, order(1), order(2)) == Counts(rows=2, applied=2)
-        assert ordered.letters("topic", "reason") == [(INVOICE, "not JSON"), (INVOICE, "parked")]
 
 
 class TestPositions:

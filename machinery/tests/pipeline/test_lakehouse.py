@@ -32,8 +32,8 @@ from outbox.sink import discovery
 from outbox.sink.applying.lakehouse import spark_table, table
 from outbox.sink.applying.lakehouse.target import LakehouseTarget
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
-from outbox.sink.decoding.ids import day_of
 from outbox.sink.decoding.records import DeadRecord, Record
+from outbox.sink.decoding.values import day_of
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Chosen, Replayed, Selection

@@ -65,14 +65,6 @@ def newest_state(came: Sequence[Came]) -> Mapping[str, int]:
     return {key: event.total_after for key, event in newest.items()}
 
 
-def each_offset_once(came: Sequence[Came]) -> Mapping[str, int]:
-    return sums(one.event for one in came if one.is_new)
-
-
-def all_that_comes(came: Sequence[Came]) -> Mapping[str, int]:
-    return sums(one.event for one in came)
-
-
 class Promise(NamedTuple):
     """The result of a strategy for a delivery, and whether it is right although events are read, or sent, again."""
 
@@ -86,8 +78,8 @@ PROMISES = {
     "merge": Promise(each_event_once, re_reads=True, re_sends=True),
     "upsert": Promise(newest_state, re_reads=True, re_sends=True),
     "versions": Promise(each_event_once, re_reads=True, re_sends=True),
-    "offsets": Promise(each_offset_once, re_reads=True, re_sends=False),
-    "naive": Promise(all_that_comes, re_reads=False, re_sends=False),
+    "offsets": Promise(lambda came: sums(one.event for one in came if one.is_new), re_reads=True, re_sends=False),
+    "naive": Promise(lambda came: sums(one.event for one in came), re_reads=False, re_sends=False),
 }
 SURVIVES_RE_SENDS = [name for name, promise in PROMISES.items() if promise.re_sends]
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from itertools import count
@@ -219,13 +219,16 @@ def unread_part() -> None:
 def dropped_records() -> None:
     """The topic drops its first records between the plan of a batch and the read."""
 
-    def drop(settings: Settings, part: Part) -> None:
-        admin = AdminClient(client_config(settings))
+    read = reader.Reader.read
+
+    def read_late(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
+        admin = AdminClient(client_config(self._settings))
         places = [TopicPartition(part.topic, partition, 1) for partition, end in part.end.items() if end]
         for request in admin.delete_records(places).values():
             request.result(TIMEOUT_S)
+        return read(self, context, part)
 
-    before_read(drop)
+    patch(reader.Reader, read=read_late)
 
 
 def endless_apply() -> None:
@@ -268,17 +271,10 @@ class GivenToStop:
     """A lock: after an error the thread continues when the stop has had the lock."""
 
     def __init__(self, of: stream.Stream) -> None:
-        self._lock = threading.Lock()
-        self._of = of
+        self._lock, self._of = threading.Lock(), of
 
-    def acquire(self, timeout: float) -> bool:
-        return self._lock.acquire(timeout=timeout)
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def locked(self) -> bool:
-        return self._lock.locked()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lock, name)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -310,17 +306,6 @@ def change(sink: str, **attributes: Any) -> None:
         return [replace(job, **attributes) if job.name == sink else job for job in jobs(settings)]
 
     patch(discovery, jobs=changed)
-
-
-def before_read(happens: Callable[[Settings, Part], None]) -> None:
-    """Something happens before each part is read."""
-    read = reader.Reader.read
-
-    def read_late(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
-        happens(self._settings, part)
-        return read(self, context, part)
-
-    patch(reader.Reader, read=read_late)
 
 
 def patch(owner: object, **attributes: object) -> None:

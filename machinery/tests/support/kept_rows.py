@@ -13,7 +13,7 @@ from psycopg2 import extensions
 from outbox.base import database
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
-from outbox.sink.decoding.ids import days
+from outbox.sink.decoding.values import days
 from outbox.sink.remembering import strategy
 from tests.support.made_events import uuid7
 from tests.support.topic_reader import topic_of

@@ -11,6 +11,7 @@ from typing import Any
 
 from psycopg2 import extensions
 
+from outbox.base import database
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink.applying.postgres.target import PostgresTarget, PostgresWriter
@@ -90,9 +91,7 @@ class Database:
 
     def query(self, sql: str, *parameters: object, role: Role = SinkRole.WRITER) -> list[tuple[object, ...]]:
         """The rows of a query, as the sink's role unless another is given."""
-        with closing(connect(self.settings, role)) as connection, connection.cursor() as cursor:
-            cursor.execute(sql, parameters or None)
-            return list(cursor.fetchall())
+        return database.query(self.settings, role, sql, parameters or None)
 
     def totals(self) -> dict[str, int]:
         """The total of each key."""

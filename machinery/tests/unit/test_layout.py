@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from outbox.events.schema import Column
+from outbox.events.schema import Column, SqlType
 from outbox.sink.applying.postgres.applier import Known
-from outbox.sink.applying.postgres.transforming import join
+from outbox.sink.applying.postgres.transforming import join, storable
 from outbox.sink.decoding.batch import Returned
 from outbox.sink.decoding.layout import FAILURE, IS_FILTERED, KEY, TYPE, VERSION, Layout
 from outbox.sink.decoding.values import Columns
@@ -85,6 +85,8 @@ def test_views_of_one_name_or_with_one_that_postgres_would_cut_off_are_refused(n
 
 
 class TestReturned:
+    """Rows that a transform has returned."""
+
     PLACES = (("a", 0, 0), ("b", 0, 1), ("c", 1, 0))
     KNOWN = Known("order.placed", "id", "number")
     COLUMNS = (Column("total", "bigint", is_nullable=True),)
@@ -136,3 +138,36 @@ class TestReturned:
     def test_a_row_of_no_event_and_a_second_one_are_named(self, rows: list[tuple[Any, Any, Any, int]]) -> None:
         with raises("transform-breaks-rule", "event "):
             self.join(*rows)
+
+    @staticmethod
+    def stored(type_: SqlType, value: pa.Array) -> list[object]:
+        """A value as a column of this type has it."""
+        place = {"event_id": ["a"], "partition": pa.array([0], pa.int32()), "offset": pa.array([0], pa.int64())}
+        rows = storable(pa.table({**place, "it": value}), [Column("it", type_, is_nullable=True)])
+        return list(rows["it"].to_pylist())
+
+    @pytest.mark.parametrize(
+        ("type_", "value"),
+        [
+            ("text", pa.array(["a\0"])),
+            ("text", pa.array([b"\xff"]).view(pa.string())),
+            *(("uuid", pa.array([text])) for text in ("", "0" * 32)),
+            *(("jsonb", pa.array([text])) for text in (r'["a\u0000"]', "[1")),
+            *(("numeric", pa.array([text])) for text in ("abc", "NaN", "1" * 4301)),
+            ("timestamptz", pa.array([300_000 * 10**12], pa.timestamp("us", tz="UTC"))),
+        ],
+    )
+    def test_a_value_that_postgres_would_refuse_is_named(self, type_: SqlType, value: pa.Array) -> None:
+        with pytest.raises(ValueError, match="column it: "):
+            self.stored(type_, value)
+
+    @pytest.mark.parametrize(
+        ("type_", "text"),
+        [
+            *(("numeric", text) for text in ("-1.25e3", "+.5")),
+            ("uuid", "0000000A-0000-0000-0000-00000000000B"),
+            ("jsonb", "null"),
+        ],
+    )
+    def test_a_value_that_postgres_takes_stays_as_it_is(self, type_: SqlType, text: str) -> None:
+        assert self.stored(type_, pa.array([text])) == [text]

@@ -122,13 +122,6 @@ def test_file_that_cannot_run_is_reported(events: Events, source: str) -> None:
         wanted(events, source)
 
 
-def test_file_that_is_no_text_is_reported(events: Events) -> None:
-    events.write("order/upcast.py", "")
-    (events.folder / "order" / "upcast.py").write_bytes(b"\xff\n")
-    with raises("event-declaration-unusable"):
-        events.load().wanted(["order"])
-
-
 @pytest.mark.parametrize("source", ["", "def placed_v2(payload):\n    return payload\n", "placed_v1 = 5\n"])
 def test_missing_function_is_named(events: Events, source: str) -> None:
     with raises("upcaster-missing", "def placed_v1(payload)"):

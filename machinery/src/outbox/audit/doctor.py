@@ -30,7 +30,7 @@ from outbox.relay import connectors, lifecycle, offsets, slot
 from outbox.relay.connectors import Connector
 from outbox.relay.rest import Rest
 from outbox.sink import discovery
-from outbox.sink.decoding.ids import day_of
+from outbox.sink.decoding.values import day_of
 from outbox.sink.remembering import asked, fence, positions
 from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec

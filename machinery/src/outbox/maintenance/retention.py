@@ -72,7 +72,7 @@ from outbox.relay import connectors, slot
 from outbox.relay.connectors import Connector
 from outbox.sink import discovery
 from outbox.sink.decoding.decoder import UUID_V7
-from outbox.sink.decoding.ids import EPOCH, day_of
+from outbox.sink.decoding.values import EPOCH, day_of
 from outbox.sink.remembering import fence
 from outbox.sink.remembering.strategy import Memory
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from outbox.base.heavy import pa
 from outbox.base.trace import SampledEvents
-from outbox.sink.decoding import binary, dead_records, ids
+from outbox.sink.decoding import binary, dead_records
 from outbox.sink.decoding.binary import Encoded
 from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.decoding.records import Decoded, Records, event_ids, summed
-from outbox.sink.decoding.values import types_of
+from outbox.sink.decoding.values import days, types_of
 
 Reached = dict[int, int]  # by partition, the offset behind the last record
 
@@ -98,7 +98,7 @@ class Chunking:
             count=sum(len(columns["offset"]) for columns in decoded.rows.values()),
             dead=[dead_records.encode(decoded.dead)] if decoded.dead else (),
             dead_count=len(decoded.dead),
-            days=ids.days(event_ids(decoded.rows)) if self.with_days and decoded.rows else frozenset(),
+            days=days(event_ids(decoded.rows)) if self.with_days and decoded.rows else frozenset(),
             skipped=decoded.skipped,
             sampled=decoded.sampled,
             events=self.layout.table(decoded.rows) if self.as_frame else None,

@@ -34,9 +34,8 @@ from outbox.events.values import (
     parse_json,
 )
 from outbox.kafka.spec import Header
-from outbox.sink.decoding.ids import are_v7, made_at_ms
 from outbox.sink.decoding.records import DeadRecord, Decoded, Record, Records, Rows, values_at
-from outbox.sink.decoding.values import columns_of, types_of
+from outbox.sink.decoding.values import are_v7, columns_of, made_at_ms, types_of
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 UUID_V7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")

@@ -24,8 +24,8 @@ from outbox.events.schema import Rejection
 from outbox.sink.decoding import dead_records
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
-from outbox.sink.decoding.ids import days
 from outbox.sink.decoding.records import Decoded, Place, Record
+from outbox.sink.decoding.values import days
 from outbox.sink.remembering import dead_letters, fence, strategy
 from outbox.sink.remembering.dead_letters import FILTERED
 from outbox.sink.spec import SinkSpec

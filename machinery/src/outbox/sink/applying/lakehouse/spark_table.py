@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, functions
 from outbox.base.errors import Failure, kind_of
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.sink.applying.lakehouse import table
-from outbox.sink.decoding.ids import days
+from outbox.sink.decoding.values import days
 from outbox.sink.spark.session import FEW_ROWS, reason
 from outbox.sink.spec import SinkSpec
 

@@ -338,13 +338,8 @@ def _count(cursor: extensions.cursor, query: str) -> int:
 
 
 def names(key: str, version: str | None) -> dict[str, str]:
-    """The columns of key and version, which SQL may name without knowing the events of a topic."""
-    found = {"key": sql_name(key)}
-    if version is not None:
-        found["version"] = sql_name(version)
-    return found
-
-
-def sql_name(column: str) -> str:
-    """A column's name as SQL has it; a percent sign stands twice, for psycopg2."""
-    return '"' + column.replace('"', '""').replace("%", "%%") + '"'
+    """The columns of key and version, which SQL may name without knowing the events of a topic. A percent sign stands
+    twice, for psycopg2.
+    """
+    found = {"key": key} if version is None else {"key": key, "version": version}
+    return {word: '"' + column.replace('"', '""').replace("%", "%%") + '"' for word, column in found.items()}
