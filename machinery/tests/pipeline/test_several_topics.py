@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-
-import pytest
 
 from outbox.base.settings import Settings
-from outbox.kafka import topics
 from outbox.sink.decoding.records import Record
 from tests.orders import cancelled, placed
 from tests.support import faulty_sink
@@ -40,23 +36,15 @@ class Traffic:
         self.items: list[Event] = []
         self.orders: list[Record] = []
 
-    def send(self, items: int = 20, orders: int = SENT) -> None:
+    def send(self) -> None:
         """Publish events on both topics."""
-        more, placements = self._publisher.events(items), [self._order() for _ in range(orders)]
-        self._publisher.send(more)
-        self._publisher.send_records(self._orders, placements)
-        self.items += more
-
-    def _order(self) -> Record:
-        number = len(self.orders)
-        key, version = nth_key(number % ORDERS), number // ORDERS + 1
-        self.orders.append(placed(key, version) if version == 1 else cancelled(key, version))
-        return self.orders[-1]
-
-    @property
-    def count(self) -> int:
-        """How many events there are."""
-        return len(self.items) + len(self.orders)
+        items, begin = self._publisher.events(20), len(self.orders)
+        for number in range(begin, begin + SENT):
+            key, version = nth_key(number % ORDERS), number // ORDERS + 1
+            self.orders.append(placed(key, version) if version == 1 else cancelled(key, version))
+        self._publisher.send(items)
+        self._publisher.send_records(self._orders, self.orders[begin:])
+        self.items += items
 
     def due(self) -> dict[tuple[object, object], object]:
         """How many events the sink must have counted, by aggregate and key."""
@@ -77,58 +65,39 @@ def counts(settings: Settings) -> tuple[object, ...]:
     return row
 
 
-def finish(settings: Settings) -> None:
-    """Let the sink catch up."""
-    done = catch_up(settings, SINK)
-    assert done.returncode == 0, done.stderr
-
-
-def run_before(deployment: Callable[[], None], settings: Settings, applied: int) -> None:
-    """Let an earlier deployment of the sink run until it has applied so many events."""
-    with running_faulty(deployment.__name__, settings, SINK) as sink:
-        wait_applied(sink, Database(settings, SINK), applied)
-
-
-@pytest.fixture
-def traffic(topic: Settings) -> Traffic:
-    made = Traffic(topic)
-    made.send()
-    return made
-
-
 class TestOtherTopics:
     """A deployment lets the sink read more topics, or fewer. Spark continues no checkpoint then."""
 
-    def test_a_topic_that_is_added_is_read_from_its_first_event(self, topic: Settings, traffic: Traffic) -> None:
-        run_before(faulty_sink.without_orders, topic, applied=20)
+    @staticmethod
+    def finish(settings: Settings, traffic: Traffic) -> None:
+        """Let the sink catch up with both topics."""
+        done = catch_up(settings, SINK)
+        assert done.returncode == 0, done.stderr
+        assert counted(settings) == traffic.due()
+        assert counts(settings) == (len(traffic.items) + len(traffic.orders), 0, 0), "nothing came twice"
+
+    def test_a_topic_that_is_added_is_read_from_its_first_event_and_goes_on_after_a_removal(
+        self, topic: Settings
+    ) -> None:
+        fault, traffic = faulty_sink.without_orders.__name__, Traffic(topic)
         traffic.send()
-        finish(topic)
-        assert counted(topic) == traffic.due()
-        assert counts(topic) == (traffic.count, 0, 0), "nothing came twice"
+        with running_faulty(fault, topic, SINK) as sink:
+            wait_applied(sink, Database(topic, SINK), len(traffic.items))
+        traffic.send()
+        self.finish(topic, traffic)
         assert checkpoint(topic, f"{SINK}.1").exists()
         traffic.send()
-        finish(topic)
-        assert counted(topic) == traffic.due()
+        self.finish(topic, traffic)
         assert not checkpoint(topic, f"{SINK}.2").exists(), "once, not at every start"
-
-    def test_a_topic_that_is_removed_and_read_again_goes_on_where_it_was(
-        self, topic: Settings, traffic: Traffic
-    ) -> None:
-        finish(topic)
-        assert counted(topic) == traffic.due()
         kinds = Database(topic).query("SELECT DISTINCT kinds FROM activity WHERE aggregate = 'order'")
         assert kinds == [(["order.cancelled", "order.placed"],)]
-        for name in ("item", "order"):
-            ends = topics.last_stable_offsets(topic, topic_of(topic, name))
-            assert Database(topic, SINK).positions(topic_of(topic, name)) == ends
+
         read = len(traffic.orders)
         traffic.send()
-        fault = faulty_sink.without_orders.__name__
         assert "no longer asks for order.cancelled" in reported_failure(catch_up_faulty(fault, topic, SINK))
         assert run_faulty(fault, topic, "rewind", SINK, "--to-positions", "--yes").returncode == 0
-        run_before(faulty_sink.without_orders, topic, applied=traffic.count - (len(traffic.orders) - read))
+        with running_faulty(fault, topic, SINK) as sink:
+            wait_applied(sink, Database(topic, SINK), len(traffic.items) + read)
         assert sum(int(str(n)) for (aggregate, _), n in counted(topic).items() if aggregate == "order") == read
         traffic.send()
-        finish(topic)
-        assert counted(topic) == traffic.due()
-        assert counts(topic) == (traffic.count, 0, 0)
+        self.finish(topic, traffic)
