@@ -81,21 +81,15 @@ def _insert(connection: Connection, item_id: uuid.UUID) -> None:
 
 
 @contextmanager
-def session(settings: Settings) -> Iterator[Transaction]:
-    """A session of SQLAlchemy's ORM."""
-    with Session(create_engine(url("psycopg2", settings), poolclass=NullPool)) as made, made.begin():
-        yield Transaction(lambda item_id: made.add(new_item(item_id)), partial(append.append, made))
-
-
-@contextmanager
-def session_of_a_thread(settings: Settings) -> Iterator[Transaction]:
-    """A scoped_session, which Flask-SQLAlchemy calls ``db.session``."""
-    made = scoped_session(sessionmaker(create_engine(url("psycopg2", settings), poolclass=NullPool)))
+def session(settings: Settings, *, is_scoped: bool = False) -> Iterator[Transaction]:
+    """A session of SQLAlchemy's ORM; a scoped_session is what Flask-SQLAlchemy calls ``db.session``."""
+    engine = create_engine(url("psycopg2", settings), poolclass=NullPool)
+    made = scoped_session(sessionmaker(engine)) if is_scoped else Session(engine)
     try:
         yield Transaction(lambda item_id: made.add(new_item(item_id)), partial(append.append, made))
         made.commit()
     finally:
-        made.remove()
+        made.close()
 
 
 @contextmanager
@@ -146,12 +140,12 @@ def dbapi_connection(driver: Any, settings: Settings) -> Iterator[Transaction]:
 
 @contextmanager
 def django_atomic(settings: Settings) -> Iterator[Transaction]:
-    """``transaction.atomic()`` of Django, and a model of it."""
+    """``transaction.atomic()`` of Django."""
     from django.db import transaction
 
     with django_connection(settings) as connection, transaction.atomic():
         yield Transaction(
-            lambda item_id: django_item().objects.create(id=item_id, unit="KGM", stock=0, version=0),
+            lambda item_id: connection.cursor().execute(INSERT, [str(item_id)]),
             partial(dbapi.append, connection),
         )
 
@@ -174,24 +168,11 @@ def django_connection(settings: Settings) -> Iterator[Any]:
         del connections["default"]
 
 
-def django_item() -> Any:
-    """An item, as Django's ORM maps it. Made when Django is configured."""
-    from django.apps import apps
-    from django.db import models
-
-    if "item" in apps.all_models["stock"]:
-        return apps.get_registered_model("stock", "item")
-    fields = {"id": models.UUIDField(primary_key=True), "unit": models.TextField()}
-    numbers = {"stock": models.BigIntegerField(), "version": models.BigIntegerField()}
-    meta = type("Meta", (), {"app_label": "stock", "db_table": "items", "managed": False})
-    return type("Item", (models.Model,), {"__module__": __name__, "Meta": meta, **fields, **numbers})
-
-
 WAYS: dict[str, Way] = {
     "core, psycopg2": partial(core, "psycopg2"),
     "core, psycopg 3": partial(core, "psycopg"),
     "session": session,
-    "scoped session": session_of_a_thread,
+    "scoped session": partial(session, is_scoped=True),
     "asyncio connection, asyncpg": partial(in_asyncio, "asyncpg", AsyncEngine.connect),
     "asyncio connection, psycopg 3": partial(in_asyncio, "psycopg", AsyncEngine.connect),
     "asyncio session, asyncpg": partial(in_asyncio, "asyncpg", AsyncSession),
