@@ -15,10 +15,6 @@ import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from outbox.audit import declared, sinks, source
-from outbox.audit.comparison import compare_states
-from outbox.audit.report import SinkReport
-from outbox.audit.store import Store
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.events.schema import Rejection
@@ -303,37 +299,6 @@ def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: 
     assert {*database.statuses().values()} == {"replayed"}
     with open_sink(databases) as sink:
         assert sink.apply(batch([old, last], start=5)).applied == 0, "sent again"
-
-
-def checked(settings: Settings) -> SinkReport:
-    """The sink against the source."""
-    known = declared.load(settings)
-    with closing(Store()) as store:
-        [state] = sinks.read(settings, known, store).states
-        with source.read(settings, known, store):
-            return compare_states(known, state, store)
-
-
-def test_check_tells_a_state_that_is_behind_from_a_wrong_one(databases: Settings) -> None:
-    one, two, gone = nth_key(1), nth_key(2), nth_key(3)
-    query(
-        databases,
-        "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', 30, 3), (%s, 'KGM', 0, 0)",
-        parameters=(one, two),
-    )
-    with open_sink(databases) as sink:
-        sink.begin_at({TOPIC: {0: 0}}, {TOPIC: TOPIC_ID})
-        assert (checked(databases).in_flight, checked(databases).drift) == (4 + 1, {}), "nothing has come yet"
-        sink.apply(batch([Change(one, "r", 8, 10, 1), Change(gone, "r", 8, 7, 1), Change(gone, "d", 16)]))
-        assert (checked(databases).in_flight, checked(databases).drift) == (2 + 1, {})
-        sink.apply(batch([Change(one, "u", 24, 30, 3), Change(two, "r", 8, 0, 0)], start=3))
-        assert (checked(databases).in_flight, checked(databases).drift) == (0, {})
-        query(databases, "UPDATE items SET stock = 28 WHERE version = 3")
-        assert checked(databases).drift == {one: 2}, "of one version there is one state"
-        sink.apply(batch([Change(gone, "c", 32, 9, 2)], start=5))
-        assert checked(databases).drift == {one: 2, gone: 9}, "the source has no such item"
-        sink.apply(batch([], start=6, dead=[Change(two, "u", 40, 1, 1).letter]))
-        assert checked(databases).parked == 1
 
 
 # The publication and the grant, on demand -------------------------------------------------------------------------

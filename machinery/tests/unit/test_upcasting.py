@@ -35,13 +35,6 @@ def upcaster(events: Events, source: str) -> Upcaster:
     return found
 
 
-def test_payload_of_an_older_version_becomes_one_of_the_newest(events: Events) -> None:
-    found = wanted(events, "def placed_v1(payload):\n    return {**payload, 'label': ''}\n")
-    assert found.accepts[2][1] is None
-    assert found.accepts[1][1] is not None
-    assert found.accepts[1][1].upcast(EXAMPLE) == {**EXAMPLE, "label": ""}
-
-
 def test_versions_are_passed_one_by_one(events: Events) -> None:
     events.aggregate("order", placed_v4=payload({"label": {"type": "string"}, "more": {"type": "integer"}}, ("more",)))
     source = (
