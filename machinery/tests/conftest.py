@@ -39,8 +39,8 @@ FIRST = (
 SPREAD = frozenset(
     f"pipeline/test_{name}.py"
     for name in (
-        *("check", "doctor", "hostile_events", "rebuild", "relay", "relay_log", "retention", "rewind", "rollout"),
-        *("sink_limits", "sink_stream", "sink_stream_failures", "strategies", "trace"),
+        *("check", "doctor", "hostile_events", "relay", "relay_log", "repair", "retention", "rollout"),
+        *("sink_limits", "sink_recovery", "sink_stream", "strategies", "trace"),
     )
 ) | {"recovery/test_relay.py", "recovery/test_sinks.py", "recovery/test_source.py"}
 

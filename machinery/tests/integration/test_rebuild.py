@@ -22,13 +22,12 @@ from outbox.base.wait import wait_for
 from outbox.kafka.topics import Topic
 from outbox.maintenance import erase
 from outbox.sink import comparison_files
-from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.remembering import fence, positions
 from outbox.sink.remembering.positions import Beginning
-from outbox.sink.repair import rebuild, replay
+from outbox.sink.repair import rebuild
 from outbox.sink.repair.rebuild import RebuildResult
-from outbox.sink.repair.replay import Replayed, Selection
+from outbox.sink.repair.replay import Selection
 from outbox.sink.rows import Difference
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
@@ -48,7 +47,6 @@ from tests.support.made_events import (
     sums,
     uuid7,
 )
-from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink, sink_on, spec_with
 
 RANDOM = Random(8)  # noqa: S311
@@ -122,11 +120,11 @@ def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
         yield Run(sink, Database(databases, request.param).totals)
 
 
-SOURCES_WITHOUT_VERSION = (
-    "DROP VIEW source_totals",
-    "DROP VIEW source_totals; CREATE VIEW source_totals AS SELECT id::text AS key, stock AS total FROM items;"
-    "GRANT SELECT ON source_totals TO stock_source_auditor",
-)
+SOURCE_WITHOUT_VERSION = """
+DROP VIEW source_totals;
+CREATE VIEW source_totals AS SELECT id::text AS key, stock AS total FROM items;
+GRANT SELECT ON source_totals TO stock_source_auditor;
+"""
 
 
 class TestFromSource:
@@ -160,30 +158,7 @@ class TestFromSource:
         run.go_on([*after, Delivery(list(range(EVENTS)))])
         assert run.totals() == sums(ours)
 
-    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
-    @pytest.mark.parametrize("before", [None, 3])
-    def test_a_source_that_was_restored_gives_its_versions_to_other_events(
-        self, databases: Settings, name: str, before: int | None
-    ) -> None:
-        """The sink was ahead of it, and maybe an earlier rebuild too; a key is younger than the backup."""
-        mine, gone = history(4), history(2, number=2)
-        database = Database(databases, name)
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([*mine, *gone]))
-            if before is not None:
-                book(databases, *mine[:before], *gone)
-                from_source(databases, name)
-            execute(databases, "DELETE FROM items", SourceRole.OWNER)
-            book(databases, *mine[:2])
-            from_source(databases, name)
-            assert database.totals() == {**sums(mine[:2]), nth_key(2): 0}
-            anew = [replace(one, event_id=uuid7(RANDOM)) for one in (*mine[2:], *gone)]
-            assert sink.apply(batch(anew, start=6)) == Counts(4, 4)
-            assert sink.apply(batch(anew, start=10)) == Counts(4, 0, 4), "sent again"
-            assert sink.apply(batch([*mine, *gone], start=0)) == Counts(6, 0, 6), "read again"
-        assert database.totals() == sums([*mine, *gone])
-
-    @pytest.mark.parametrize("name", SURVIVES_RE_SENDS)
+    @pytest.mark.parametrize("name", ["upsert", "versions"])
     def test_events_of_a_key_that_was_deleted_are_no_news_when_they_are_sent_again(
         self, databases: Settings, name: str
     ) -> None:
@@ -225,36 +200,6 @@ class TestFromSource:
             more = [replace(one[-1], event_id=uuid7(RANDOM), version=3) for one in (right, wrong, spoilt)]
             assert sink.apply(batch(more, start=6)) == Counts(3, 3)
         assert database.totals() == {**sums([*right, *wrong, *spoilt, *more]), nth_key(4): 0}
-
-    @pytest.mark.parametrize("name", STRATEGIES)
-    def test_letters_of_events_that_are_in_the_base_are_closed(self, databases: Settings, name: str) -> None:
-        """A rejected one by the rebuild, which knows its version; an invalid one once that is known."""
-        mine = history(6)
-        refused, invalid, also, newer = other_unit(mine[1]), mine[2], other_unit(mine[3]), other_unit(mine[5])
-        database = Database(databases, name)
-        with open_sink(databases, name) as sink:
-            assert sink.apply(batch([mine[0], refused], dead=[unread(invalid, 2), unread(mine[4], 3)])).rejected == 1
-            book(databases, *mine[:5])
-            from_source(databases, name)
-            assert database.statuses() == {
-                refused.event_id: "replayed",
-                invalid.event_id: "open",
-                mine[4].event_id: "open",
-            }
-            # Nobody minds the unit of an event that is in the base; above it, the projection does.
-            counts = sink.apply(batch([also, newer, mine[4]], start=4))
-            assert counts == Counts(rows=3, duplicates=2, rejected=1)
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=name).choose(connection)
-            done = replay.replay(connection, SPECS, chosen, applier_of=PostgresApplier)
-            assert done == {name: Replayed(duplicates=1, rejected=1)}
-        assert database.totals() == sums(mine[:5])
-        assert database.statuses() == {
-            refused.event_id: "replayed",
-            invalid.event_id: "replayed",
-            mine[4].event_id: "replayed",
-            newer.event_id: "open",
-        }
 
     def test_a_sink_that_has_never_run_begins_with_the_sources_totals(
         self, databases: Settings, database: Database
@@ -312,9 +257,8 @@ class TestFromSource:
         assert database.totals() == sums(mine)
         assert database.query("SELECT note FROM sent") == [("column",)]
 
-    @pytest.mark.parametrize("view", SOURCES_WITHOUT_VERSION)
-    def test_a_source_whose_totals_have_no_version_is_refused(self, databases: Settings, view: str) -> None:
-        execute(databases, view, SourceRole.OWNER)
+    def test_a_source_whose_totals_have_no_version_is_refused(self, databases: Settings) -> None:
+        execute(databases, SOURCE_WITHOUT_VERSION, SourceRole.OWNER)
         before = everything(databases)
         with raises("rebuild-unsupported", "source_totals"):
             from_source(databases)
@@ -414,13 +358,13 @@ class TestFromTopic:
         early, late, open_one = map(other_unit, (early, late, open_one))
         with open_sink(databases) as live:
             live.apply(batch([first, early, late, open_one]))
-        discard(databases, early)
+        database.discard(Selection(identities=[early.event_id]))
         with copying(databases) as copy:
             (stored,) = database.query("SELECT status, identity FROM dead_letters WHERE sink <> 'dedup'")
             assert stored == ("discarded", early.event_id)
             # Say that the projection is fixed: now it could be applied.
             assert copy.apply(batch([first, replace(early, unit="KGM"), late, open_one])).rejected == 2
-            discard(databases, late)
+            database.discard(Selection(identities=[late.event_id]))
         swap(databases)
         letters = database.query("SELECT identity, status FROM dead_letters")
         assert set(letters) == {
@@ -429,30 +373,6 @@ class TestFromTopic:
             (open_one.event_id, "open"),
         }
         assert database.totals() == sums([first])
-
-    @pytest.mark.parametrize("replayed", [False, True])
-    def test_a_copy_that_has_applied_what_was_given_up_is_not_swapped_in(
-        self, databases: Settings, database: Database, replayed: bool
-    ) -> None:
-        """Because the projection takes it by now, or because it was replayed in the copy."""
-        first, second = history(2)
-        refused = other_unit(second)
-        with open_sink(databases) as live:
-            live.apply(batch([first, refused]))
-        with copying(databases) as copy:
-            copy.apply(batch([first, refused if replayed else second]))
-        execute(databases, "UPDATE dead_letters SET status = 'replayed' WHERE sink = 'dedup.rebuild'")
-        discard(databases, refused)
-        before = everything(databases)
-        with raises("copy-outdated", refused.event_id, "--drop-copy"):
-            swap(databases)
-        assert everything(databases) == before
-        with rebuild.reserved(databases, "dedup") as owner:
-            rebuild.drop_copy(owner, "dedup")
-        with copying(databases) as copy:
-            copy.apply(batch([first, second]))
-        swap(databases)
-        assert (database.totals(), database.statuses()) == (sums([first]), {refused.event_id: "discarded"})
 
     def test_a_copy_cut_off_goes_on_and_a_dropped_one_begins_anew(
         self, databases: Settings, database: Database
@@ -508,30 +428,14 @@ class TestFromTopic:
                 rebuild.swap(owner, "dedup", HERE, {TOPIC: {0: 3}})
 
 
-def discard(settings: Settings, event: Event) -> None:
-    """Give the live sink's letter of an event up."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        chosen = Selection(sink="dedup", identities=[event.event_id]).choose(connection)
-        assert replay.discard(connection, chosen, because="looked at") == {"dedup": 1}
-
-
 def _of(names: Iterable[str], tables: Mapping[str, list[tuple[object, ...]]]) -> dict[str, list[tuple[object, ...]]]:
     """The rows of some sinks; their names come first in each table."""
     return {table: [row for row in rows if row and row[0] in set(names)] for table, rows in tables.items()}
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        (["dedup"], 2, "Missing option '--from'"),
-        (["dedup", "--from", "memory"], 2, "'memory' is not one of"),
-        (["dedup", "--from", "source", "--drop-copy"], 2, "is for --from topic"),
-        (["best", "--from", "source"], 1, "no sink is called best"),
-    ],
-)
-def test_wrong_usage(words: list[str], status: int, said: str, tmp_path: Path) -> None:
-    done = outbox("rebuild", *words, home=tmp_path)
-    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+def test_a_copy_is_of_a_topic(tmp_path: Path) -> None:
+    done = outbox("rebuild", "dedup", "--from", "source", "--drop-copy", home=tmp_path)
+    assert (done.returncode, "is for --from topic" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("source", ["topic", "source"])
@@ -714,12 +618,10 @@ def test_a_role_that_may_not_delete_is_refused_and_nothing_is_changed(databases:
         "MERGE INTO history USING new_events ON true WHEN MATCHED THEN DO NOTHING",
     ],
 )
-def test_a_projection_that_writes_another_table_must_say_how_it_is_rebuilt(
-    databases: Settings, folder: Path, text: str
-) -> None:
+def test_a_projection_that_writes_another_table_must_say_how_it_is_rebuilt(folder: Path, text: str) -> None:
     (folder / "history.sql").write_text(text)
     with raises("rebuild-unsupported", "history.rebuild.sql", "-- table: history"):
-        from_source(databases, with_projections(folder))
+        rebuild.derived_tables(with_projections(folder))
 
 
 def test_what_a_projection_refuses_reads_or_comments_is_not_written_by_it(folder: Path) -> None:

@@ -25,11 +25,7 @@ def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
         yield Run(sink, Database(databases, request.param).totals)
 
 
-each_strategy = pytest.mark.parametrize("run", PROMISES, indirect=True)
-
-
-def test_each_strategy_has_its_model() -> None:
-    assert set(PROMISES) == set(STRATEGIES)
+each_strategy = pytest.mark.parametrize("run", sorted({*PROMISES, *STRATEGIES}), indirect=True)  # each has a model
 
 
 @each_strategy
@@ -42,15 +38,11 @@ def test_a_strategy_does_what_its_model_says_however_events_come(run: Run, batch
 
 
 @each_strategy
-def test_a_batch_that_is_read_again(run: Run) -> None:
-    came = run.deliver([Delivery([0, 1, 4]), Delivery([0, 1, 4], back=3)])
-    assert (run.totals() == each_event_once(came)) is PROMISES[run.sink.name].re_reads
-
-
-@each_strategy
-def test_events_that_are_sent_again(run: Run) -> None:
-    came = run.deliver([Delivery([0, 1, 4]), Delivery([0, 1, 4])])
-    assert (run.totals() == each_event_once(came)) is PROMISES[run.sink.name].re_sends
+@pytest.mark.parametrize("back", [3, 0], ids=["read again", "sent again"])
+def test_events_that_come_again(run: Run, back: int) -> None:
+    came = run.deliver([Delivery([0, 1, 4]), Delivery([0, 1, 4], back)])
+    promise = PROMISES[run.sink.name]
+    assert (run.totals() == each_event_once(came)) is (promise.re_reads if back else promise.re_sends)
 
 
 @each_strategy

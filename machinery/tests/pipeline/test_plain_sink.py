@@ -1,12 +1,11 @@
 """A sink in one process, without Spark: whatever stops it, and the change between both ways.
 
-That it applies everything, and goes on after a lost connection, is tested with Spark in test_sink_stream.py and
-test_sink_recovery.py.
+That it applies everything, stops in good order, and goes on after a lost connection is tested with Spark in
+test_sink_stream.py and test_sink_recovery.py.
 """
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import tomllib
@@ -15,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
@@ -72,41 +70,14 @@ def test_killed_again_and_again_it_applies_each_event_once(
     assert database.applied() == len(sent)
 
 
-def test_a_stop_signal_ends_it_after_the_batch(topic: Settings, publisher: Publisher, database: Database) -> None:
-    some = publisher.events(300)
-    publisher.send(some[:100])
-    naive = Database(topic, "naive")
-    with running_plain(topic, "dedup", "naive") as sink:
-        wait_applied(sink, database, 100)
-        wait_applied(sink, naive, 100)
-        publisher.send(some[100:200])
-        wait_applied(sink, database, 101)
-        [process] = sink.processes()
-        process.send_signal(signal.SIGTERM)
-        assert psutil.wait_procs([process], timeout=30)[1] == []
-        assert '"stopped"' in sink.tail()
-        assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
-    publisher.send(some[200:])
-    done = catch_up_plain(topic, "dedup", "naive")
-    assert done.returncode == 0, done.stderr
-    assert database.totals() == naive.totals() == sums(some), "a stop in good order repeats nothing"
-
-
 def test_spark_and_plain_take_turns_at_the_same_positions(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     some = publisher.events(120)
-    publisher.send(some[:30])
-    assert catch_up(topic, "dedup").returncode == 0
-    publisher.send(some[30:60])
-    plain = catch_up_plain(topic, "dedup")
-    assert (plain.returncode, rows(plain, "dedup")) == (0, 30), plain.stderr
-    publisher.send(some[60:90])
-    spark = catch_up(topic, "dedup")
-    assert (spark.returncode, rows(spark, "dedup")) == (0, 30), spark.stderr
-    publisher.send(some[90:])
-    plain = catch_up_plain(topic, "dedup")
-    assert (plain.returncode, rows(plain, "dedup")) == (0, 30), plain.stderr
+    for begin, run in zip(range(0, 120, 30), [catch_up, catch_up_plain] * 2, strict=True):
+        publisher.send(some[begin : begin + 30])
+        done = run(topic, "dedup")
+        assert (done.returncode, rows(done, "dedup")) == (0, 30), done.stderr
     assert database.totals() == sums(some)
 
 
@@ -133,26 +104,21 @@ def test_a_partition_that_is_new_is_read(topic: Settings, publisher: Publisher, 
         wait_applied(sink, database, 20)
         admin = AdminClient(client_config(topic))
         admin.create_partitions([NewPartitions(name, partitions + 4)])[name].result(TIMEOUT_S)
-        wait_for(
-            "the producer to know them",
-            lambda: len(topics.last_stable_offsets(topic, name)) == partitions + 4,
-            timeout_s=TIMEOUT_S,
-        )
+        known = lambda: len(topics.last_stable_offsets(topic, name)) == partitions + 4  # noqa: E731
+        wait_for("the broker to know them", known, timeout_s=TIMEOUT_S)
         Publisher(topic, continued=publisher).send(publisher.events(200, keys=50))
         wait_applied(sink, database, 220)
     assert len(database.positions()) == partitions + 4
 
 
-@pytest.mark.parametrize("sink", ["lakehouse"])
 def test_a_sink_that_needs_spark_says_so_and_the_others_run(
-    topic: Settings, publisher: Publisher, database: Database, sink: str
+    topic: Settings, publisher: Publisher, database: Database
 ) -> None:
     publisher.send(publisher.events(20))
-    done = catch_up_plain(topic, "dedup", sink)
+    done = catch_up_plain(topic, "dedup", "lakehouse")
     assert [line["code"] for line in logged(done, "sink cannot run")] == ["engine-wrong"]
     assert database.applied() == 20
-    alone = catch_up_plain(topic, sink)
-    assert "run it without --plain" in reported_failure(alone)
+    assert "run it without --plain" in reported_failure(catch_up_plain(topic, "lakehouse"))
 
 
 @pytest.fixture(scope="module")

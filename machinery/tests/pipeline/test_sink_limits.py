@@ -10,6 +10,7 @@ from itertools import pairwise
 from multiprocessing.queues import Queue
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -107,16 +108,19 @@ def test_a_task_holds_few_of_the_largest_records_at_once(
     assert grown_mib < MEMORY_MAX_MIB
 
 
-def read_all(topic: Settings, spark: SparkSession) -> list[Batch]:
+def read_all(topic: Settings, spark: SparkSession, transform: Any = None) -> list[Batch]:
     """All records of the topic, in as many batches as the reader makes of them."""
-    name = topic_of(topic)
+    name, spec = topic_of(topic), discovery.sinks(topic)["dedup"]
+    if transform is not None:
+        spec = replace(spec, job=replace(spec.job, transform="not:loaded"))
     end = topics.last_stable_offsets(topic, name)
     rest = Part(name, dict.fromkeys(end, 0), end)
     found: list[Batch] = []
-    with closing(reader.Reader(topic, discovery.sinks(topic)["dedup"], {name: "x"})) as reading:
+    with closing(reader.Reader(topic, spec, {name: "x"}, transform)) as reading:
         while rest.count:
             found.append(reading.read(spark.sparkContext, rest))
             rest = rest.behind(found[-1].end)
+    assert all(one.end == following.start for one, following in pairwise(found))
     return found
 
 
@@ -129,7 +133,6 @@ def test_a_part_has_as_much_as_fits(topic: Settings, spark: SparkSession, monkey
     some = publisher.events(12 * reader.DRIVER_MAX_RECORDS)
     publisher.send(some)
     found = read_all(topic, spark)
-    assert all(one.end == following.start for one, following in pairwise(found))
     counts = [batch.chunk.count + batch.chunk.dead_count for batch in found]
     assert counts[0] < large, "the first part did not fit"
     assert max(counts) > counts[0], "they grow again"
@@ -147,7 +150,6 @@ def test_what_the_driver_reads_itself_is_bounded_too(
     produce(topic, 30, b"x", headers)
     found = read_all(topic, spark)
     assert sum(batch.chunk.dead_count for batch in found) == 30
-    assert all(one.end == following.start for one, following in pairwise(found))
     assert max(batch.chunk.dead_count for batch in found) < 10, "some at once"
 
 
@@ -166,20 +168,8 @@ def test_what_a_transform_returns_counts_too(
     monkeypatch.setattr(reader, "PART_MAX_BYTES", 4_000_000)
     monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 400)
     publisher = Publisher(topic)
-    some = publisher.events(2_000)
-    publisher.send(some)
-    name = topic_of(topic)
-    end = topics.last_stable_offsets(topic, name)
-    rest = Part(name, dict.fromkeys(end, 0), end)
-    spec = discovery.sinks(topic)["dedup"]
-    spec = replace(spec, job=replace(spec.job, transform="not:loaded"))
-    sizes: list[int] = []
-    with closing(reader.Reader(topic, spec, {name: "x"}, Widening())) as reading:  # type: ignore[arg-type]
-        while rest.count:
-            batch = reading.read(spark.sparkContext, rest)
-            assert batch.returned is not None
-            sizes.append(batch.returned.rows.nbytes)
-            rest = rest.behind(batch.end)
+    publisher.send(publisher.events(2_000))
+    sizes = [batch.returned.rows.nbytes for batch in read_all(topic, spark, Widening()) if batch.returned is not None]
     assert sizes[0] > reader.PART_MAX_BYTES, "nobody knew"
     assert max(sizes[1:]) < 1.1 * reader.PART_MAX_BYTES
 

@@ -1,24 +1,26 @@
-"""A running sink that fails: which failures it survives by itself, and what its neighbours and its health show then."""
+"""Sinks that fail while they start, run or stop: what they survive by themselves, and what their neighbours and the
+health of the process show then.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 import pytest
 import requests
-from confluent_kafka.admin import AdminClient
 
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.kafka.clients import client_config
 from outbox.relay import connectors
 from outbox.sink.remembering import fence
 from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.postgres import Postgres
+from tests import transforms
 from tests.support import faulty_sink
 from tests.support.made_events import sums
 from tests.support.sink_driver import Database, open_sink
@@ -26,16 +28,18 @@ from tests.support.sink_process import (
     TIMEOUT_S,
     Publisher,
     catch_up,
+    checkpoint,
+    logged,
     reported_failure,
     run_faulty,
     running,
     running_faulty,
     running_plain,
     running_warm,
-    sink_arguments,
     wait_applied,
 )
-from tests.support.topic_reader import topic_of
+from tests.support.topic_reader import delete_topics, topic_of
+from tests.support.warm_jvm import WarmJvm
 
 
 def health(sinks: SinkProcess) -> dict[str, Any]:
@@ -98,52 +102,41 @@ def test_a_lock_that_is_not_free_in_time_fails_a_sink_until_it_is(
     assert database.totals() == naive.totals() == sums(some)
 
 
-def test_a_sink_whose_failure_lasts_ends_the_process(topic: Settings, publisher: Publisher, database: Database) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words", "is_again"),
+    [
+        pytest.param(faulty_sink.few_retries, ["naive", "dedup"], True, id="after some attempts"),
+        pytest.param(faulty_sink.short_waits, ["dedup", "--until-caught-up"], False, id="at once for a caller"),
+    ],
+)
+def test_a_sink_whose_failure_lasts_ends_the_process(
+    topic: Settings, publisher: Publisher, fault: Callable[[], None], words: list[str], is_again: bool
+) -> None:
     some = publisher.events(20)
     publisher.send(some[:10])
     assert catch_up(topic).returncode == 0
     publisher.send(some[10:])
     with rows_locked(topic, "dedup"):
-        ended = run_faulty(faulty_sink.few_retries.__name__, topic, *sink_arguments("naive", "dedup"))
+        ended = run_faulty(fault.__name__, topic, "sink", *words)
     assert "sink dedup: the database refused" in reported_failure(ended)
-    assert Database(topic, "naive").totals() == sums(some)
+    assert ("starts again" in ended.stderr) is is_again
+    assert Database(topic, "naive").totals() == (sums(some) if "naive" in words else {})
     assert catch_up(topic).returncode == 0
-    assert database.totals() == sums(some)
-
-
-def test_a_caller_that_waits_for_the_end_gets_the_first_failure(topic: Settings, publisher: Publisher) -> None:
-    some = publisher.events(20)
-    publisher.send(some[:10])
-    assert catch_up(topic).returncode == 0
-    publisher.send(some[10:])
-    with rows_locked(topic, "dedup"):
-        ended = run_faulty(faulty_sink.short_waits.__name__, topic, *sink_arguments(), "--until-caught-up")
-    assert "sink dedup: the database refused" in reported_failure(ended)
-    assert "starts again" not in ended.stderr
+    assert Database(topic).totals() == sums(some)
 
 
 @pytest.mark.parametrize("run", [running_warm, running_plain])
 def test_a_sink_that_has_lost_its_connection_goes_on_with_another_one(
     topic: Settings, publisher: Publisher, database: Database, run: Callable[..., AbstractContextManager[SinkProcess]]
 ) -> None:
-    some = publisher.events(20)
+    """While events come, and while none does: an idle sink detects it too."""
+    some = publisher.events(30)
     publisher.send(some[:10])
-    with run(topic, "naive") as sink:
-        naive = Database(topic, "naive")
-        wait_applied(sink, naive, 10)
-        hang_up_all(database)
-        publisher.send(some[10:])
-        wait_applied(sink, naive, 20)
-        wait_state(sink, "naive", "running")
-    assert naive.totals() == sums(some)
-
-
-def test_an_idle_sink_that_has_lost_its_connection_takes_its_fence_again(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
-    publisher.send(publisher.events(10))
-    with running_warm(topic, "dedup") as sink:
+    with run(topic, "dedup") as sink:
         wait_applied(sink, database, 10)
+        hang_up_all(database)
+        publisher.send(some[10:20])
+        wait_applied(sink, database, 20)
         wait_state(sink, "dedup", "running")
         before = driver(topic)
         hang_up_all(database)
@@ -151,8 +144,9 @@ def test_an_idle_sink_that_has_lost_its_connection_takes_its_fence_again(
             "another connection to drive the sink", lambda: driver(topic) not in (None, before), timeout_s=TIMEOUT_S
         )
         wait_state(sink, "dedup", "running")
-        publisher.send(publisher.events(10))
-        wait_applied(sink, database, 20)
+        publisher.send(some[20:])
+        wait_applied(sink, database, 30)
+    assert database.totals() == sums(some)
 
 
 def test_a_sink_that_has_lost_its_fence_leaves_it_to_the_new_driver(
@@ -189,20 +183,30 @@ def test_a_database_that_hangs_fails_a_sink_until_it_answers(
     assert naive.totals() == sums(some)
 
 
+def create(settings: Settings, name: str) -> None:
+    topics.create(settings, [one for one in connectors.topic_specs(settings) if one.name == name])
+
+
+def require_stopped(sink: SinkProcess, topic: str) -> None:
+    """The sink ends because of its topic."""
+    wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+    assert f"outbox: sink dedup: topic {topic} was deleted and made again" in sink.tail(1)
+
+
 def test_a_topic_made_again_and_filled_stops_a_running_sink(
     topic: Settings, publisher: Publisher, database: Database
 ) -> None:
-    some, name = publisher.events(20), topic_of(topic)
-    publisher.send(some)
+    name = topic_of(topic)
+    publisher.send(publisher.events(20))
     with running(topic) as sink:
         wait_applied(sink, database, 20)
         jvm = next(process for process in sink.processes() if process.name() == "java")
         jvm.suspend()  # Spark does not see that the topic is gone for a moment
-        recreate(topic, name)
+        delete_topics(topic, name)
+        create(topic, name)
         Publisher(topic, continued=publisher).send(publisher.events(200))
         jvm.resume()
-        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-        assert f"outbox: sink dedup: topic {name} was deleted and made again" in sink.tail(1)
+        require_stopped(sink, name)
 
 
 def test_a_missing_topic_is_waited_for_and_a_new_one_stops_the_sink(
@@ -212,24 +216,83 @@ def test_a_missing_topic_is_waited_for_and_a_new_one_stops_the_sink(
     publisher.send(publisher.events(20))
     with running_warm(topic, "dedup") as sink:
         wait_applied(sink, database, 20)
-        delete(topic, name)
+        delete_topics(topic, name)
         wait_state(sink, "dedup", "failing", "topic-missing")
         create(topic, name)
+        require_stopped(sink, name)
+
+
+def test_sinks_that_cannot_start_do_not_stop_their_neighbours(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    """A checkpoint whose path is taken by a file, and positions of an earlier topic. Neither sink keeps its fence."""
+    file = checkpoint(topic, "naive")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("")
+    with open_sink(topic, "upsert") as earlier:
+        earlier.begin_at({topic_of(topic): {0: 0}}, {topic_of(topic): "another-id"})
+    some = publisher.events(20)
+    publisher.send(some)
+    with running_warm(topic, "naive", "upsert", "dedup") as sinks:
+        wait_applied(sinks, database, 20)
+        wait_state(sinks, "naive", "failed", "checkpoint-unusable")
+        wait_state(sinks, "upsert", "failed", "topic-recreated")
+        for name in ("naive", "upsert"):
+            with open_sink(topic, name):
+                assert sinks.is_running()
+        sinks.stop()
+        assert f"outbox: checkpoint {topic.checkpoints}/naive: " in sinks.tail(1)
+    assert database.totals() == sums(some)
+
+
+def test_a_sink_that_does_not_stop_in_time_fails(topic: Settings, publisher: Publisher, database: Database) -> None:
+    publisher.send(publisher.events(20))
+    with running_faulty(faulty_sink.commit_unseen.__name__, topic, "naive", "dedup") as sinks:
+        wait_applied(sinks, database, 20)
+        wait_applied(sinks, Database(topic, "naive"), 20)
+        sinks.stop()
+        ended = sinks.tail(10)
+    assert "outbox: waited 1 s for batch 0 of sink naive to be committed" in ended
+    lines = [json.loads(line) for line in ended.splitlines() if line.startswith("{")]
+    assert [line["sink"] for line in lines if line["event"] == "stopped"] == ["dedup"]
+    assert "Traceback" not in ended
+
+
+def test_an_apply_that_fails_during_a_stop_is_a_failure(topic: Settings, publisher: Publisher) -> None:
+    publisher.send(publisher.events(20))
+    with running_faulty(faulty_sink.failure_during_stop.__name__, topic, "dedup") as sink:
         wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-        assert f"outbox: sink dedup: topic {name} was deleted and made again" in sink.tail(1)
+        assert sink.tail(1) == f"outbox: {faulty_sink.REFUSED}"
+    assert Database(topic).applied() == 0
 
 
-def recreate(settings: Settings, name: str) -> None:
-    """Delete a topic and make it again, empty."""
-    delete(settings, name)
-    create(settings, name)
+def test_a_stop_while_a_transform_runs_is_no_error(topic: Settings, publisher: Publisher, database: Database) -> None:
+    """Spark once looked for an interruption in a long message of the JVM, and overflowed its stack."""
+    jvm = WarmJvm(topic)
+    jvm.start()
+    begin = jvm.log_file.stat().st_size
+
+    def said() -> str:
+        return jvm.log_file.read_bytes()[begin:].decode()
+
+    publisher.send(publisher.events(20))
+    with running_faulty(faulty_sink.endless_transform.__name__, topic, "dedup") as sink:
+        wait_for("the transform to begin", lambda: transforms.BEGUN in said(), timeout_s=TIMEOUT_S)
+        sink.stop()
+        assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
+    assert "StackOverflowError" not in said()  # Spark itself may log that a killed task's broadcast is gone already
+    assert database.applied() == 0
 
 
-def delete(settings: Settings, name: str) -> None:
-    admin = AdminClient(client_config(settings))
-    admin.delete_topics([name])[name].result(TIMEOUT_S)
-    wait_for("the topic to be gone", lambda: not topics.exists(settings, name), timeout_s=TIMEOUT_S)
-
-
-def create(settings: Settings, name: str) -> None:
-    topics.create(settings, [one for one in connectors.topic_specs(settings) if one.name == name])
+def test_a_stop_before_apply_leaves_the_batch_to_the_next_start(
+    topic: Settings, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(20)
+    publisher.send(some)
+    with running_faulty(faulty_sink.stop_before_apply.__name__, topic, "dedup") as sink:
+        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
+    assert database.applied() == 0
+    done = catch_up(topic)
+    assert done.returncode == 0, done.stderr
+    assert logged(done, "another checkpoint begins") == [], "Spark has not recorded the batch"
+    assert database.totals() == sums(some)

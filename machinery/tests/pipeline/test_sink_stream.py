@@ -15,8 +15,7 @@ from typing import Any, cast
 import psutil
 import pytest
 import requests
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
@@ -41,22 +40,14 @@ from tests.support.sink_process import (
     logged,
     reported_failure,
     running,
+    running_plain,
     running_warm,
     wait_applied,
 )
-from tests.support.topic_reader import topic_of
+from tests.support.topic_reader import drop_records, topic_of
 
 Run = Callable[..., CompletedProcess[str]]
-
-
-def drop_records(settings: Settings) -> dict[int, int]:
-    """Let the topic drop all its records; return the first offset that it has then, by partition."""
-    ends = topics.last_stable_offsets(settings, topic_of(settings))
-    places = [TopicPartition(topic_of(settings), *item) for item in ends.items()]
-    admin = AdminClient(client_config(settings))
-    for future in admin.delete_records(places).values():
-        future.result(10)
-    return ends
+Start = Callable[..., AbstractContextManager[SinkProcess]]
 
 
 @pytest.mark.parametrize("run", [catch_up, catch_up_plain])
@@ -91,27 +82,30 @@ def test_everything_committed_is_applied_and_nothing_else(
 def stop_by(sink: SinkProcess, number: signal.Signals) -> None:
     """Stop it by a signal to its Python process alone: all of it ends, in good order."""
     processes = sink.processes()
-    assert len(processes) > 1, "Python and its JVM"
     processes[0].send_signal(number)
     assert psutil.wait_procs(processes, timeout=30)[1] == []
     assert '"stopped"' in sink.tail()
     assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
 
 
+@pytest.mark.parametrize(
+    ("run", "finish"), [(running, catch_up), (running_plain, catch_up_plain)], ids=["spark", "plain"]
+)
 def test_a_stop_signal_ends_it_after_the_batch_and_its_jvm_with_it(
-    topic: Settings, publisher: Publisher, database: Database
+    topic: Settings, publisher: Publisher, database: Database, run: Start, finish: Run
 ) -> None:
     some = publisher.events(300)
     publisher.send(some[:100])
     naive = Database(topic, "naive")
-    with running(topic, "dedup", "naive") as sink:
+    with run(topic, "dedup", "naive") as sink:
         wait_applied(sink, database, 100)
         wait_applied(sink, naive, 100)
         publisher.send(some[100:200])
         wait_applied(sink, database, 101)  # in the middle of it
+        assert any(process.name() == "java" for process in sink.processes()) is (run is running)
         stop_by(sink, signal.SIGTERM)
     publisher.send(some[200:])
-    done = catch_up(topic, "dedup", "naive")
+    done = finish(topic, "dedup", "naive")
     assert done.returncode == 0, done.stderr
     # Even the naive sink is right: a graceful stop repeats nothing.
     assert database.totals() == naive.totals() == sums(some)
@@ -159,29 +153,20 @@ def test_a_bad_record_is_kept_whole_with_its_coordinates(topic: Settings, databa
         (None, b"\xff\x00{", [("id", str(ids[1]).encode()), ("odd", None), ("odd", b"\xfe"), ("", b"")], "not UTF-8"),
         (b"\xfe", b"{}", [], "missing id"),
     ]
-    producer, refused = Producer({**client_config(topic), "message.max.bytes": 2 << 20}), list[object]()
+    producer = Producer({**client_config(topic), "message.max.bytes": 2 << 20})
     began_at = datetime.now(UTC) - timedelta(minutes=1)
     for number, (key, value, headers, _) in enumerate(bad):
-        producer.produce(
-            topic_of(topic),
-            value,
-            key,
-            partition=number,
-            headers=headers,
-            on_delivery=lambda error, _: refused.extend([error] if error else []),
-        )
-    assert (producer.flush(30), refused) == (0, [])
+        producer.produce(topic_of(topic), value, key, partition=number, headers=headers)
+    assert producer.flush(30) == 0
     done = catch_up(topic)
     assert done.returncode == 0, done.stderr
-    columns = 'topic, partition, "offset", event_id::text, key, value, headers, reason, recorded_at'
+    columns = 'topic, partition, "offset", event_id::text, reason, key, value, headers, recorded_at'
     kept = database.query(f"SELECT {columns} FROM dead_letters ORDER BY partition")
     for number, (row, (key, value, headers, reason)) in enumerate(zip(kept, bad, strict=True)):
-        assert row[:4] == (topic_of(topic), number, 0, ids[number])
-        kept_key, kept_value, kept_headers, kept_reason, recorded_at = cast("Any", row[4:])
-        assert (kept_key if kept_key is None else bytes(kept_key)) == key
-        assert bytes(kept_value) == value
+        assert row[:5] == (topic_of(topic), number, 0, ids[number], reason)
+        kept_key, kept_value, kept_headers, recorded_at = cast("Any", row[5:])
+        assert (kept_key if kept_key is None else bytes(kept_key), bytes(kept_value)) == (key, value)
         assert dead_records.headers(kept_headers) == headers
-        assert kept_reason == reason
         assert began_at < recorded_at < datetime.now(UTC) + timedelta(minutes=1)
 
 
@@ -231,7 +216,8 @@ def test_empty_database_with_a_used_checkpoint_is_not_a_new_sink(
     with fresh_databases() as empty:
         assert catch_up(topic.replace(sink_db_url=empty.sink_db_url)).returncode == 0
         assert Database(empty).totals() == sums(some), "the topic has everything"
-    drop_records(topic)
+    for partition, end in topics.last_stable_offsets(topic, topic_of(topic)).items():
+        drop_records(topic, topic_of(topic), end, partition)
     with fresh_databases() as empty:
         done = catch_up(topic.replace(sink_db_url=empty.sink_db_url))
         assert [line["code"] for line in logged(done, "sink failed")] == ["events-lost"]
@@ -277,11 +263,12 @@ def test_metrics_of_a_running_sink_show_what_it_has_applied(
     with running_warm(observed) as sink:
         wait_applied(sink, database, 40)
 
-        def is_counted() -> bool:
-            return 'outbox_sink_lag_events{sink="dedup"} 0.0' in scrape(observed)
+        def scraped() -> str:
+            return requests.get(f"http://{observed.sink_metrics}/metrics", timeout=30).text
 
-        wait_for("the lag to be 0", is_counted, timeout_s=TIMEOUT_S)
-        told = scrape(observed).splitlines()
+        done = 'outbox_sink_lag_events{sink="dedup"} 0.0'
+        wait_for("the lag to be 0", lambda: done in scraped(), timeout_s=TIMEOUT_S)
+        told = scraped().splitlines()
         for line in (
             'outbox_sink_rows_total{sink="dedup"} 50.0',
             'outbox_sink_duplicates_total{sink="dedup"} 10.0',
@@ -315,18 +302,13 @@ def test_ui_names_jobs_to_its_owner_only_and_ends_by_ctrl_c(
         applications = f"http://{ports.LOOPBACK}:{port}/api/v1/applications"
         assert requests.get(applications, headers={"Host": "evil.example"}, timeout=30).status_code == 403
         [application] = requests.get(applications, headers=ui_header(properties), timeout=30).json()
-        jobs = requests.get(
-            f"{applications}/{application['id']}/jobs", headers=ui_header(properties), timeout=30
-        ).json()
+        jobs_url = f"{applications}/{application['id']}/jobs"
+        jobs = requests.get(jobs_url, headers=ui_header(properties), timeout=30).json()
         told = {str(job.get("description")) for job in jobs}
         assert {"dedup: batch 0", "lakehouse: batch 0"} <= told
         # Delta adds words of its own, as it does to jobs of others.
         assert any("lakehouse: batch 0 - MERGE operation" in one for one in told), told
         stop_by(sink, signal.SIGINT)
-
-
-def scrape(settings: Settings) -> str:
-    return requests.get(f"http://{settings.sink_metrics}/metrics", timeout=30).text
 
 
 def test_a_rewind_reads_again_and_the_strategy_decides_what_that_does(

@@ -43,14 +43,7 @@ END_TIMEOUT_S = 30.0  # of a stop, for a read that waits for Kafka
 def plain_engine(settings: Settings, specs: Sequence[SinkSpec]) -> Iterator[Engine]:
     """This process, for sinks that do not need Spark."""
     del settings, specs
-    yield PlainEngine()
-
-
-class PlainEngine(Engine):
-    """Reads the batches in this process."""
-
-    def stream(self, attempt: Attempt) -> Plain:
-        return Plain(attempt)
+    yield Plain
 
 
 class Plain(Stream):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from pyspark import inheritable_thread_target
@@ -47,7 +48,7 @@ def spark_engine(settings: Settings, specs: Sequence[SinkSpec]) -> Iterator[Engi
         handler.addFilter(_is_not_py4j)
     spark = session.session(settings, [spec.target for spec in specs])
     try:
-        yield SparkEngine(spark)
+        yield partial(Query, spark)
     finally:
         with suppress(*JVM_GONE):
             spark.stop()
@@ -56,22 +57,6 @@ def spark_engine(settings: Settings, specs: Sequence[SinkSpec]) -> Iterator[Engi
 def _is_not_py4j(record: logging.LogRecord) -> bool:
     """We report ourselves what we raise through py4j, and that its JVM is gone. It logs to the root logger too."""
     return "py4j" not in Path(record.pathname).parts
-
-
-class SparkEngine(Engine):
-    """Lets Spark plan and read the batches."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-
-    def stream(self, attempt: Attempt) -> Query:
-        return Query(attempt, self._spark)
-
-    def require_alive(self, sink: str) -> None:
-        with suppress(*JVM_GONE):
-            if not self._spark.sparkContext._jsc.sc().isStopped():
-                return
-        raise Failure(f"sink {sink}: Spark has ended", "start the sink again", code="spark-gone")
 
 
 class Unapplied(Exception):
@@ -86,7 +71,7 @@ class Query(Stream):
     _checkpoint: Checkpoint
     _rewound: Beginning
 
-    def __init__(self, attempt: Attempt, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, attempt: Attempt) -> None:
         super().__init__(attempt)
         self._spark = spark
         self._resources = ExitStack()
@@ -116,7 +101,7 @@ class Query(Stream):
     def _begin(self) -> Offsets:
         """Where the checkpoint says, or, without one that it can continue, where the positions say.
 
-        Raises Failure also if the checkpoint's file system cannot be used.
+        Raises Failure also if Spark has ended, or if the checkpoint's file system cannot be used.
         """
         self._open()
         start = self._checkpoint.start()
@@ -124,13 +109,14 @@ class Query(Stream):
         problem = self._checkpoint.problem(start, reached)
         if start is not None and problem is None:
             return start
-        begin = first if self._spec.strategy.start == "earliest" and problem is None else reached
+        begin = first if self._spec.strategy.start == "earliest" else reached
         offsets = replaying(start or self._rewound.offsets, first, reached, begin)
         if problem is not None:
             self._begin_another(problem, offsets)
         return offsets
 
     def _open(self) -> None:
+        self._require_spark()
         transform = None
         if self._spec.job.transform is not None:
             transform = Transform(self._spark, self._spec)
@@ -141,6 +127,12 @@ class Query(Stream):
         self._applier = ThreadPoolExecutor(1, f"apply {self._spec.name}")
         self._resources.callback(self._applier.shutdown, wait=False)
         self._use(self._writer.beginning())
+
+    def _require_spark(self) -> None:
+        with suppress(*JVM_GONE):
+            if not self._spark.sparkContext._jsc.sc().isStopped():
+                return
+        raise Failure(f"sink {self._spec.name}: Spark has ended", "start the sink again", code="spark-gone")
 
     def _use(self, beginning: Beginning) -> None:
         """Read the checkpoint of a generation."""

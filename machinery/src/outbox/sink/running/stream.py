@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,17 +52,6 @@ class Attempt(NamedTuple):
     writer: SinkWriter
     metrics: Metrics
     guard: Guard
-
-
-class Engine(ABC):
-    """Plans and reads the batches of all sinks of a process."""
-
-    @abstractmethod
-    def stream(self, attempt: Attempt) -> Stream:
-        """The stream of an attempt, which is not started yet."""
-
-    def require_alive(self, sink: str) -> None:  # noqa: B027 - it lives as long as the process, unless it says otherwise
-        """Raises Failure if the engine has ended, so that no sink starts again with it."""
 
 
 class Stream(ABC):
@@ -243,6 +232,10 @@ class Stream(ABC):
         except Exception as error:
             self._fail(error)
             raise
+
+
+Engine = Callable[[Attempt], Stream]
+"""Makes the stream of an attempt, which is not started yet."""
 
 
 def code_of(error: BaseException) -> str:

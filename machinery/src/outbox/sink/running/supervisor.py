@@ -68,20 +68,17 @@ MAX_DELAY_S = 60.0
 FAILURES_MAX = 10
 WITHIN_S = 30 * 60.0
 
-EngineOf = Callable[[Settings, Sequence[SinkSpec]], AbstractContextManager[Engine]]
-"""Starts the engine of some sinks, for a block."""
-
 
 def run(
     settings: Settings,
     specs: Sequence[SinkSpec],
     unusable: Mapping[str, Failure] = MappingProxyType({}),
     *,
-    engine: EngineOf,
+    engine: Callable[[Settings, Sequence[SinkSpec]], AbstractContextManager[Engine]],
     until_caught_up: bool = False,
 ) -> None:
-    """Run these sinks on an engine until SIGTERM or SIGINT, or until all that their topics have committed at the start
-    is applied.
+    """Run these sinks, on an engine that is started for them, until SIGTERM or SIGINT, or until all that their topics
+    have committed at the start is applied.
 
     A batch that is being applied when the signal arrives is finished and committed. A sink that fails, or cannot start,
     does not stop the others. It starts again after a failure that may pass, unless ``until_caught_up``: then the caller
@@ -238,7 +235,7 @@ class Supervisor:
         self._engine = engine
         ids = {topic: topic_ids[topic] for topic in self._spec.topics}
         attempt = Attempt(self._settings, self._spec, ids, self._connection, self._writer, self._metrics, self._guard)
-        self._stream = engine.stream(attempt)
+        self._stream = engine(attempt)
         self._stream.start(until_caught_up)
         self.look()
 
@@ -326,7 +323,6 @@ class Supervisor:
             return
         lost = self._writer.fence_holder
         try:
-            self._engine.require_alive(self._spec.name)
             self.connect()
             ids = {topic: topics.describe(self._settings, topic).id for topic in self._spec.topics}
         except Exception as error:
