@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("tests.attack.machine")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attack")

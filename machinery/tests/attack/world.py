@@ -47,7 +47,7 @@ from outbox.sink.repair.replay import Selection
 from outbox.sink.repair.rewind import Moves
 from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Counts, SinkWriter
-from tests.attack.events import Event, Job, Record, real_id
+from tests.attack.model import Event, Job, Record, real_id
 from tests.support.declared import Events, payload
 from tests.support.declared_sinks import sink as sink_of
 from tests.support.made_events import DAY_MS, NOW_MS, as_read
