@@ -1,4 +1,7 @@
-"""Rebuilding against a real Postgres: from a source that is ahead of the sink, and by a copy that is swapped in."""
+"""Rebuilding against a real Postgres: from a source that is ahead of the sink, and by a copy that is swapped in.
+
+The attack tries both in random orders of deliveries, restored sources and discards.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from outbox.audit import rows
 from outbox.base.database import connect, query
@@ -33,7 +34,6 @@ from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
-from tests.support.deliveries import EVENTS, POOL, SURVIVES_RE_SENDS, Delivery, Run, checked, deliveries
 from tests.support.made_events import (
     PROJECTIONS,
     SPECS,
@@ -114,12 +114,6 @@ def swap(settings: Settings, name: str = "dedup") -> int:
         return rebuild.swap(owner, name, HERE, WHOLE)
 
 
-@pytest.fixture
-def run(databases: Settings, request: pytest.FixtureRequest) -> Iterator[Run]:
-    with open_sink(databases, request.param) as sink:
-        yield Run(sink, Database(databases, request.param).totals)
-
-
 SOURCE_WITHOUT_VERSION = """
 DROP VIEW source_totals;
 CREATE VIEW source_totals AS SELECT id::text AS key, stock AS total FROM items;
@@ -143,20 +137,6 @@ class TestFromSource:
             assert sink.apply(batch([*mine[2:], *others, *late], start=2)) == Counts(6, 2, 4)
         assert database.totals() == sums([*mine, *others, *late])
         assert database.positions() == {0: 8}
-
-    @pytest.mark.parametrize("run", SURVIVES_RE_SENDS, indirect=True)
-    @checked
-    @given(deliveries, st.integers(0, EVENTS), deliveries)
-    @example([Delivery([0, 4])], 12, [Delivery([4, 8, 12]), Delivery([8, 0], back=2)])
-    def test_at_any_moment_however_events_come_before_and_after(
-        self, databases: Settings, run: Run, before: list[Delivery], booked: int, after: list[Delivery]
-    ) -> None:
-        came = run.deliver(before)
-        ours = [run.ours(event) for event in POOL]
-        book(databases, *ours[: max([booked, *(ours.index(one.event) + 1 for one in came)])])
-        from_source(databases, run.sink.name)
-        run.go_on([*after, Delivery(list(range(EVENTS)))])
-        assert run.totals() == sums(ours)
 
     @pytest.mark.parametrize("name", ["upsert", "versions"])
     def test_events_of_a_key_that_was_deleted_are_no_news_when_they_are_sent_again(

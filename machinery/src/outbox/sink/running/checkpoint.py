@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from py4j.java_gateway import is_instance_of
@@ -56,11 +56,11 @@ class Checkpoint:
         try:
             with self._answering():
                 self._files = self._path("").getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-                is_there = self._files.mkdirs(self._path(""))
+                problem = "" if self._files.mkdirs(self._path("")) else "it cannot be made"
         except (Py4JError, PySparkException) as error:
-            raise self._unusable(reason(error)) from error
-        if not is_there:
-            raise self._unusable("it cannot be made")
+            problem = reason(error)
+        if problem:
+            raise Failure(f"checkpoint {uri}: {problem}", "correct OUTBOX_SINK_STORAGE", code="checkpoint-unusable")
 
     def is_new(self) -> bool:
         """Whether no query has ever used it."""
@@ -118,7 +118,7 @@ class Checkpoint:
         """Whether a file is there, and whole: a crash of the host may truncate it anywhere."""
         if not self._exists(file):
             return False
-        lines = self._lines(file)
+        lines = self._read(file)
         if len(lines) < LINES[file.partition("/")[0]]:
             return False
         try:
@@ -127,14 +127,11 @@ class Checkpoint:
             return False
 
     def _offsets(self, file: str) -> Offsets:
-        by_topic: Mapping[str, Mapping[str, int]] = json.loads(self._lines(file)[-1])
+        by_topic: Mapping[str, Mapping[str, int]] = json.loads(self._read(file)[-1])
         return {
             topic: {int(partition): offset for partition, offset in of_topic.items()}
             for topic, of_topic in by_topic.items()
         }
-
-    def _lines(self, file: str) -> list[str]:
-        return self._read(file).rstrip().split("\n")
 
     def _exists(self, file: str) -> bool:
         with self._answering():
@@ -166,18 +163,14 @@ class Checkpoint:
                 code="checkpoint-unavailable",
             ) from error
 
-    def _unusable(self, reason: str) -> Failure:
-        return Failure(f"checkpoint {self.uri}: {reason}", "correct OUTBOX_SINK_STORAGE", code="checkpoint-unusable")
-
-    def _read(self, name: str) -> str:
+    def _read(self, file: str) -> list[str]:
+        """The lines of a file."""
         if self._folder is not None:  # ten calls through py4j take longer than all else that a small batch needs
-            return (self._folder / name).read_text("utf-8", errors="replace")  # as Java's decoder below
-        with self._answering():
-            stream = self._files.open(self._path(name))
-            try:
-                return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-            finally:
-                stream.close()
+            text = (self._folder / file).read_text("utf-8", errors="replace")  # as Java's decoder below
+        else:
+            with self._answering(), closing(self._files.open(self._path(file))) as stream:
+                text = str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        return text.rstrip().split("\n")
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)

@@ -117,11 +117,6 @@ class Metrics:
         """By sink its state, and the code of the failure if it has one."""
         return {sink: {"state": state.value, "failure": code} for sink, (state, code) in dict(self._states).items()}
 
-    @property
-    def is_healthy(self) -> bool:
-        """Whether every sink runs."""
-        return all(state is State.RUNNING for state, _ in dict(self._states).values())
-
     def started(self, sink: str, next_offsets: TopicOffsets) -> None:
         """A sink is about to read its topics from these offsets. All its metrics exist from now on, as 0."""
         for counter in self._counters.values():
@@ -169,9 +164,11 @@ def _app(metrics: Metrics) -> WSGIApplication:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] != HEALTH:
             return others(environ, start_response)
-        status = HTTPStatus.OK if metrics.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
+        sinks = metrics.health()
+        all_run = all(one["state"] == State.RUNNING for one in sinks.values())
+        status = HTTPStatus.OK if all_run else HTTPStatus.SERVICE_UNAVAILABLE
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
-        return [json.dumps({"sinks": metrics.health()}).encode()]
+        return [json.dumps({"sinks": sinks}).encode()]
 
     return app
 

@@ -112,7 +112,10 @@ class Query(Stream):
         begin = first if self._spec.strategy.start == "earliest" else reached
         offsets = replaying(start or self._rewound.offsets, first, reached, begin)
         if problem is not None:
-            self._begin_another(problem, offsets)
+            before = self._checkpoint.uri
+            while not self._checkpoint.is_new():  # numbers that were used before a backup was restored are passed over
+                self._use(self._writer.begin_generation())
+            self._log.warning("another checkpoint begins", unusable=before, because=problem, next_offsets=offsets)
         return offsets
 
     def _open(self) -> None:
@@ -139,13 +142,6 @@ class Query(Stream):
         self._rewound = beginning
         uri = checkpoint_uri(self._settings, self._spec.name, beginning.generation)
         self._checkpoint = Checkpoint(self._spark, uri)
-
-    def _begin_another(self, problem: str, offsets: Offsets) -> None:
-        """Let another checkpoint begin there. Numbers that were used before a backup was restored are passed over."""
-        before = self._checkpoint.uri
-        while not self._checkpoint.is_new():
-            self._use(self._writer.begin_generation())
-        self._log.warning("another checkpoint begins", unusable=before, because=problem, next_offsets=offsets)
 
     def _run(self, beginning: Offsets, until_caught_up: bool) -> None:
         self._next = beginning

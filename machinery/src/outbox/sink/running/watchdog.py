@@ -63,9 +63,9 @@ class Guard:
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
-    def give_up(self, failure: Failure) -> None:
+    def give_up(self, what: str, remedy: str, code: str) -> None:
         """End what waits for the database."""
-        self.failure, self._since = failure, None
+        self.failure, self._since = Failure(f"sink {self.sink}: {what}", remedy, code=code), None
         for connection in self._connections:
             hang_up(connection)
 
@@ -103,7 +103,8 @@ class Watchdog:
             silent = [guard for guard in [*self._guards] if guard.silent_s() > silence_s]
             for guard in silent:
                 if guard.is_cut_off():
-                    guard.give_up(self._cut_off(guard))
+                    what = f"the server has ended a connection, after {guard.silent_s():.0f} s in one batch"
+                    guard.give_up(what, "give the calls in a handler a timeout", "database-connection-lost")
             silent = [guard for guard in silent if guard.failure is None]
             due = [one for one in silent if time.monotonic() - reported_at.get(one.sink, -silence_s) >= silence_s]
             if not due:
@@ -114,20 +115,10 @@ class Watchdog:
                     waited_s = round(guard.silent_s())
                     _log.warning("no progress, and the database answers others", sink=guard.sink, waited_s=waited_s)
                 continue
+            where = ":".join(map(str, self._settings.sink_db_url.server))
             for guard in silent:
-                guard.give_up(self._failure(guard))
-
-    def _cut_off(self, guard: Guard) -> Failure:
-        what = f"sink {guard.sink}: the server has ended a connection, after {guard.silent_s():.0f} s in one batch"
-        return Failure(what, "give the calls in a handler a timeout", code="database-connection-lost")
-
-    def _failure(self, guard: Guard) -> Failure:
-        where = ":".join(map(str, self._settings.sink_db_url.server))
-        return Failure(
-            f"sink {guard.sink}: the database at {where} has not answered for {guard.silent_s():.0f} s",
-            "find out why it hangs; the sink starts again by itself",
-            code="database-silent",
-        )
+                what = f"the database at {where} has not answered for {guard.silent_s():.0f} s"
+                guard.give_up(what, "find out why it hangs; the sink starts again by itself", "database-silent")
 
     def _answers(self) -> bool:
         """Whether the server answers a connection of anybody. A refusal is an answer: then the sink gets an error."""
