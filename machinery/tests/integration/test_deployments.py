@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.events.catalog import Catalog
 from outbox.sink.applying.postgres.applier import PostgresApplier
@@ -223,7 +223,8 @@ class TestReplayBesideASink:
     @staticmethod
     def correct(seen: Seen) -> None:
         """Make the event readable."""
-        seen.execute("UPDATE dead_letters SET value = %s WHERE NOT is_event", placed().value)
+        value = [placed().value]
+        query(seen.settings, SinkRole.OWNER, "UPDATE dead_letters SET value = %s WHERE NOT is_event", value)
 
     @pytest.mark.parametrize("count", [1, 5])
     def test_what_is_parked_meanwhile_follows(self, unread: Seen, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
