@@ -1,8 +1,6 @@
-"""Recoveries of the sinks: their database, their checkpoints, their topics, and what others write to these."""
+"""Recoveries of the sinks: their database, their topics, and what others write to these."""
 
 from __future__ import annotations
-
-import shutil
 
 from confluent_kafka import Producer
 from psycopg2 import extensions
@@ -17,18 +15,6 @@ from tests.support.rehearsal import SINK, Rehearse, failure_codes
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, checkpoint, logged
 from tests.support.topic_reader import delete_topics, drop_records, relayed, topic_of
-
-
-def test_checkpoint_that_was_lost(rehearsal: Rehearse) -> None:
-    one = rehearsal("The checkpoint is lost")
-    one.working(1, 2)
-    shutil.rmtree(checkpoint(one.settings))
-    one.move(3)
-    relayed(one.settings)
-    one.diagnosed()
-    one.follow()
-    one.sound()
-    assert Database(one.settings).applied() == 3 + 2, "nothing was applied twice"
 
 
 def test_sink_database_that_was_restored_from_a_backup(rehearsal: Rehearse, superuser: extensions.cursor) -> None:
