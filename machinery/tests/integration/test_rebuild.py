@@ -610,7 +610,7 @@ def test_what_a_projection_refuses_reads_or_comments_is_not_written_by_it(folder
         'INSERT INTO "stock" AS one SELECT ON CONFLICT (a) DO UPDATE\n   SET a = 1'
     )
     spec = with_projections(folder)
-    assert [table.name for table, _ in rebuild.derived_tables(spec)] == ["stock"]
+    assert [one.name for one in rebuild.derived_tables(spec)] == ["stock"]
     (folder / "stock.rebuild.sql").write_text("SELECT")
     assert rebuild.derived_tables(spec) == [], "the file of the project is used"
 

@@ -101,12 +101,9 @@ def stream(
 
 def normal(columns: str) -> str:
     """The text of a ``jsonb`` without zeros at the end of fractions: Postgres keeps them, and compares by value."""
-    return STRING_OR_FRACTION.sub(_without_zeros, columns) if ZERO_AT_END.search(columns) else columns
-
-
-def _without_zeros(found: re.Match[str]) -> str:
-    text = found[0]
-    return text if text.startswith('"') else text.rstrip("0").rstrip(".")
+    if not ZERO_AT_END.search(columns):
+        return columns
+    return STRING_OR_FRACTION.sub(lambda one: one[0] if one[0][0] == '"' else one[0].rstrip("0").rstrip("."), columns)
 
 
 class Difference(NamedTuple):

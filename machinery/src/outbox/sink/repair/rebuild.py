@@ -196,7 +196,6 @@ SELECT truth.sink, truth.{key}, {of_truth}
 
 DROP TABLE pg_temp.outbox_truth, pg_temp.outbox_changed;
 """
-Derived = tuple[StateTable, Comparison]  # a table, and the comparison that declares it
 
 
 class RebuildResult(NamedTuple):
@@ -255,7 +254,7 @@ def from_source(
                     insert = f"INSERT INTO pg_temp.{table} VALUES %s"  # noqa: S608
                     execute_values(cursor, insert, read, page_size=rows.FETCH_ROWS)
                 for one in tables:
-                    changed[one[1].name] = _set_rows(cursor, source, one, spec, kept)
+                    changed[one.name] = _set_rows(cursor, source, one, spec, kept)
             for topic in spec.topics:
                 of_topic = [aggregate.name for aggregate in aggregates if aggregate.topic == topic]
                 names = {"sink": sink, "topic": topic, "aggregates": of_topic}
@@ -274,22 +273,20 @@ def from_source(
             return RebuildResult(differences, skipped, changed)
 
 
-def derived_tables(spec: SinkSpec) -> list[Derived]:
-    """The tables of a sink that follow from comparisons: those of projections without a file ``NAME.rebuild.sql``.
+def derived_tables(spec: SinkSpec) -> list[Comparison]:
+    """The comparisons that a sink's tables follow from: they declare tables of projections without a file
+    ``NAME.rebuild.sql``.
 
     Raises Failure if nothing says how to rebuild a projection, or if a comparison cannot be used.
     """
-    declared = dict[str, Derived]()
+    declared = dict[str, Comparison]()
     for one in comparison_files.load(spec):
-        if one.table is not None:
-            [_, first] = declared.setdefault(one.table.name, (one.table, one))
-            if first is not one:
-                raise unusable(one.file, f"{first.file.name} declares table {one.table.name} too", "keep one")
-    found = dict[str, Derived]()
-    missing = list[str]()
+        if one.table is not None and (first := declared.setdefault(one.table.name, one)) is not one:
+            raise unusable(one.file, f"{first.file.name} declares table {one.table.name} too", "keep one")
+    found, missing = set[str](), list[str]()
     for name in projection.without_rebuild(spec.job.projections):
         written = _written(spec.job.projections, name)
-        found |= {table: declared[table] for table in written & declared.keys()}
+        found |= written & declared.keys()
         if not written or not written <= declared.keys():
             tables = ", ".join(sorted(written - declared.keys())) or "its table"
             missing.append(f"{name}.rebuild.sql, and no comparison with `-- table: {tables} (…)`")
@@ -297,7 +294,7 @@ def derived_tables(spec: SinkSpec) -> list[Derived]:
         raise _unsupported(spec.name, f"{spec.job.projections} has no {', no '.join(missing)}")
     if not found and not projection.rebuild_files(spec.job.projections):
         raise _unsupported(spec.name, f"{spec.job.projections} has no projections")
-    return [found[name] for name in sorted(found)]
+    return [declared[name] for name in sorted(found)]
 
 
 def _written(folder: Path, name: str) -> set[str]:
@@ -307,17 +304,18 @@ def _written(folder: Path, name: str) -> set[str]:
 
 
 def _set_rows(
-    cursor: extensions.cursor, source: extensions.connection, one: Derived, spec: SinkSpec, kept: int
+    cursor: extensions.cursor, source: extensions.connection, comparison: Comparison, spec: SinkSpec, kept: int
 ) -> Differences:
-    """Set a sink's rows of a table to those of the source, and return how they differed.
+    """Set a sink's rows of the table of a comparison to those of the source, and return how they differed.
 
     Raises Failure if the query cannot be used, or does not return every column that has no default.
     """
-    table, comparison = one
+    table = comparison.table
+    assert table is not None, "declared"  # noqa: S101
     cursor.execute(TABLE_COLUMNS, [f'public."{table.name}"'])
     has_default = dict(cursor.fetchall())
     with query_errors(source, comparison.file):
-        columns = _columns(one, rows.columns_of(source, comparison.source), has_default)
+        columns = _columns(comparison.file, table, rows.columns_of(source, comparison.source), has_default)
     names = {
         "table": sql.Identifier("public", table.name),
         "sink": sql.Literal(spec.name),
@@ -342,9 +340,8 @@ def _set_rows(
     return differences
 
 
-def _columns(one: Derived, returned: Sequence[str], has_default: Mapping[str, bool]) -> list[str]:
+def _columns(file: Path, table: StateTable, returned: Sequence[str], has_default: Mapping[str, bool]) -> list[str]:
     """The columns to set. Raises Failure if they are not those of the table."""
-    table, comparison = one
     columns = [name for name in returned if name != "key"]
     known = has_default.keys() - {"sink", table.key}
     problem = "" if columns else "it returns no column to set"
@@ -354,7 +351,7 @@ def _columns(one: Derived, returned: Sequence[str], has_default: Mapping[str, bo
         problem = f"it does not return {', '.join(lacking)} of table {table.name}, without a default"
     if problem:
         raise Failure(
-            f"{comparison.file}: {problem}",
+            f"{file}: {problem}",
             "correct the query, or write a file NAME.rebuild.sql beside the projection",
             code="rebuild-unsupported",
         )

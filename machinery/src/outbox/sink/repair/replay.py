@@ -13,7 +13,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import Any, Literal, NamedTuple
 
 from psycopg2 import extensions
@@ -204,7 +203,10 @@ def replay(
             for chunk in _chunks(_due(applier, letters), at_once):
                 decoder = spec.decoders.get(chunk[0].topic)
                 if decoder is not None and applier.strategy.remembers_ids:  # before: a partition costs locks
-                    strategy.ensure_partitions(connection, _days(connection, decoder, chunk))
+                    with connection:  # the days of events that are valid now: the strategy will remember their ids
+                        found = [_event(letter, decoder) for letter in _open(connection, chunk) if not letter.is_event]
+                    valid = days(one.event_id for one in found if isinstance(one, DecodedEvent))
+                    strategy.ensure_partitions(connection, valid)
                 with connection:
                     replayed = _replay(connection, applier, spec, chunk, is_older=older_than_horizon)
                     done[sink] = done[sink].plus(replayed)
@@ -316,13 +318,6 @@ def _event(letter: _Letter, decoder: RecordDecoder | None) -> DecodedEvent | Rej
         # Its event would not find the letter, and so not close it.
         return Rejection("malformed id", "the dead letter's identity is not the id of its event")
     return found
-
-
-def _days(connection: extensions.connection, decoder: RecordDecoder, chunk: Sequence[Chosen]) -> set[date]:
-    """The days of the events that are valid now and were not before: the strategy will remember their ids."""
-    with connection:
-        found = [_event(letter, decoder) for letter in _open(connection, chunk) if not letter.is_event]
-        return days(one.event_id for one in found if isinstance(one, DecodedEvent))
 
 
 def _open(connection: extensions.connection, chunk: Sequence[Chosen], reason: str | None = None) -> Iterator[_Letter]:
