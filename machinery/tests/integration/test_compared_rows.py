@@ -1,10 +1,10 @@
-"""Comparisons of rows on a real Postgres: what is equal, what differs, and what nobody can say at the moment."""
+"""Comparisons of rows on a real Postgres: what is equal, what differs, and what nobody can say at the moment; and
+queries of comparisons that fail.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class InDatabases(Chain):
     """A chain in memory whose rows are in two real databases."""
 
     def __init__(self, declared: Declared, settings: Settings) -> None:
-        super().__init__(declared, keeps_records=True)
+        super().__init__(declared)
         self._settings = settings
 
     def load(self, store: Store) -> None:
@@ -105,7 +105,7 @@ class World:
     def compare(self, since: Verified | None = None, **sink: Any) -> Report:
         """The report of `outbox check`, incremental or of everything; ``sink`` is the rest of the sink's state."""
         self.chain.applied({}, **sink)
-        return self.chain.compare() if since is None else self.chain.compare_since(since)
+        return self.chain.compare(since)
 
     def expect(self, report: Report, *differing: str, uncertain: str = "") -> ComparisonReport:
         """The keys that differ and those that are uncertain are these, and nothing else is wrong but dead letters."""
@@ -126,21 +126,21 @@ def described(settings: Settings, folder: Path, text: str = FILE) -> Comparison:
 
 
 @pytest.fixture
-def world(tables: Settings, tmp_path: Path) -> Iterator[World]:
+def world(tables: Settings, tmp_path: Path) -> World:
     chain = InDatabases(declare(tmp_path, comparisons=[described(tables, tmp_path)]), tables)
     query(tables, SourceRole.OWNER, "TRUNCATE bookings")
     query(tables, SinkRole.OWNER, "TRUNCATE booking_states")
-    with closing(chain.logs):
-        yield World(tables, chain)
+    return World(tables, chain)
 
 
 # What differs -------------------------------------------------------------------------------------------------------
 
 
-def test_equal_rows_are_equal_whatever_other_columns_and_sinks_have(world: World) -> None:
+def test_equal_rows_are_equal_whatever_versions_other_columns_and_sinks_have(world: World) -> None:
     world.booking("a")
     world.booking("b", 2)
     world.sink("INSERT INTO booking_states VALUES ('other', 'a', 'wrong'), ('other', 'c', 'wrong')")
+    world.sink(f"UPDATE booking_states SET version = 1 WHERE sink = '{SINK}'")
     found = world.expect(world.compare())
     assert (found.keys, found.not_compared) == (2, "")
 
@@ -162,7 +162,7 @@ def test_values_of_a_sink_of_personal_data_are_not_shown(world: World, monkeypat
     assert found.differences.worst[0].columns == {"status": (HIDDEN, HIDDEN), "note": (HIDDEN, HIDDEN)}
 
 
-BOTH = '"2026-07-01T10:00:00+00:00"'
+AT = "2026-07-01T10:00:00+00:00"
 
 
 @pytest.mark.parametrize(
@@ -170,22 +170,18 @@ BOTH = '"2026-07-01T10:00:00+00:00"'
     [
         ("UPDATE booking_states SET status = 'cancelled'", "differs", {"status": ("booked", "cancelled")}),
         (
-            "UPDATE booking_states SET at = at + interval '1 microsecond'",
+            "UPDATE booking_states SET note = NULL, at = at + interval '1 microsecond'",
             "differs",
-            {"at": ("2026-07-01T10:00:00+00:00", "2026-07-01T10:00:00.000001+00:00")},
+            {"at": (AT, "2026-07-01T10:00:00.000001+00:00"), "note": ("", None)},
         ),
-        ("UPDATE booking_states SET note = NULL", "differs", {"note": ("", None)}),
-        (
-            "DELETE FROM booking_states",
-            "missing",
-            {"status": ("booked", None), "at": ("2026-07-01T10:00:00+00:00", None), "note": ("", None)},
-        ),
+        ("DELETE FROM booking_states", "missing", {"status": ("booked", None), "at": (AT, None), "note": ("", None)}),
         (
             "UPDATE booking_states SET booking = 'z'",
             "surplus",
-            {"status": (None, "booked"), "at": (None, "2026-07-01T10:00:00+00:00"), "note": (None, "")},
+            {"status": (None, "booked"), "at": (None, AT), "note": (None, "")},
         ),
     ],
+    ids=["a text", "a time and NULL", "missing", "surplus"],
 )
 def test_a_wrong_state_is_named_with_key_column_and_both_values(
     world: World, change: str, row: str, columns: dict[str, tuple[Any, Any]]
@@ -205,13 +201,8 @@ def test_a_wrong_state_is_named_with_key_column_and_both_values(
     assert all(f"{name}: " in text for name in columns)
 
 
-def test_a_version_is_not_compared(world: World) -> None:
-    world.booking("a", 2)
-    world.sink("UPDATE booking_states SET version = 1")
-    world.expect(world.compare())
-
-
-def test_the_worst_are_kept_and_all_are_counted(world: World) -> None:
+def test_the_worst_are_kept_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PASS_ROWS", 17)
     keys = [f"{number:03}" for number in range(3 * KEPT)]
     for key in keys:
         world.booking(key)
@@ -236,15 +227,6 @@ def test_the_worst_are_kept_and_all_are_counted(world: World) -> None:
     assert f"and {len(keys) - 5} more keys" in report.as_text()
 
 
-def test_many_rows_are_joined_in_passes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PASS_ROWS", 3)
-    for key in "abcdefghijk":
-        world.booking(key)
-    world.sink("UPDATE booking_states SET note = 'x' WHERE booking IN ('b', 'i')")
-    world.sink("DELETE FROM booking_states WHERE booking = 'k'")
-    assert {one.key for one in only_comparison(world.compare()).differences.worst} == set("bik")
-
-
 # What nobody can say -------------------------------------------------------------------------------------------------
 
 
@@ -255,46 +237,33 @@ def wrong_everywhere(world: World) -> None:
 def test_keys_in_flight_are_uncertain_and_the_others_are_compared(world: World) -> None:
     world.booking("a")
     world.booking("b")
+    world.expect(world.compare(positions={0: 1}), uncertain="b")
     wrong_everywhere(world)
     world.expect(world.compare(positions={0: 1}), "a", uncertain="b")
     world.chain.outbox.append(world.chain.event("a", 2))
     world.expect(world.compare(), "b", uncertain="a")
 
 
-def test_a_key_in_flight_is_uncertain_even_if_its_rows_are_equal(world: World) -> None:
-    world.booking("a")
-    world.expect(world.compare(positions={0: 0}), uncertain="a")
-
-
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_dead_letter_explains_a_difference_of_its_key(world: World, is_open: bool) -> None:
     [event], _ = world.booking("a"), world.booking("b")
+    letters = letter(event, is_open=is_open)
+    world.expect(world.compare(letters=letters))
     wrong_everywhere(world)
-    world.expect(world.compare(letters=letter(event, is_open=is_open)), "b", uncertain="a")
+    world.expect(world.compare(letters=letters), "b", uncertain="a")
 
 
-def test_a_record_that_nobody_can_read_explains_a_difference_of_its_key(world: World) -> None:
+def test_an_unreadable_record_and_a_lost_event_explain_differences_of_their_keys(world: World) -> None:
     world.booking("b")
-    [event] = world.chain.written("a", "1")
-    world.source("INSERT INTO bookings VALUES ('a', 'booked')")
+    [event], lost = world.chain.written("a", "1"), world.chain.written("c", "1", "1")
+    world.source("INSERT INTO bookings VALUES ('a', 'booked'), ('c', 'booked')")
     place = world.chain.record(event.event_id, "a", b"{")
+    world.chain.publish(lost[1])
     wrong_everywhere(world)
-    world.expect(world.compare(letters=invalid(event, place)), "b", uncertain="a")
-
-
-def test_a_lost_event_explains_a_difference_of_its_key(world: World) -> None:
-    world.booking("a")
-    events = world.chain.written("b", "1", "1")
-    world.chain.publish(events[1])
-    world.source("INSERT INTO bookings VALUES ('b', 'booked')")
-    report = world.compare()
-    assert codes(report) == ["events-lost"]
-    assert only_comparison(report).uncertain == {"b"}
-
-
-def test_a_discarded_event_of_rows_that_are_equal_again_is_certain(world: World) -> None:
-    [event] = world.booking("a")
-    world.expect(world.compare(letters=letter(event, is_open=False)))
+    report = world.compare(letters=invalid(event, place))
+    assert codes(report) == ["malformed-records", "events-lost", "rows-differ", "sink-parked"]
+    found = only_comparison(report)
+    assert ([one.key for one in found.differences.worst], found.uncertain) == (["b"], {"a", "c"})
 
 
 def test_a_rebuilt_key_is_compared_again(world: World) -> None:
@@ -336,10 +305,7 @@ def test_an_incremental_check_finds_what_a_full_one_finds(world: World) -> None:
     world.expect(world.compare(since))
     for change in ("SET note = NULL WHERE booking = 'a'", "SET status = 'wrong' WHERE booking IN ('a', 'b')"):
         world.sink(f"UPDATE booking_states {change}")
-    world.chain.outbox.append(world.chain.event("b", 2))
-    versions = world.chain.versions
-    assert versions is not None
-    versions[STOCK_TOPIC]["b"] = 2
+    world.chain.more("b")
     for report in (world.compare(since), world.compare()):
         world.expect(report, "a", uncertain="b")
 
@@ -356,27 +322,14 @@ def test_an_incremental_check_finds_what_a_full_one_finds(world: World) -> None:
         ("-- table: booking_states (booking)\n-- [source]\nSELECT id AS key FROM bookings", "columns to compare"),
         ("-- table: booking_states (booking)\n-- [source]\nSELECT status FROM bookings", "return key"),
         ("-- table: booking_states (booking)\n-- [source]\nSELECT nothing FROM bookings", "does not exist"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_refused(tables: Settings, tmp_path: Path, text: str, problem: str) -> None:
-    with raises("comparison-unusable", "bookings.sql", problem):
-        described(tables, tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
         (f"-- [source]\n{SOURCE}\n-- [sink]\n{SINK_QUERY.replace('note, ', '')}", "different columns: note"),
         (f"-- [source]\n{SOURCE}\n-- [sink]\n{SINK_QUERY.replace('note', 'note, updated_at')}", "columns: updated_at"),
         (f"-- table: booking_states (nothing)\n-- [source]\n{SOURCE}", "nothing"),
     ],
 )
-def test_a_sink_must_return_the_columns_of_the_source(
-    tables: Settings, tmp_path: Path, text: str, problem: str
-) -> None:
-    found = described(tables, tmp_path, text)
+def test_a_file_that_cannot_be_used_is_refused(tables: Settings, tmp_path: Path, text: str, problem: str) -> None:
     with raises("comparison-unusable", "bookings.sql", problem), snapshot(tables, SinkRole.AUDITOR) as connection:
-        list(rows.read_sinks(connection, found))
+        list(rows.read_sinks(connection, described(tables, tmp_path, text)))
 
 
 def test_several_rows_of_a_key_that_differ_are_refused(world: World) -> None:
@@ -386,45 +339,80 @@ def test_several_rows_of_a_key_that_differ_are_refused(world: World) -> None:
         world.compare()
 
 
+# Queries -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "remedy"),
+    [
+        ("SELECT FROM nothing", "database-not-migrated", "`outbox migrate`"),
+        ("SELECT FROM processed_events", "database-refused", "correct the cause and run the command again"),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", "database-connection-lost", "run the command again"),
+    ],
+)
+def test_error_while_reading_has_the_remedy_of_its_cause(
+    tables: Settings, statement: str, code: str, remedy: str
+) -> None:
+    with (
+        raises(code, tables.sink_db_url.name, f"— {remedy}"),
+        snapshot(tables, SinkRole.AUDITOR) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem", "remedy"),
+    [
+        ("SELECT key, total FROM nothing", "does not exist", "`outbox migrate`"),
+        ("SELECT 1 AS key", "[sink] has no column sink, total", "let it return key, sink, total"),
+        ("SELECT 'x' AS sink, 1 AS key, 1 AS total FROM", "syntax error", "correct the query"),
+        ("SELECT 'x' AS sink, 1 AS key, 1 / (random() * 0)::int AS total", "division by zero", "correct the query"),
+        ("SELECT sink, 1 AS key, 1 AS total FROM processed_events", "permission denied", "GRANT SELECT to"),
+    ],
+)
+def test_a_query_that_cannot_be_used_is_named(tables: Settings, statement: str, problem: str, remedy: str) -> None:
+    comparison = Comparison(Path("totals.sql"), (), "", statement)
+    with raises("comparison-unusable", "totals.sql", problem, remedy), snapshot(tables, SinkRole.AUDITOR) as connection:
+        list(rows.read_sinks(connection, comparison))
+
+
+def test_rows_of_a_key_are_added_up_exactly(tables: Settings) -> None:
+    statement = "SELECT 'a' AS key, total, version FROM (VALUES (1e30, 1), (0.1, 3), (NULL, 2)) AS one (total, version)"
+    with snapshot(tables, SinkRole.AUDITOR) as connection:
+        found = list(rows.read_source(connection, Comparison(Path("totals.sql"), (), statement)))
+    assert found == [("", "a", 3, "1000000000000000000000000000000.1")]
+
+
 # Values ------------------------------------------------------------------------------------------------------------
 
 
 VALUES: list[tuple[str, str, bool]] = [
     ("1.50::numeric", "1.5::numeric", True),
     ("1::bigint", "1.00::numeric", True),
-    ("100::numeric", "10::numeric", False),
     ("0.1::float8", "0.1::numeric", True),
-    ("0.1::float4", "0.1::float8", True),
     ("1e20::float8", "100000000000000000000::numeric", True),
     ("'-0'::float8", "0", True),
     ("0.1::float8 + 0.2::float8", "0.3::float8", False),
     ("'NaN'::float8", "'NaN'::numeric", True),
     ("NULL::text", "''", False),
-    ("NULL::text", "NULL::text", True),
-    ("NULL::bigint", "0", False),
     ("NULL::boolean", "false", False),
     ("true", "1", False),
-    ("'1'", "1", False),
     ("'a'", "'A'", False),
     ("'a'::char(3)", "'a'::text", False),
     ("'00000000-0000-0000-0000-00000000000A'::uuid", "'00000000-0000-0000-0000-00000000000a'", True),
     ("'2026-07-01 12:00+02'::timestamptz", "'2026-07-01 05:00-05'::timestamptz", True),
     ("'2026-07-01 12:00+00'::timestamptz", "'2026-07-01 12:00'::timestamp", False),
     ("'2026-07-01 12:00'::timestamp", "'2026-07-01 12:00:00.000001'::timestamp", False),
-    ("'infinity'::timestamptz", "'-infinity'::timestamptz", False),
-    ("'2026-07-01'::date", "'2026-07-02'::date", False),
     ("'1 day'::interval", "'24:00'::interval", False),
     ("""'{"b": 1, "a": 2}'::jsonb""", """'{"a": 2, "b": 1}'::json""", True),
     ("""'{"a": 1.0}'::jsonb""", """'{"a": 1.00}'::jsonb""", True),
     ("""'{"a": "1.0"}'::jsonb""", """'{"a": "1.00"}'::jsonb""", False),
     (r"""'{"a \" 1.0": "1.0", "b": 2.50}'::jsonb""", r"""'{"a \" 1.0": "1.0", "b": 2.5}'::jsonb""", True),
     (r"""'{"a \" 1.0": 1}'::jsonb""", r"""'{"a \" 1.00": 1}'::jsonb""", False),
-    ("'[1, 2]'::jsonb", "'[2, 1]'::jsonb", False),
     ("'null'::jsonb", "NULL::jsonb", True),
     ("ARRAY[1.0, 2]", "ARRAY[1, 2.00]", True),
-    ("ARRAY['a', NULL]", "ARRAY['a', '']", False),
     ("'\\x0a'::bytea", "'\\012'::bytea", True),
-    ("'a\n\"b'", "'a\n\"b'", True),
 ]
 
 

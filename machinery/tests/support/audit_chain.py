@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -28,14 +29,13 @@ from outbox.events import catalog
 from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.comparison_files import AddsLine, Comparison
 from outbox.sink.decoding.decoder import EventDecoder
-from outbox.sink.decoding.records import Record, Records
+from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import strategy
 from outbox.sink.spec import SinkJob, SinkSpec
 from tests.support.made_events import as_read
 
 NOW_MS = 1_795_000_000_000
 MINUTE_MS = 60_000
-READ_RECORDS = 500
 SINK = "dedup"
 STOCK_TOPIC = "chain.stock"
 KEY = {"item": {"type": "string"}, "serial": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}}
@@ -100,21 +100,19 @@ def declare(
 class Chain:
     """A source, its topics and one sink, each as the test wants it."""
 
-    def __init__(self, declared: Declared, *, keeps_records: bool = False) -> None:
+    def __init__(self, declared: Declared) -> None:
         self.declared = declared
-        self._keeps_records = keeps_records  # for `compare_since`
         self._topics = {topic.name.removeprefix("chain."): topic for topic in declared.topics}
-        self.logs = TopicLogs(declared.topics)
         self.outbox: list[Made] = []
         self.totals: dict[str, Decimal] = {}
-        self.versions: dict[str, dict[str, int]] | None = {topic.name: {} for topic in declared.topics}
+        self.versions: dict[str, dict[str, int]] = {topic.name: {} for topic in declared.topics}
         self.sink = SinkState(SINK)
         self.held: dict[str, Decimal] = {}  # the sink's totals, by every comparison
         self.acknowledged: set[str] = set()
         self.erased: set[tuple[str, str]] = set()
         self.records: list[tuple[int, Record, TopicOffset]] = []
-        self._unread: list[tuple[int, Record, TopicOffset]] = []
         self.offsets = {topic.name: {0: 0, 1: 0} for topic in declared.topics}
+        self.dropped_until_ms: int | None = None  # None: the topics have dropped nothing
         self.now_ms = NOW_MS  # when a check reads the source
         self._numbers = itertools.count(1)
 
@@ -123,8 +121,7 @@ class Chain:
     ) -> Made:
         """An event that nobody has yet."""
         number = at_ms << 80 | 7 << 76 | 2 << 62 | next(self._numbers)
-        aggregate, _, name = event.partition("/")
-        type_, _, schema_version = name.rpartition(".v")
+        aggregate, type_, schema_version = re.split(r"/|\.v", event)
         topic = self._topics[aggregate]
         kinds = [kind.row for kind in self.declared.kinds]
         values = {"change": float(change), "dozens": int(Decimal(change)) // 12, "name": change}
@@ -146,9 +143,16 @@ class Chain:
         events = [self.event(key, version, change, at_ms, event) for version, change in enumerate(changes, start=1)]
         self.outbox += events
         self.totals[key] = sum(map(Decimal, changes), Decimal(0))
-        if self.versions is not None:
-            self.versions[self.declared.topics[events[0].row.topic].name][key] = len(changes)
+        self.versions.get(self.declared.topics[events[0].row.topic].name, {})[key] = len(changes)
         return events
+
+    def more(self, key: str, change: str = "1", at_ms: int = NOW_MS) -> Made:
+        """One more event of a key in the outbox."""
+        versions = self.versions[STOCK_TOPIC]
+        versions[key] = versions.get(key, 0) + 1
+        self.totals[key] = self.totals.get(key, Decimal(0)) + Decimal(change)
+        self.outbox.append(self.event(key, versions[key], change, at_ms))
+        return self.outbox[-1]
 
     def publish(self, *events: Made, partition: int = 0, **changed: Any) -> None:
         """The events on their topics; ``changed`` are properties that differ."""
@@ -157,34 +161,18 @@ class Chain:
             self.record(one.event_id, one.row.key, value, partition=partition, event=one.event)
 
     def record(
-        self,
-        event_id: str | None,
-        key: str,
-        value: bytes,
-        *,
-        partition: int = 0,
-        event: str = "stock/changed.v1",
+        self, event_id: str | None, key: str, value: bytes, *, partition: int = 0, event: str = "stock/changed.v1"
     ) -> TopicOffset:
         """Any record on the topic of an event."""
-        aggregate, _, name = event.partition("/")
-        type_, _, version = name.rpartition(".v")
+        aggregate, type_, version = re.split(r"/|\.v", event)
         topic = self._topics[aggregate]
         headers = [("eventType", type_.encode()), ("schemaVersion", version.encode())]
         if event_id is not None:
             headers.append(("id", event_id.encode()))
         place = TopicOffset(partition, self.offsets[topic.name][partition])
-        self._unread.append((topic.number, Record(key.encode(), headers, value, NOW_MS), place))
-        if self._keeps_records:
-            self.records.append(self._unread[-1])
-        if len(self._unread) >= READ_RECORDS:
-            self.read()
+        self.records.append((topic.number, Record(key.encode(), headers, value, NOW_MS), place))
         self.offsets[topic.name][partition] += 1
         return place
-
-    def read(self) -> None:
-        """Add the records that are not in the logs yet."""
-        _add(self.logs, self._unread)
-        self._unread.clear()
 
     def prune(self, *events: Made) -> None:
         """Remove events from the outbox, as `outbox prune` does."""
@@ -197,32 +185,45 @@ class Chain:
     def applied(self, totals: Mapping[str, str], versions: Mapping[str, int] | None = None, **changes: Any) -> None:
         """The sink's totals, by every comparison. It has read all topics, unless ``changes`` say otherwise.
 
-        ``versions`` are those of the first topic.
+        ``versions``, and ``positions`` and ``bases`` of ``changes``, are those of the stock topic.
         """
         self.held = {key: Decimal(total) for key, total in totals.items()}
         ends = {topic: dict(offsets) for topic, offsets in self.offsets.items()}
-        first = self.declared.topics[self._topics["stock"].number].name
-        if isinstance(changes.get("positions"), dict) and all(isinstance(one, int) for one in changes["positions"]):
-            changes["positions"] = {**ends, first: changes["positions"]}
+        if all(isinstance(one, int) for one in changes.get("positions", ["all"])):
+            changes["positions"] = {**ends, STOCK_TOPIC: changes["positions"]}
         if "bases" in changes:
-            changes["bases"] = {first: changes["bases"]}
-        self.sink = replace(
-            self.sink,
-            **{
-                "positions": ends,
-                "versions": {first: versions or {}},
-                **changes,
-            },
-        )
+            changes["bases"] = {STOCK_TOPIC: changes["bases"]}
+        self.sink = replace(self.sink, **{"positions": ends, "versions": {STOCK_TOPIC: versions or {}}, **changes})
 
-    def source(self, events: Sequence[Made]) -> Source:
-        """The source with these events."""
-        return Source([event.row for event in events], self.versions or {}, read_at_ms=self.now_ms)
+    def compare(self, since: Verified | None = None) -> Report:
+        """Compare everything; or what came since a point, as an incremental check does. May raise Doubt then."""
+        topics, point = self.declared.topics, since or Verified()
+        rows = [one.row for one in self.outbox]
+        events = [row for row in rows if row.occurred_ms >= point.topic(topics[row.topic].name).since_ms]
+        with closing(TopicLogs(topics, point.ends)) as logs:
+            for number, end in enumerate(logs.ends):
+                self._read(logs, number)
+                end.next_offsets, end.topic_id = dict(self.offsets[topics[number].name]), "x"
+                end.is_whole, end.dropped_until_ms = self.dropped_until_ms is None, self.dropped_until_ms or 0
+            self.load(logs.store)
+            sinks = Sinks([self.sink], frozenset(self.acknowledged), erased=frozenset(self.erased))
+            source = Source(events, self.versions, read_at_ms=self.now_ms)
+            return compare(Observed(self.declared, sinks, logs, source), lambda _: None, since)
 
-    def compare(self) -> Report:
-        """Compare everything."""
-        self.read()
-        return self._compare(self.source(self.outbox), self.logs)
+    def _read(self, logs: TopicLogs, number: int) -> None:
+        begin = logs.ends[number].next_offsets
+        on_topic = [(record, place) for topic, record, place in self.records if topic == number]
+        read = [(record, place) for record, place in on_topic if place.offset >= begin.get(place.partition, 0)]
+        if read:
+            places = [place for _, place in read]
+            partitions, offsets = [place.partition for place in places], [place.offset for place in places]
+            logs.add(number, replace(as_read(*(one for one, _ in read)), partitions=partitions, offsets=offsets))
+
+    def load(self, store: Store) -> None:
+        """Put the totals of both sides into a store."""
+        for table, sink, totals in ((SOURCE, "", self.totals), (SINK_ROWS, SINK, self.held)):
+            rows = [(sink, key, None, text_of(total)) for key, total in totals.items()]
+            load_rows(store, table, ((one, rows) for one in self.declared.all_comparisons))
 
     def expect(self, *expected: str, **values: object) -> Report:
         """Compare everything. The codes of the findings are these, and so are numbers of the report.
@@ -237,45 +238,6 @@ class Chain:
         found = {name: known[name] if name in known else getattr(report, name) for name in values}
         assert (codes(report), found) == (list(expected), values)
         return report
-
-    def compare_since(self, point: Verified) -> Report:
-        """Compare what came since a point, as an incremental check does. May raise Doubt."""
-        topics = self.declared.topics
-        since = [one for one in self.outbox if one.row.occurred_ms >= point.topic(topics[one.row.topic].name).since_ms]
-        with closing(TopicLogs(topics, point.ends)) as logs:
-            for topic in topics:
-                logs.ends[topic.number].next_offsets = dict(self.offsets[topic.name])
-                logs.ends[topic.number].topic_id = "x"
-            ends = [point.topic(topic.name).next_offsets for topic in topics]
-            _add(logs, [one for one in self.records if one[2].offset >= ends[one[0]].get(one[2].partition, 0)])
-            return self._compare(self.source(since), logs, point)
-
-    def load(self, store: Store) -> None:
-        """Put the totals of both sides into a store."""
-        for table, sink, totals in ((SOURCE, "", self.totals), (SINK_ROWS, SINK, self.held)):
-            rows = [(sink, key, None, text_of(total)) for key, total in totals.items()]
-            load_rows(store, table, ((one, rows) for one in self.declared.all_comparisons))
-
-    def _compare(self, source: Source, logs: TopicLogs, verified: Verified | None = None) -> Report:
-        self.load(logs.store)
-        sinks = Sinks([self.sink], frozenset(self.acknowledged), erased=frozenset(self.erased))
-        return compare(Observed(self.declared, sinks, logs, source), lambda _: None, verified)
-
-
-def _add(logs: TopicLogs, read: Sequence[tuple[int, Record, TopicOffset]]) -> None:
-    for number in range(len(logs.ends)):
-        mine = [(record, place) for topic, record, place in read if topic == number]
-        if mine:
-            logs.add(number, _records(mine))
-
-
-def _records(read: Sequence[tuple[Record, TopicOffset]]) -> Records:
-    places = [place for _, place in read]
-    return replace(
-        as_read(*(record for record, _ in read)),
-        partitions=[place.partition for place in places],
-        offsets=[place.offset for place in places],
-    )
 
 
 def letter(event: Made, **changes: Any) -> dict[str, Letter]:

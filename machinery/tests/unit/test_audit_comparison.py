@@ -1,10 +1,13 @@
-"""The comparison of `outbox check` on histories written by hand: empty, sane, and each kind of wrong. No JVM."""
+"""The comparison of `outbox check` on histories written by hand: empty, sane, and each kind of wrong; the files that
+say what is compared; and the tables that are joined. No JVM.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -12,16 +15,22 @@ from typing import Any
 
 import pytest
 
-from outbox.audit.comparison import compare_states
+from outbox.audit import comparison, store
+from outbox.audit.comparison import Observed, compare, compare_states
+from outbox.audit.declared import Addend
 from outbox.audit.report import SinkReport
 from outbox.audit.rows import SINK as SINK_ROWS
 from outbox.audit.rows import SOURCE, load_rows
-from outbox.audit.sinks import SinkState, TopicOffset
-from outbox.audit.source import LATE_MS
-from outbox.audit.topic_log import TopicEnd
+from outbox.audit.sinks import Sinks, SinkState, TopicOffset
+from outbox.audit.source import LATE_MS, Source, Written
+from outbox.audit.store import Store
+from outbox.audit.topic_log import TopicLogs
+from outbox.sink import comparison_files
 from outbox.sink.comparison_files import AddsLine, Comparison
 from outbox.sink.decoding.dead_records import identity
 from outbox.sink.decoding.records import Record
+from outbox.sink.spec import SinkSpec
+from outbox_lab.testing.failures import raises
 from tests.support.audit_chain import (
     MINUTE_MS,
     NOW_MS,
@@ -30,6 +39,7 @@ from tests.support.audit_chain import (
     STOCK_TOPIC,
     Chain,
     Made,
+    codes,
     declare,
     invalid,
     letter,
@@ -42,16 +52,9 @@ ANONYMOUS = identity(Record(b"a", [("eventType", b"changed"), ("schemaVersion", 
 
 
 @pytest.fixture
-def chain_of(tmp_path: Path) -> Iterator[Callable[..., Chain]]:
+def chain_of(tmp_path: Path) -> Callable[..., Chain]:
     """Makes a chain that is declared like this."""
-    with ExitStack() as logs:
-
-        def make(**options: Any) -> Chain:
-            chain = Chain(declare(tmp_path, **options))
-            logs.enter_context(closing(chain.logs))
-            return chain
-
-        yield make
+    return lambda **options: Chain(declare(tmp_path, **options))
 
 
 @pytest.fixture
@@ -59,51 +62,25 @@ def chain(chain_of: Callable[..., Chain]) -> Chain:
     return chain_of()
 
 
-def version_in_source(chain: Chain, version: int, topic: str = STOCK_TOPIC) -> None:
-    """Let the source have this version of key a."""
-    assert chain.versions is not None
-    chain.versions[topic]["a"] = version
-
-
-def dropped(chain: Chain, until_ms: int = 0) -> None:
-    """Let the stock topic have dropped records, maybe of events up to this time."""
-    end: TopicEnd = chain.logs.ends[1]
-    end.is_whole, end.dropped_until_ms = False, until_ms
-
-
 # Sane --------------------------------------------------------------------------------------------------------------
 
 
-def test_empty_history_is_settled(chain: Chain) -> None:
+def test_empty_and_sane_histories_have_no_findings(chain: Chain) -> None:
     chain.expect(settled=True)
-
-
-def test_sane_history_has_no_findings(chain: Chain) -> None:
     first, second = chain.written("a", "5", "-2", "4"), chain.written("b", "7")
     chain.publish(first[0], second[0], *first[1:])
     chain.applied({"a": "7", "b": "7"})
     chain.expect(settled=True, records=4)
 
 
-def test_duplicates_are_counted_and_no_finding(chain: Chain) -> None:
-    events = chain.written("a", "5", "6")
-    chain.publish(*events, *events)
+def test_duplicates_are_counted_by_event_and_no_finding(chain: Chain) -> None:
+    events = [*chain.written("a", "5", "6"), chain.event("a", 3, "0", event="stock/named.v1")]
+    chain.outbox.append(events[-1])
+    chain.versions[STOCK_TOPIC]["a"] = 3
+    chain.publish(*events, events[0], *events)
     chain.applied({"a": "11"})
-    chain.expect(records=4, duplicates=2, repeated={"a": 11})
-
-
-def test_first_record_of_an_id_does_not_depend_on_reading_order(chain: Chain) -> None:
-    events = chain.written("a", "5", "6", "7")
-    other = chain.event("b", 1)
-    other = replace(other, row=other.row._replace(event_id=events[1].event_id))
-    at = chain.offsets[STOCK_TOPIC]
-    at[0] = 3
-    chain.publish(other)  # it is read before
-    at[0] = 0
-    chain.publish(*events)
-    at[0] = 4
-    chain.applied({"a": "18"})
-    chain.expect(duplicates=1)
+    report = chain.expect(records=7, duplicates=4, repeated={"a": 5 + 11})
+    assert report.topic(STOCK_TOPIC).repeated == {"stock.changed": 3, "stock.named": 1}
 
 
 def test_fractions_are_exact(chain: Chain) -> None:
@@ -193,14 +170,6 @@ def test_events_up_to_the_base_version_are_applied(chain: Chain) -> None:
     chain.expect(sink_in_flight=1, sink_parked=0, drift={})
 
 
-def test_event_dropped_by_the_topic_is_applied(chain: Chain) -> None:
-    old, _ = chain.written("a", "5", "6"), chain.written("b", "7")
-    dropped(chain)
-    chain.publish(old[1])
-    chain.applied({"a": "11", "b": "7"}, versions={"a": 2, "b": 1})
-    chain.expect(in_flight=0, sink_in_flight=0)
-
-
 @pytest.mark.parametrize("has_version", [True, False])
 def test_event_that_the_topic_may_have_dropped_is_neither_lost_nor_in_flight(
     chain_of: Callable[..., Chain], has_version: bool
@@ -208,7 +177,7 @@ def test_event_that_the_topic_may_have_dropped_is_neither_lost_nor_in_flight(
     chain = chain_of(has_version=has_version)
     chain.written("b", "7", at_ms=NOW_MS - LATE_MS - 1)
     chain.publish(*chain.written("a", "5"))
-    dropped(chain, until_ms=NOW_MS - LATE_MS)
+    chain.dropped_until_ms = NOW_MS - LATE_MS
     chain.applied({"a": "5", "b": "7"}, not_compared="no sink has versions")
     chain.expect(in_flight=0, settled=True)
 
@@ -341,14 +310,6 @@ def test_events_older_than_the_outbox_are_pruned(chain: Chain) -> None:
     chain.expect(pruned=2)
 
 
-def test_empty_outbox_was_pruned(chain: Chain) -> None:
-    events = chain.written("a", "5", "6")
-    chain.publish(*events)
-    chain.prune(*events)
-    chain.applied({"a": "5"})
-    chain.expect("sink-drift", pruned=2, drift={"a": -6})
-
-
 def test_pruned_event_that_the_sink_has_not_read_is_in_flight(chain: Chain) -> None:
     events = chain.written("a", "5", "6", "7")
     chain.publish(*events, events[1])
@@ -372,7 +333,7 @@ def test_a_lost_event_sent_again_makes_no_pruned_event_foreign(chain: Chain) -> 
     events = chain.written("a", "5", "6", "7", at_ms=NOW_MS - MINUTE_MS)
     chain.publish(events[0], events[2], chain.event("a", 4, "8"), events[1])
     chain.prune(events[0], events[2])
-    version_in_source(chain, 4)
+    chain.versions[STOCK_TOPIC]["a"] = 4
     chain.totals["a"] = Decimal(26)
     chain.applied({"a": "26"})
     chain.expect(pruned=3)
@@ -386,7 +347,7 @@ def test_without_a_version_a_lost_event_is_recognised_by_its_age(chain_of: Calla
     lost = chain.written("a", "5", at_ms=NOW_MS - LATE_MS - 1)
     chain.written("b", "6", at_ms=NOW_MS - LATE_MS + 1)
     chain.publish(*chain.written("c", "7"))
-    chain.versions = None
+    chain.versions = {}
     chain.applied({"c": "7"})
     numbers = {"in_flight": 1, "sink_lost": 1, "sink_in_flight": 1, "drift": {}}
     chain.expect("events-lost", lost=[lost[0].event_id], **numbers)
@@ -401,7 +362,7 @@ def test_without_a_comparison_only_events_are_compared(chain_of: Callable[..., C
 
 
 def test_without_source_versions_no_event_is_foreign_by_version(chain: Chain) -> None:
-    chain.versions = None
+    chain.versions = {}
     chain.prune(*chain.written("a", "5"))
     chain.publish(chain.event("a", 1_000, "9"))
     chain.applied({"a": "5"})
@@ -417,7 +378,7 @@ def test_topics_are_compared_each_by_itself(chain_of: Callable[..., Chain]) -> N
     stock = chain.written("a", "5", "6", "7")
     placed = [chain.event("a", version, "1", event="order/placed.v2") for version in (1, 2, 3)]
     chain.outbox += placed
-    version_in_source(chain, 3, "chain.order")
+    chain.versions["chain.order"]["a"] = 3
     chain.totals["a"] = Decimal(21)
     chain.publish(stock[0], stock[2], *placed, placed[0])
     chain.applied({"a": "15"})
@@ -429,20 +390,11 @@ def test_topics_are_compared_each_by_itself(chain_of: Callable[..., Chain]) -> N
     ]
 
 
-def test_duplicates_are_counted_by_name(chain: Chain) -> None:
-    events = [*chain.written("a", "5", "6"), chain.event("a", 3, "0", event="stock/named.v1")]
-    chain.outbox.append(events[-1])
-    version_in_source(chain, 3)
-    chain.publish(*events, events[0], *events)
-    chain.applied({"a": "11"})
-    assert chain.expect(duplicates=4).topic(STOCK_TOPIC).repeated == {"stock.changed": 3, "stock.named": 1}
-
-
 def test_events_that_a_sink_has_not_asked_for_are_not_missing_to_it(chain_of: Callable[..., Chain]) -> None:
     chain = chain_of(names=("stock.named",))
     events = [*chain.written("a", "5", "6"), chain.event("a", 3, "0", event="stock/named.v1")]
     chain.outbox.append(events[-1])
-    version_in_source(chain, 3)
+    chain.versions[STOCK_TOPIC]["a"] = 3
     chain.publish(*events)
     chain.applied({"a": "11"}, positions={0: 0}, letters=letter(events[0]))
     chain.expect(sink_in_flight=1, sink_parked=0, drift={})
@@ -519,7 +471,7 @@ def test_a_discarded_event_that_is_left_nowhere_else_is_due_no_more(chain: Chain
     events = chain.written("a", "5", "6", "7")
     chain.publish(*events[2:])
     chain.prune(*events[:2])
-    dropped(chain)
+    chain.dropped_until_ms = 0
     letters = letter(events[1], is_open=False)
     chain.applied({"a": "12"}, letters=letters, versions={"a": 3})
     chain.expect()
@@ -658,15 +610,15 @@ def test_without_adds_totals_are_compared_when_nothing_is_in_flight(chain_of: Ca
 
 def of_states(chain: Chain, source: dict[str, tuple[str, int | None]], held: dict[str, tuple[str, int]]) -> SinkReport:
     """The report of a sink of states; both sides have a total and a version by key."""
-    for table, sink, totals in ((SOURCE, "", source), (SINK_ROWS, SINK, held)):
-        rows = [(sink, key, version, total) for key, (total, version) in totals.items()]
-        load_rows(chain.logs.store, table, [(STOCK, rows)])
-    return compare_states(chain.declared, SinkState(SINK, carries="states"), chain.logs.store)
+    with closing(Store()) as rows:
+        for table, sink, totals in ((SOURCE, "", source), (SINK_ROWS, SINK, held)):
+            load_rows(rows, table, [(STOCK, [(sink, key, *reversed(one)) for key, one in totals.items()])])
+        return compare_states(chain.declared, SinkState(SINK, carries="states"), rows)
 
 
 def test_state_of_the_same_version_has_the_same_total(chain: Chain) -> None:
-    source = {"a": ("5", 2), "b": ("6", 4), "c": ("0", 0)}
-    report = of_states(chain, dict(source), {"a": ("7", 2), "b": ("1", 1), "gone": ("9", 1), "nothing": ("0", 1)})
+    source: dict[str, tuple[str, int | None]] = {"a": ("5", 2), "b": ("6", 4), "c": ("0", 0)}
+    report = of_states(chain, source, {"a": ("7", 2), "b": ("1", 1), "gone": ("9", 1), "nothing": ("0", 1)})
     assert report.drift == {"a": 2, "gone": 9}
     assert report.in_flight == 3 + 1
 
@@ -674,3 +626,137 @@ def test_state_of_the_same_version_has_the_same_total(chain: Chain) -> None:
 def test_states_without_versions_are_not_compared(chain: Chain) -> None:
     report = of_states(chain, {"a": ("5", None)}, {})
     assert (report.drift, bool(report.comparisons[0].not_compared)) == ({}, True)
+
+
+# Files -------------------------------------------------------------------------------------------------------------
+
+QUERIES = "\n-- [source]\nSELECT key, total FROM orders;\n\n-- [sink]\nSELECT sink, key, total FROM totals\n"
+HUGE = Decimal("12345678901234567890123456789012345678.5")
+
+
+def written(chain: Chain, folder: Path, text: str, **job: Any) -> Comparison:
+    """The comparison of a file with this text."""
+    spec: SinkSpec = chain.declared.sinks[SINK]
+    spec = replace(spec, job=replace(spec.job, projections=folder / "projections", **job))
+    assert comparison_files.load(spec) == [], "no folder is no comparison"
+    file = comparison_files.folder_of(spec) / "totals.sql"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    (found,) = comparison_files.load(spec)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("adds", "expected"),
+    [
+        ("-- adds: 1", [Addend(1)] * 4),
+        ("-- adds: -change of stock.changed\n-- adds: 1 of order", [Addend(-1, 0), None, Addend(1), Addend(1)]),
+        ("-- adds: 1 of order.placed.v2, stock.named", [None, Addend(1), None, Addend(1)]),
+        ("", [None] * 4),
+    ],
+    ids=["all events", "named events", "one version", "nothing"],
+)
+def test_a_file_says_what_each_event_adds(
+    chain_of: Callable[..., Chain], tmp_path: Path, adds: str, expected: list[Addend | None]
+) -> None:
+    chain = chain_of(names=("stock", "order"), comparisons=())
+    found = written(chain, tmp_path, f"{adds}\n{QUERIES}")
+    assert (found.source, found.sink) == ("SELECT key, total FROM orders", "SELECT sink, key, total FROM totals")
+    topics = [replace(topic, properties=["change"]) for topic in chain.declared.topics]
+    declared = replace(chain.declared, comparisons={SINK: [found]}, topics=topics)
+    addends = declared.addends(declared.sinks[SINK], found)
+    by_kind = {kind.schema.name: addend for kind, addend in zip(declared.kinds, addends, strict=True)}
+    names = ("stock.changed.v1", "stock.named.v1", "order.placed.v1", "order.placed.v2")
+    assert [by_kind[name] for name in names] == expected
+
+
+@pytest.mark.parametrize(
+    ("adds", "problem"),
+    [
+        ("-- adds quantity", "`-- adds quantity` cannot be read"),
+        ("-- adds: change, name", "cannot be read"),
+        ("-- adds: change", "adds: change is no property of stock.named, and not a number"),
+        ("-- adds: name of stock.named", "adds: name is text of stock.named"),
+        ("-- adds: 1 of stock.unheard", "sink dedup has no event stock.unheard"),
+        ("-- adds: 1 of stock\n-- adds: 1 of stock.changed", "two lines `adds` are about stock.changed"),
+    ],
+)
+def test_a_line_that_nobody_can_follow_is_refused(chain: Chain, tmp_path: Path, adds: str, problem: str) -> None:
+    with raises("comparison-unusable", "totals.sql", problem):
+        written(chain, tmp_path, f"{adds}\n{QUERIES}")
+
+
+def test_states_add_nothing_and_an_unknown_section_is_refused(chain: Chain, tmp_path: Path) -> None:
+    with raises("comparison-unusable", "states add nothing"):
+        written(chain, tmp_path / "a", f"-- adds: 1\n{QUERIES}", carries="states")
+    with raises("sql-section-unknown", "totals.sql"):
+        written(chain, tmp_path / "b", f"{QUERIES}\n-- [other]\nSELECT 1")
+
+
+@pytest.mark.parametrize(
+    ("addend", "expected"),
+    [(Addend(-1), -1), (Addend(-1, 0), HUGE.copy_negate()), (Addend(1, 1), None), (Addend(1, 0, is_known=False), None)],
+)
+def test_what_an_event_adds_is_exact_or_unknown(addend: Addend, expected: object) -> None:
+    assert addend.of([HUGE, None]) == expected
+
+
+# Tables ------------------------------------------------------------------------------------------------------------
+
+EVENTS = 250_000
+ID = "019a0000-0000-7000-8000-{:012x}"
+DELIVERED = f"""
+INSERT INTO delivered
+SELECT 1, 0, masked(format('019a0000-0000-7000-8000-{{:012x}}', number)), 'key ' || number % 10,
+       1 + number // 10, 0, number, ['1']
+  FROM range({EVENTS}) AS numbers (number)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files are."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
+
+
+def test_memory_does_not_grow_with_the_number_of_events_and_a_full_disk_is_a_failure(
+    chain: Chain, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the events were pruned."""
+    monkeypatch.setitem(store.CONFIG, "memory_limit", "32MB")
+    monkeypatch.setitem(store.CONFIG, "threads", 1)
+    monkeypatch.setattr(comparison, "PASS_ROWS", EVENTS // 4)
+    for temporary in ("1GB", "1MB"):
+        source = Source(
+            Written(1, 0, ID.format(number), f"key {number % 10}", 1 + number // 10, NOW_MS, ["1"])
+            for number in range(0, EVENTS, 2)
+        )
+        with closing(TopicLogs(chain.declared.topics)) as logs:
+            logs.store.run(DELIVERED)
+            logs.store.run(f"SET max_temp_directory_size = '{temporary}'")
+            observed = Observed(chain.declared, Sinks(), logs, source)
+            if temporary == "1MB":
+                with raises("no-room", "point TMPDIR"):
+                    compare(observed, lambda _: None)
+                continue
+            report = compare(observed, lambda _: None)
+            assert (report.outbox_events, report.pruned, codes(report)) == (EVENTS // 2, EVENTS // 2, [])
+            assert list(folder.glob(f"{store.FOLDER_PREFIX}*/*")), "nothing was spilled"
+
+
+def test_temporary_files_are_private_and_deleted_also_those_of_a_killed_check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = folder / f"{store.FOLDER_PREFIX}left"
+    left.mkdir()
+    (left / "rows.tmp").touch()
+    with closing(Store()), closing(Store()):
+        made = list(folder.iterdir())
+        assert (len(made), left.exists()) == (2, False), "those of checks that run stay"
+        assert {one.stat().st_mode & 0o777 for one in made} == {0o700}
+    assert not list(folder.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "missing"))
+    with raises("no-room", "point TMPDIR"):
+        Store()

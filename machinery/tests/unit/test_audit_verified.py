@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -47,15 +45,13 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> Iterator[Chain]:
-    found = Chain(declare(tmp_path), keeps_records=True)
-    with closing(found.logs):
-        yield found
+def chain(tmp_path: Path) -> Chain:
+    return Chain(declare(tmp_path))
 
 
 def point(chain: Chain) -> Verified:
     """The point that a check without findings verifies."""
-    report = chain.compare_since(Verified("test"))
+    report = chain.compare(Verified("test"))
     assert report.verified is not None, codes(report)
     return report.verified
 
@@ -69,29 +65,16 @@ def sane(chain: Chain) -> Verified:
     return point(chain)
 
 
-def versions_of(chain: Chain) -> dict[str, int]:
-    """The versions in the source."""
-    assert chain.versions is not None
-    return chain.versions[STOCK_TOPIC]
-
-
-def more(chain: Chain, key: str = "a", change: str = "4") -> None:
-    """One more event of a key, in the outbox and applied by the sink; not on the topic."""
-    versions_of(chain)[key] = versions_of(chain).get(key, 0) + 1
-    chain.totals[key] = chain.totals.get(key, Decimal(0)) + Decimal(change)
-    chain.outbox.append(chain.event(key, versions_of(chain)[key], change))
-
-
 def of_stock(point: Verified | None) -> TopicPoint:
     """The point of the topic that the tests are about."""
     assert point is not None
     return point.topic(STOCK_TOPIC)
 
 
-def as_usual(chain: Chain) -> None:
-    """The last event goes through the chain."""
-    chain.publish(chain.outbox[-1])
-    chain.applied({key: str(total) for key, total in (chain.totals or {}).items()})
+def as_usual(chain: Chain, key: str = "a") -> None:
+    """One more event goes through the chain."""
+    chain.publish(chain.more(key, "4"))
+    chain.applied({key: str(total) for key, total in chain.totals.items()})
 
 
 def result(report: Report) -> tuple[object, ...]:
@@ -102,7 +85,7 @@ def result(report: Report) -> tuple[object, ...]:
 
 def agree(chain: Chain, since: Verified, *expected: str) -> Report:
     """The report of an incremental check, which finds what a full one finds: these codes."""
-    report, everything = chain.compare_since(since), chain.compare()
+    report, everything = chain.compare(since), chain.compare()
     assert result(report) == result(everything)
     assert codes(report) == list(expected)
     return report
@@ -116,7 +99,6 @@ def test_what_came_since_is_read_and_the_result_is_the_same(chain: Chain) -> Non
     stock = of_stock(since)
     assert (stock.next_offsets, stock.keys) == ({0: 3, 1: 0}, {"a": (1, 2, 0), "b": (1, 1, 0)})
     assert all(event.row.occurred_ms < stock.since_ms for event in chain.outbox), "rows from before are not read"
-    more(chain)
     as_usual(chain)
     report = agree(chain, since)
     assert (report.settled, report.records, report.outbox_events) == (True, 1, 1)
@@ -143,12 +125,10 @@ def test_an_event_in_flight_is_read_again_however_old(chain: Chain) -> None:
 
 def test_an_event_of_a_transaction_that_was_open_is_found_lost(chain: Chain) -> None:
     since = sane(chain)
-    more(chain)
     as_usual(chain)
-    chain.outbox += [chain.event("c", 1, "1", NOW_MS - LATE_MS + MINUTE_MS), chain.event("c", 2, "1")]
-    versions_of(chain)["c"], chain.totals["c"] = 2, Decimal(2)
-    as_usual(chain)
-    assert codes(chain.compare_since(since)) == codes(chain.compare()) != []
+    chain.more("c", at_ms=NOW_MS - LATE_MS + MINUTE_MS)
+    as_usual(chain, "c")
+    assert codes(chain.compare(since)) == codes(chain.compare()) != []
 
 
 @pytest.mark.parametrize("is_valid", [True, False])
@@ -165,32 +145,18 @@ def test_a_discarded_record_stays_acknowledged(chain: Chain, is_valid: bool) -> 
         letters = invalid(events[1], TopicOffset(0, 1), is_open=False)
     chain.applied({"a": "5"}, letters=letters)
     since = point(chain)
-    if is_valid:
-        more(chain)
-        chain.publish(chain.outbox[-1])
-        chain.applied({"a": "9"})
-    assert agree(chain, since).records == int(is_valid)
+    assert agree(chain, since).records == 0
 
 
 def test_a_topic_without_versions_in_the_source_is_read_whole(chain: Chain) -> None:
     sane(chain)
-    assert chain.versions is not None
     del chain.versions[STOCK_TOPIC]
     since = point(chain)
     assert (set(since.topics), of_stock(since).since_ms) == ({"chain.order"}, 0)
-    report = agree(chain, since)
-    assert report.records == 3
+    assert agree(chain, since).records == 3
 
 
 # Doubts -------------------------------------------------------------------------------------------------------------
-
-
-def restore_source(chain: Chain) -> None:
-    versions_of(chain)["a"] -= 1
-
-
-def delete_key(chain: Chain) -> None:
-    del versions_of(chain)["b"]
 
 
 def repeat_version(chain: Chain) -> None:
@@ -198,59 +164,49 @@ def repeat_version(chain: Chain) -> None:
     chain.publish(chain.outbox[-1])
 
 
-def first_letter(chain: Chain, *, is_valid: bool, is_open: bool = True) -> dict[str, Letter]:
-    """A dead letter of the first event of the outbox, which is the first record too."""
-    event, place = chain.outbox[0], TopicOffset(0, 0)
-    made = letter if is_valid else partial(invalid, place=place)
-    return made(event, is_open=is_open, origin=place)
-
-
 @pytest.mark.parametrize(
     "unusual",
     [
-        pytest.param(
-            lambda chain: setattr(chain, "sink", replace(chain.sink, positions={STOCK_TOPIC: {0: 1}})),
-            id="restored sink",
-        ),
-        pytest.param(lambda chain: setattr(chain, "sink", replace(chain.sink, positions={})), id="forgotten sink"),
-        pytest.param(restore_source, id="restored source"),
-        pytest.param(delete_key, id="deleted key"),
+        pytest.param(lambda chain: chain.applied({}, positions={0: 1}), id="restored sink"),
+        pytest.param(lambda chain: chain.applied({}, positions={}), id="forgotten sink"),
+        pytest.param(lambda chain: chain.versions[STOCK_TOPIC].update(a=1), id="restored source"),
+        pytest.param(lambda chain: chain.versions[STOCK_TOPIC].pop("b"), id="deleted key"),
         pytest.param(lambda chain: chain.publish(chain.outbox[0]), id="repeated event"),
         pytest.param(repeat_version, id="repeated version"),
         pytest.param(lambda chain: chain.publish(chain.event("z", 1, "9")), id="foreign event"),
     ],
 )
-def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], None]) -> None:
+def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], object]) -> None:
     since = sane(chain)
     unusual(chain)
     with pytest.raises(Doubt):
-        chain.compare_since(since)
+        chain.compare(since)
 
 
-@pytest.mark.parametrize("total", ["-2", "3"], ids=["rebuilt", "rewound"])
 @pytest.mark.parametrize("is_valid", [True, False], ids=["refused", "invalid"])
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "discarded"])
-def test_a_new_letter_of_a_verified_event_is_a_doubt(chain: Chain, total: str, is_valid: bool, is_open: bool) -> None:
+def test_a_new_letter_of_a_verified_event_is_a_doubt(chain: Chain, is_valid: bool, is_open: bool) -> None:
     """As with a lower OUTBOX_SINK_ID_AGE_MAX_DAYS, an upcaster that fails, or a projection that refuses an event."""
     since = sane(chain)
-    chain.applied({"a": total, "b": "7"}, letters=first_letter(chain, is_valid=is_valid, is_open=is_open))
+    event, place = chain.outbox[0], TopicOffset(0, 0)  # the first record too
+    made = letter if is_valid else partial(invalid, place=place)
+    chain.applied({"a": "-2", "b": "7"}, letters=made(event, is_open=is_open, origin=place))
     with pytest.raises(Doubt):
-        chain.compare_since(since)
+        chain.compare(since)
 
 
 def test_an_event_on_another_partition_than_those_of_before_is_found(chain: Chain) -> None:
     since = sane(chain)
-    more(chain)
-    chain.publish(chain.outbox[-1], partition=1)
+    chain.publish(chain.more("a", "4"), partition=1)
     chain.applied({"a": "7", "b": "7"})
     agree(chain, since, "keys-spread")
 
 
 def test_a_letter_of_what_came_since_is_no_doubt(chain: Chain) -> None:
     since = sane(chain)
-    more(chain, "c")
-    chain.publish(chain.outbox[-1])
-    chain.applied({"a": "3", "b": "7"}, letters=letter(chain.outbox[-1], origin=TopicOffset(0, 3)))
+    event = chain.more("c", "4")
+    chain.publish(event)
+    chain.applied({"a": "3", "b": "7"}, letters=letter(event, origin=TopicOffset(0, 3)))
     agree(chain, since, "sink-parked")
 
 
@@ -290,13 +246,8 @@ class Chance:
                 self._apply(faults)
 
     def _write(self) -> None:
-        chain, key = self._chain, self._random.choice("abc")
-        versions = versions_of(chain)
-        versions[key] = versions.get(key, 0) + 1
-        change = self._random.randint(-5, 5)
-        chain.totals[key] = chain.totals.get(key, Decimal(0)) + change
-        self._unsent.append(len(chain.outbox))
-        chain.outbox.append(chain.event(key, versions[key], str(change), chain.now_ms))
+        self._unsent.append(len(self._chain.outbox))
+        self._chain.more(self._random.choice("abc"), str(self._random.randint(-5, 5)), self._chain.now_ms)
 
     def _relay(self, faults: float) -> None:
         chain = self._chain
@@ -355,33 +306,38 @@ def test_an_incremental_check_finds_what_a_full_one_finds(tmp_path: Path) -> Non
     declared = declare(tmp_path)
     compared, doubts, wrong = 0, 0, 0
     for number in range(HISTORIES):
-        chain = Chain(declared, keeps_records=True)
-        with closing(chain.logs):
-            chance = Chance(chain, seeded(seed, number))
-            chance.run(20, faults=0)
-            since = point(chain)
-            assert any(of_stock(since).next_offsets.values())
-            chance.run(10, faults=0.1)
-            expected = chain.compare()
-            wrong += bool(expected.findings)
-            try:
-                found = chain.compare_since(since)
-            except Doubt:
-                doubts += 1
-            else:
-                compared += 1
-                assert result(found) == result(expected), number
+        chain = Chain(declared)
+        chance = Chance(chain, seeded(seed, number))
+        chance.run(20, faults=0)
+        since = point(chain)
+        assert any(of_stock(since).next_offsets.values())
+        chance.run(10, faults=0.1)
+        expected = chain.compare()
+        wrong += bool(expected.findings)
+        try:
+            found = chain.compare(since)
+        except Doubt:
+            doubts += 1
+        else:
+            compared += 1
+            assert result(found) == result(expected), number
     assert min(compared, doubts, wrong) > HISTORIES // 20
 
 
 # Its file -----------------------------------------------------------------------------------------------------------
 
 
+def stored(chain: Chain, settings: Settings) -> Verified:
+    """A point that is in the file."""
+    since = msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.declared))
+    verified.store(settings, since)
+    return since
+
+
 def test_a_point_is_of_no_use_for_a_stricter_contract(
     chain: Chain, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    since = msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.declared))
-    verified.store(settings, since)
+    stored(chain, settings)
     younger = settings.replace(sink_id_age_max_days=1)
     assert verified.load(younger, chain.declared).is_beginning
     stricter = {**audit_chain.EVENTS["stock/changed.v1"], "change": {"type": "number", "minimum": 0}}
@@ -391,21 +347,15 @@ def test_a_point_is_of_no_use_for_a_stricter_contract(
 
 
 def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: Settings, tmp_path: Path) -> None:
-    since = msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.declared))
-    assert verified.load(settings, chain.declared) == Verified(since.of)
-    verified.store(settings, since)
+    assert verified.load(settings, chain.declared).is_beginning
+    since = stored(chain, settings)
     assert verified.load(settings, chain.declared) == since
     other = settings.replace(source_db_url=DatabaseUrl(name="elsewhere"))
     assert verified.load(other, chain.declared).is_beginning
     count = Comparison(Path("count.sql"), (AddsLine(1, None),), "")
-    for changed in ({"names": ("stock.changed",)}, {"comparisons": (STOCK, count)}):
-        folder = tmp_path / str(len(changed["names" if "names" in changed else "comparisons"]))
-        folder.mkdir()
-        assert verified.load(settings, declare(folder, **changed)).is_beginning, changed
-
-
-def test_a_file_that_is_cut_off_is_no_point(chain: Chain, settings: Settings) -> None:
-    verified.store(settings, msgspec.structs.replace(sane(chain), of=verified.identity(settings, chain.declared)))
+    for name, changed in (("names", ("stock.changed",)), ("comparisons", (STOCK, count))):
+        (folder := tmp_path / name).mkdir()
+        assert verified.load(settings, declare(folder, **{name: changed})).is_beginning, name
     [file] = (settings.home / "check").iterdir()
     file.write_bytes(file.read_bytes()[:-3])
-    assert verified.load(settings, chain.declared).is_beginning
+    assert verified.load(settings, chain.declared).is_beginning, "it is cut off"

@@ -56,16 +56,15 @@ def parses(command: click.Command, words: list[str]) -> bool:
 
 
 @ENTRIES
-def test_entry_has_the_same_parts_as_every_other(entry: Entry) -> None:
+def test_entry_has_its_parts_real_commands_and_codes_and_a_rehearsal_that_exists(entry: Entry) -> None:
     assert tuple(entry.parts) == PARTS
     assert all(text.strip() for text in entry.parts.values())
-
-
-@ENTRIES
-def test_entry_names_a_rehearsal_that_exists(entry: Entry) -> None:
     assert entry.rehearsals
     for name in entry.rehearsals:
         assert name in ids(ROOT / name.partition("::")[0])
+    for words in entry.mentioned:
+        assert parses(outbox, list(words)), words
+    assert set(entry.codes) <= strings()
 
 
 def test_each_rehearsal_of_a_recovery_belongs_to_an_entry() -> None:
@@ -73,17 +72,6 @@ def test_each_rehearsal_of_a_recovery_belongs_to_an_entry() -> None:
     rehearsals = {name for file in files for name in ids(file) if "::" in name}
     assert rehearsals
     assert rehearsals <= {name for entry in runbook.entries().values() for name in entry.rehearsals}
-
-
-@ENTRIES
-def test_commands_of_an_entry_exist_with_their_options(entry: Entry) -> None:
-    for words in entry.mentioned:
-        assert parses(outbox, list(words)), words
-
-
-@ENTRIES
-def test_codes_of_an_entry_are_codes_of_the_machinery(entry: Entry) -> None:
-    assert set(entry.codes) <= strings()
 
 
 def test_command_with_an_unknown_option_does_not_parse() -> None:
