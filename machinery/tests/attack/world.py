@@ -26,7 +26,7 @@ from outbox.audit.comparison import Observed, compare
 from outbox.audit.report import SinkReport
 from outbox.audit.rows import SOURCE, load_rows
 from outbox.audit.source import Source, Written
-from outbox.audit.topic_log import TopicLogs
+from outbox.audit.store import TopicLogs
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole

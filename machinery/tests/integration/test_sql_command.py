@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -20,11 +19,11 @@ EVENT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES (
 COUNT = "SELECT count(*) FROM outbox"
 
 
-def started(settings: Settings, *statement: str, **pipes: int) -> subprocess.Popen[str]:
+def started(settings: Settings, *statement: str) -> subprocess.Popen[str]:
     """`outbox sql source`, as a process."""
-    command: list[Any] = [sys.executable, "-m", "outbox", "sql", "source", *statement]
-    own = environment(settings.home, **settings.as_env())
-    return subprocess.Popen(command, env=own, cwd=ROOT, stderr=subprocess.PIPE, text=True, **pipes)
+    command = [sys.executable, "-m", "outbox", "sql", "source", *statement]
+    own, pipe = environment(settings.home, **settings.as_env()), subprocess.PIPE
+    return subprocess.Popen(command, env=own, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_rows_are_a_table_or_json_with_exact_values(databases: Settings) -> None:
@@ -73,7 +72,7 @@ def test_ctrl_c_cancels_the_statement(databases: Settings) -> None:
 
 def test_without_a_statement_psql_opens_as_the_read_only_auditor(databases: Settings) -> None:
     query(databases, EVENT)
-    with started(databases, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with started(databases) as process:
         statements = "SHOW default_transaction_read_only; SELECT current_user;\nDELETE FROM outbox;"
         shown, said = process.communicate(statements, timeout=60)
     auditor = databases.role_name(SourceRole.AUDITOR)

@@ -30,14 +30,15 @@ from outbox.maintenance import retention
 from outbox.migrations.declared import declared, guard
 from outbox.migrations.migrate import owner_engine
 from outbox.relay import connectors, lifecycle
+from outbox.sink import discovery
 from outbox.sink.repair import rebuild
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
-from tests.support import suite
+from tests.support import kept_rows, suite, topic_sinks
 from tests.support.declared import declare, work_for
 from tests.support.made_events import NOW_MS, STRATEGIES, uuid7
 from tests.support.outbox_rows import insert, row
-from tests.support.sink_driver import Database, sink_on
+from tests.support.sink_driver import sink_on
 from tests.support.topic_reader import delete_topics, relayed, topic_of
 
 AGAIN = "correct the cause and run the command again"
@@ -70,8 +71,9 @@ def changed(postgres: Postgres, do: str, undo: str, dbname: str = "postgres") ->
         postgres.psql(undo, dbname)
 
 
-def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, postgres: Postgres) -> None:
+def test_sound_chain_has_no_problems_and_each_fault_is_found(shared_chain: Settings, postgres: Postgres) -> None:
     """One chain for every fault that can be undone: a connector costs seconds."""
+    chain = shared_chain
     insert(chain, row())
     relayed(chain)
     wait_for("the slot to be read", lambda: not problems(chain), timeout_s=30)
@@ -81,67 +83,25 @@ def test_sound_chain_has_no_problems_and_each_fault_is_found(chain: Settings, po
         assert problems(chain) == {"source-db": ["role-too-wide"]}
 
     with changed(postgres, f"ALTER ROLE {writer} NOLOGIN", f"ALTER ROLE {writer} LOGIN"):
-        found = [diagnosis for diagnosis in examine(chain) if not diagnosis.is_ok]
-    assert [diagnosis.hop for diagnosis in found] == ["sink-db"]
-    assert writer in found[0].message
+        [found] = [diagnosis for diagnosis in examine(chain) if not diagnosis.is_ok]
+    assert (found.hop, writer in found.message) == ("sink-db", True)
 
-    behind = chain.replace(topic_retention_hours=1)
-    assert problems(behind) == {"kafka": ["topic-config-differs"] * 2}, "each topic of the events"
-
-    wider = chain.replace(topic_partitions=5)
-    assert problems(wider) == {"kafka": ["partitions-differ"]}
-    assert diagnosed(wider, "partitions-differ").message == f"topic {topic_of(chain)} has 4 partitions, 5 are declared"
-    assert "aggregate.toml, or OUTBOX_TOPIC_PARTITIONS, to 4" in str(diagnosed(wider, "partitions-differ").remedy)
-
-    other_mode = chain.replace(exactly_once=False)
-    assert problems(other_mode) == {"connector": ["delivery-differs"]}
-
-
-def test_a_damaged_database_is_found_with_its_cause(topic: Settings, postgres: Postgres) -> None:
-    """One pair of databases for all damage that can be undone."""
-    sink, auditor = topic.sink_db_url.name, topic.role_name(SinkRole.AUDITOR)
-    [(owner,)] = Database(topic).query("SELECT tableowner FROM pg_tables WHERE tablename = 'outbox_version'")
-    for do, undo, hop, code, remedy in (
-        (
-            "ALTER TABLE dedup_horizon RENAME TO gone",
-            "ALTER TABLE gone RENAME TO dedup_horizon",
-            *("retention", "database-not-migrated", NO_TABLE),
-        ),
-        (
-            f"REVOKE SELECT ON dedup_horizon FROM {auditor}",
-            f"GRANT SELECT ON dedup_horizon TO {auditor}",
-            *("retention", "database-refused", AGAIN),
-        ),
-        (
-            "ALTER TABLE outbox_version OWNER TO CURRENT_USER",
-            f"ALTER TABLE outbox_version OWNER TO {owner}",
-            *("sink-db", "database-refused", AGAIN),
-        ),
-    ):
-        with changed(postgres, do, undo, sink):
-            assert problems(topic)[hop] == [code], do
-            assert diagnosed(topic, code).remedy == remedy
-    assert "sink-db" not in problems(topic)
-    postgres.psql("DELETE FROM outbox_version WHERE version_num LIKE '%domain%'", sink)
-    assert problems(topic)["sink-db"] == ["schema-behind"]
-
-
-def test_unread_and_missing_slots_are_found(chain: Settings) -> None:
-    lifecycle.remove(chain)
-    wait_for("the slot to be released", lambda: problems(chain)["slot"] == ["slot-unread"], timeout_s=30)
-    assert problems(chain)["connector"] == ["connector-not-running"]
-    lifecycle.remove(chain, drop_slot=True)
-    assert problems(chain)["slot"] == ["slot-missing"]
+    other = chain.replace(topic_retention_hours=1, topic_partitions=5, exactly_once=False)
+    assert problems(other) == {
+        "kafka": ["partitions-differ", "topic-config-differs", "topic-config-differs"],
+        "connector": ["delivery-differs"],
+    }
+    wider = diagnosed(other, "partitions-differ")
+    assert wider.message == f"topic {topic_of(chain)} has 4 partitions, 5 are declared"
+    assert "aggregate.toml, or OUTBOX_TOPIC_PARTITIONS, to 4" in str(wider.remedy)
 
 
 def test_declared_events_that_were_not_migrated_or_applied_are_found(
-    chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = work_for(tmp_path / "project", monkeypatch)
+    chain, events = shared_chain, work_for(tmp_path / "newer", monkeypatch)
     shutil.copytree(suite.DOMAIN / "events", events)
     wait_for("the slot to be read", lambda: not problems(chain), timeout_s=30)
-    events = work_for(tmp_path / "newer", monkeypatch)
-    shutil.copytree(suite.DOMAIN / "events", events)
     declare(events, "bill")
     declare(events, "claim", topic=f"{chain.connector}-claims")
     found = problems(chain)
@@ -158,23 +118,57 @@ def test_declared_events_that_were_not_migrated_or_applied_are_found(
     wait_for("no problems", lambda: not problems(chain), timeout_s=30)
 
 
-def test_missing_topic_does_not_hide_the_others(topic: Settings) -> None:
+def test_unread_and_missing_slots_are_found(shared_chain: Settings) -> None:
+    """It runs last: the connector is gone then."""
+    lifecycle.remove(shared_chain)
+    wait_for("the slot to be released", lambda: problems(shared_chain)["slot"] == ["slot-unread"], timeout_s=30)
+    assert "connector-not-running" in problems(shared_chain)["connector"]
+    lifecycle.remove(shared_chain, drop_slot=True)
+    assert problems(shared_chain)["slot"] == ["slot-missing"]
+
+
+def test_a_damaged_database_is_found_with_its_cause(topic: Settings, postgres: Postgres) -> None:
+    """One pair of databases for all damage that can be undone."""
+    sink, auditor = topic.sink_db_url.name, topic.role_name(SinkRole.AUDITOR)
+    for do, undo, code, remedy in (
+        (
+            "ALTER TABLE dedup_horizon RENAME TO gone",
+            "ALTER TABLE gone RENAME TO dedup_horizon",
+            *("database-not-migrated", NO_TABLE),
+        ),
+        (
+            f"REVOKE SELECT ON dedup_horizon FROM {auditor}",
+            f"GRANT SELECT ON dedup_horizon TO {auditor}",
+            *("database-refused", AGAIN),
+        ),
+    ):
+        with changed(postgres, do, undo, sink):
+            assert problems(topic)["retention"] == [code], do
+            assert diagnosed(topic, code).remedy == remedy
+    assert "sink-db" not in problems(topic)
+    postgres.psql("DELETE FROM outbox_version WHERE version_num LIKE '%domain%'", sink)
+    assert problems(topic)["sink-db"] == ["schema-behind"]
+    postgres.psql("ALTER TABLE outbox_version OWNER TO CURRENT_USER", sink)
+    assert problems(topic)["sink-db"] == ["database-refused"]
+
+
+def test_missing_topic_and_unavailable_server_do_not_hide_the_rest(
+    topic: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(problems(topic))
+    with monkeypatch.context() as patched:
+        patched.setattr(clients, "REQUEST_TIMEOUT_S", 1.0)  # three hops wait for a broker that never answers
+        for setting, value, hops in (
+            ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks", "retention"}),
+            ("connect_url", "http://127.0.0.1:1", {"connector"}),
+            ("sink_db_url", topic.sink_db_url.replace(port=1), {"sink-db", "sinks", "retention"}),
+            ("source_db_url", topic.source_db_url.replace(port=1), {"source-db", "slot", "retention"}),
+        ):
+            assert set(problems(topic.replace(**{setting: value}))) - before == hops - before, setting
     delete_topics(topic, topic_of(topic, "order"))
     both, other = ["topic-config-differs", "topic-missing"], topic.replace(topic_retention_hours=1)
     wait_for("it to be gone", lambda: problems(other).get("kafka") == both, timeout_s=10)
     topics.create(topic, connectors.topic_specs(topic))
-
-
-def test_unavailable_server_does_not_hide_the_rest(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(problems(topic))
-    monkeypatch.setattr(clients, "REQUEST_TIMEOUT_S", 1.0)  # three hops wait for a broker that never answers
-    for setting, value, hops in (
-        ("kafka_bootstrap", "127.0.0.1:1", {"kafka", "sinks", "retention"}),
-        ("connect_url", "http://127.0.0.1:1", {"connector"}),
-        ("sink_db_url", topic.sink_db_url.replace(port=1), {"sink-db", "sinks", "retention"}),
-        ("source_db_url", topic.source_db_url.replace(port=1), {"source-db", "slot", "retention"}),
-    ):
-        assert set(problems(topic.replace(**{setting: value}))) - before == hops - before, setting
 
 
 def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings) -> None:
@@ -196,23 +190,20 @@ def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings
 
 def test_undeclared_sinks_are_no_problem_and_unfinished_rebuilds_are_found(topic: Settings) -> None:
     described = topics.describe(topic, topic_of(topic))
+    begin = {described.name: {0: 0}}, {described.name: described.id}
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(
-            {described.name: {0: 0}}, {described.name: described.id}
-        )
+        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(*begin)
     assert "sinks" not in problems(topic)
     assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at({described.name: {0: 0}}, {described.name: described.id})
+        sink_on(connection).begin_at(*begin)
         with rebuild.reserved(topic, "dedup") as owner:
-            first = {described.name: topics.first_offsets(topic, described.name)}
-            rebuild.begin(owner, "dedup", [described], first)
+            rebuild.begin(owner, "dedup", [described], {described.name: topics.first_offsets(topic, described.name)})
         assert problems(topic)["sinks"] == ["rebuild-unfinished"]
 
 
 @pytest.mark.usefixtures("whole_day")
 def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres: Postgres) -> None:
-    assert "retention" not in problems(topic)
     old = uuid7(Random(1), NOW_MS - 9 * 24 * 60 * 60 * 1000)  # noqa: S311
     columns = "id, aggregatetype, aggregateid, type, payload"
     insert_old = f"INSERT INTO outbox ({columns}) VALUES ('{old}', 'item', 'b', 'received', '{{}}')"
@@ -241,6 +232,19 @@ def test_a_sink_is_looked_at_on_each_of_its_topics(topic: Settings, postgres: Po
     postgres.psql(statements, topic.sink_db_url.name)
     assert problems(topic)["sinks"] == ["topic-recreated", "sink-not-running", "job-changed"]
     assert f"offset 7 of {order}, partition 0" in diagnosed(topic, "topic-recreated").message
+
+
+@pytest.mark.parametrize(("dated_by", "codes"), [("CreateTime", ["topic-config-differs"]), ("LogAppendTime", [])])
+def test_a_target_topic_that_the_clock_of_the_sink_dates_is_found(
+    topic: Settings, monkeypatch: pytest.MonkeyPatch, dated_by: str, codes: list[str]
+) -> None:
+    jobs = topic_sinks.jobs(topic)
+    monkeypatch.setattr(discovery, "jobs", lambda _: jobs)
+    with topic_sinks.target_topics(topic, **{"message.timestamp.type": dated_by}):
+        kept_rows.start(topic, "copies")
+        assert problems(topic).get("sinks", []) == codes
+        remedies = [str(one.remedy) for one in examine(topic, "sinks") if not one.is_ok]
+    assert all(f"{topic_sinks.copies_of(topic)} --add-config message.timestamp.type=" in one for one in remedies)
 
 
 def test_command_prints_every_diagnosis_and_ends_with_1(topic: Settings) -> None:

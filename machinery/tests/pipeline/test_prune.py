@@ -19,7 +19,6 @@ from psycopg2.extras import execute_values
 
 from outbox.audit.check import check
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
@@ -29,7 +28,9 @@ from outbox.maintenance.prune import PruneResult
 from outbox.relay import arrivals, connectors, lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
-from outbox_lab.testing.command import environment, outbox
+from outbox_lab.testing.command import environment, outbox, run
+from outbox_lab.testing.failures import raises
+from outbox_lab.testing.helpers import query
 from tests.support import kept_rows, slots, suite
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import drop_records, out_of_order, read, relayed, topic_of
@@ -54,8 +55,7 @@ def test_what_was_relayed_goes_and_what_is_young_stays(shared_chain: Settings) -
     insert(shared_chain, row(), row(), row())
     relayed(shared_chain)
     before = len(read(shared_chain))
-    told = outbox("prune", "--dry-run", "--keep-hours", "0", home=shared_chain.home, **shared_chain.as_env())
-    assert (told.returncode, told.stdout.split()[:2]) == (0, ["outbox", "3"]), told.stderr
+    assert run(shared_chain, "prune", "--dry-run", "--keep-hours", "0").split()[:2] == ["outbox", "3"]
     assert len(ids(shared_chain)) == 3, "a dry run deletes nothing"
     sent = markers(shared_chain)
 
@@ -86,14 +86,12 @@ def test_no_snapshot_is_open_while_topics_are_read(shared_chain: Settings) -> No
     insert(shared_chain, row(), row())
     relayed(shared_chain)
     seen: list[tuple[str, list[tuple[object, ...]]]] = []
-    snapshots = "SELECT backend_xmin FROM pg_stat_activity WHERE usename = %s AND datname = %s AND state <> 'active'"
+    snapshots = "SELECT backend_xmin FROM pg_stat_activity WHERE usename = %s AND datname = current_database()"
+    snapshots += " AND state <> 'active'"
 
     def report(line: str) -> None:
         pruner = shared_chain.role_name(SourceRole.PRUNER)
-        found = kept_rows.query(
-            shared_chain, snapshots, pruner, shared_chain.source_db_url.name, role=SourceRole.PRUNER
-        )
-        seen.append((line.partition(" ")[0], found))
+        seen.append((line.partition(" ")[0], query(shared_chain, snapshots, SourceRole.PRUNER, [pruner])))
 
     assert prune.prune(shared_chain, keep_hours=0, report=report).deleted == 2
     assert seen == [("looking", [(None,)])]
@@ -115,7 +113,8 @@ def test_memory_is_that_of_one_look_up(shared_chain: Settings, monkeypatch: pyte
         try:
             if work == "continuity":
                 assert arrivals.all_arrive(shared_chain, [], 60)
-            assert work == "continuity" or prune.prune(shared_chain, keep_hours=0).deleted == events
+            deleted = prune.prune(shared_chain, keep_hours=0).deleted if work == "prune" else events
+            assert deleted == events
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -134,24 +133,16 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
         with subprocess.Popen(command, env=environment(shared_chain.home, **shared_chain.as_env())) as process:
             try:
                 wait_for("two transactions", lambda: len(ids(shared_chain)) == 2500, timeout_s=60)
-                with pytest.raises(Failure) as failure:
+                with raises("prune-running"):
                     prune.prune(shared_chain, keep_hours=0)
-                assert failure.value.code == "prune-running"
             finally:
                 process.kill()
-    wait_for("its transaction to end", lambda: not _pruning(shared_chain), timeout_s=30)
+    sessions = "SELECT FROM pg_stat_activity WHERE usename = %s AND datname = current_database()"
+    pruner = shared_chain.role_name(SourceRole.PRUNER)
+    wait_for("it to end", lambda: not query(shared_chain, sessions, SourceRole.OWNER, [pruner]), timeout_s=30)
     assert len(ids(shared_chain)) == 2500
     assert prune.prune(shared_chain, keep_hours=0).deleted == 2500
     assert ids(shared_chain) == []
-
-
-def _pruning(settings: Settings) -> bool:
-    with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT FROM pg_stat_activity WHERE usename = %s AND datname = %s",
-            [settings.role_name(SourceRole.PRUNER), settings.source_db_url.name],
-        )
-        return cursor.fetchone() is not None
 
 
 def test_beside_a_writer_each_event_is_on_the_topic_and_then_goes(shared_chain: Settings) -> None:
@@ -177,9 +168,8 @@ def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: S
         return slots.existing(shared_chain).lag_bytes
 
     lag_after_prune()
-    with closing(connect(shared_chain, SinkRole.OWNER)) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE neighbour AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
-        connection.commit()
+    big = "CREATE TABLE neighbour AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)"
+    query(shared_chain, big, SinkRole.OWNER)
     postgres.psql("CHECKPOINT")
     assert slots.existing(shared_chain).lag_bytes > 20 * MIB
     wait_for("the log to be let go of", lambda: lag_after_prune() < MIB, timeout_s=60)
@@ -207,17 +197,15 @@ def test_a_record_that_is_not_committed_proves_nothing(
 def test_without_a_route_for_markers_none_is_sent(
     shared_chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Failure) as failure:
-        prune.prune(shared_chain.replace(connector="nobody"), keep_hours=0)
-    assert failure.value.code == "connector-missing"
     before = len(read(shared_chain)), markers(shared_chain)
-    file = tmp_path / "outbox.json"
+    with raises("connector-missing"):
+        prune.prune(shared_chain.replace(connector="nobody"), keep_hours=0)
     declared = json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text())
-    file.write_text(json.dumps({**declared, "transforms.outbox.route.topic.regex": "newer"}))
+    newer = json.dumps({**declared, "transforms.outbox.route.topic.regex": "newer"})
+    (tmp_path / "outbox.json").write_text(newer)
     monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
-    with pytest.raises(Failure) as failure:
+    with raises("routes-differ"):
         prune.prune(shared_chain, keep_hours=0)
-    assert failure.value.code == "routes-differ"
     assert (len(read(shared_chain)), markers(shared_chain)) == before
 
 
@@ -227,25 +215,15 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
     relayed(shared_chain)
     kept_rows.remember(shared_chain, kept_rows.aged(9))
     kept_rows.land(shared_chain, kept_rows.aged(120), kept_rows.aged(1))
-    told = outbox("prune", "--dry-run", "--json", home=shared_chain.home, **shared_chain.as_env())
-    assert told.returncode == 0, told.stderr
-    would = json.loads(told.stdout)["retention"]
+    would = json.loads(run(shared_chain, "prune", "--dry-run", "--json"))["retention"]
     assert (len(would["dropped"]), would["deleted"], len(would["evidence"])) == (1, {"landed_events": 1}, 7)
     assert len(kept_rows.names(shared_chain)) == 1
-    told = outbox("prune", home=shared_chain.home, **shared_chain.as_env())
-    assert told.returncode == 0, told.stderr
-    assert "outbox       0 events deleted" in told.stdout
-    assert f"dropped {would['dropped'][0]}" in told.stdout
-    assert "deleted 1 rows of landed_events" in told.stdout
-    assert f"ids from {would['horizon']} on are kept" in told.stdout
+    told = run(shared_chain, "prune")
+    assert "outbox       0 events deleted" in told
+    assert f"dropped {would['dropped'][0]}" in told
+    assert "deleted 1 rows of landed_events" in told
+    assert f"ids from {would['horizon']} on are kept" in told
     assert kept_rows.names(shared_chain) == []
-    told = outbox("prune", "--json", home=shared_chain.home, **shared_chain.as_env())
-    assert json.loads(told.stdout)["retention"] == {
-        "horizon": would["horizon"],
-        "evidence": [],
-        "dropped": [],
-        "deleted": {},
-    }
 
 
 def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
@@ -267,9 +245,7 @@ def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
     dropped = ids(chain)[0]
     assert prune.prune(chain, keep_hours=0) == PruneResult(deleted=2, on_their_way=3)
 
-    made_old = "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => 1)"
-    with closing(connect(chain, SourceRole.OWNER)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(made_old)
+    query(chain, "UPDATE outbox SET occurred_at = occurred_at - make_interval(hours => 1)", SourceRole.OWNER)
     assert prune.prune(chain, keep_hours=0) == PruneResult(missing=3, first_missing=dropped)
 
     def passed() -> bool:
@@ -288,6 +264,5 @@ def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
     lifecycle.remove(chain, drop_slot=True)
     lifecycle.apply(chain)
     relayed(chain)
-    told = outbox(*command, home=chain.home, **chain.as_env())
-    assert told.returncode == 0, told.stderr
+    run(chain, *command)
     assert ids(chain) == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient
+from psycopg2 import extensions
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
@@ -31,7 +32,7 @@ from tests.support import kept_rows, slots
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.made_events import JOB
 from tests.support.outbox_rows import insert, row
-from tests.support.topic_reader import drop_records, relayed, topic_of
+from tests.support.topic_reader import drop_records, topic_of
 
 pytestmark = pytest.mark.usefixtures("whole_day")
 
@@ -113,35 +114,32 @@ def produce(settings: Settings, *ids: str | bytes | None, aggregate: str = "item
     assert producer.flush(30) == 0
 
 
-@contextmanager
-def on_topic(settings: Settings, event_id: str) -> Iterator[None]:
-    produce(settings, event_id, "no id", "0" * 36, b"\xff", None)
-    yield
+PLACES = {
+    "topic": "topic {}.item",
+    "other topic": "topic {}.order",
+    "outbox": "outbox table",
+    "letter": "open dead letters",
+}
+
+
+def put(settings: Settings, place: str, event_id: str) -> None:
+    """An event in one of the places."""
+    if place == "topic":
+        produce(settings, event_id, "no id", "0" * 36, b"\xff", None)
+    elif place == "other topic":
+        produce(settings, event_id, aggregate="order")
+    elif place == "outbox":
+        query(settings, INSERT, parameters=[event_id])
+    else:
+        kept_rows.set_aside(settings, event_id, event_id, sink="naive")
 
 
 @contextmanager
-def on_other_topic(settings: Settings, event_id: str) -> Iterator[None]:
-    produce(settings, event_id, aggregate="order")
-    yield
-
-
-@contextmanager
-def in_outbox(settings: Settings, event_id: str) -> Iterator[None]:
-    query(settings, INSERT, parameters=[event_id])
-    yield
-
-
-@contextmanager
-def in_a_transaction(settings: Settings, event_id: str) -> Iterator[None]:
+def writing(settings: Settings, event_id: str) -> Iterator[extensions.connection]:
+    """An event in the outbox, in a transaction that does not end by itself."""
     with closing(connect(settings, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
         cursor.execute(INSERT, [event_id])
-        yield
-
-
-@contextmanager
-def in_a_dead_letter(settings: Settings, event_id: str) -> Iterator[None]:
-    kept_rows.set_aside(settings, event_id, event_id, sink="naive")
-    yield
+        yield connection
 
 
 @pytest.fixture
@@ -180,25 +178,18 @@ def test_without_any_evidence_all_but_today_and_yesterday_is_dropped(settled: Se
     assert expire(settled) == RetentionResult(ago(1)), "and then there is nothing to forget"
 
 
-@pytest.mark.parametrize(
-    ("place", "hold"),
-    [
-        ("topic {prefix}.item", on_topic),
-        ("topic {prefix}.order", on_other_topic),
-        ("outbox table", in_outbox),
-        ("open dead letters", in_a_dead_letter),
-        ("transactions that write events", in_a_transaction),
-    ],
-)
-def test_an_event_in_one_place_alone_holds_its_day_back(
-    settled: Settings, place: str, hold: Callable[[Settings, str], AbstractContextManager[None]]
-) -> None:
-    with hold(settled, aged(6)):
+@pytest.mark.parametrize("place", PLACES)
+def test_an_event_in_one_place_alone_holds_its_day_back(settled: Settings, place: str) -> None:
+    put(settled, place, aged(6))
+    result = expire(settled)
+    assert names(result) == [partition(9)]
+    assert places(result) == [PLACES[place].format(settled.topic_prefix)]
+
+
+def test_what_a_transaction_has_written_might_be_of_any_day(settled: Settings) -> None:
+    with writing(settled, aged(6)):
         result = expire(settled)
-    place = place.format(prefix=settled.topic_prefix)
-    # What a transaction has written cannot be seen, so it might be of any day.
-    assert names(result) == ([] if hold is in_a_transaction else [partition(9)])
-    assert places(result) == [place]
+    assert (names(result), places(result)) == ([], ["transactions that write events"])
 
 
 def test_what_the_slot_has_not_confirmed_holds_everything_back(settled: Settings) -> None:
@@ -209,20 +200,14 @@ def test_what_the_slot_has_not_confirmed_holds_everything_back(settled: Settings
     assert names(expire(settled)) == [partition(9), partition(6)]
 
 
-def test_below_the_horizon_nothing_holds_anything(settled: Settings) -> None:
-    with in_outbox(settled, aged(6)):
-        assert names(expire(settled)) == [partition(9)]
+def test_below_the_horizon_and_without_a_usable_id_nothing_holds_anything(settled: Settings) -> None:
+    put(settled, "outbox", aged(6))
+    assert names(expire(settled)) == [partition(9)]
     query(settled, "DELETE FROM outbox")
-    old = aged(8)
-    with on_topic(settled, old), in_outbox(settled, old), in_a_dead_letter(settled, old):
-        assert names(expire(settled)) == [partition(6)]
-
-
-def test_ids_that_are_never_applied_hold_nothing_back(settled: Settings) -> None:
-    one = aged(6)
-    random = f"{one[:14]}4{one[15:]}"
-    with on_topic(settled, random), in_outbox(settled, random), in_a_dead_letter(settled, random):
-        assert names(expire(settled)) == [partition(9), partition(6)]
+    for place in PLACES:
+        put(settled, place, aged(8))
+        put(settled, place, f"{aged(6)[:14]}4{aged(6)[15:]}")  # it is never applied
+    assert names(expire(settled)) == [partition(6)]
 
 
 def test_a_former_topic_that_sinks_have_read_holds_its_day(settled: Settings) -> None:
@@ -259,17 +244,15 @@ def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
 ) -> None:
     monkeypatch.setattr(retention, "WRITERS_TIMEOUT_S", 30)
     monkeypatch.setattr(retention, "CONFIRM_TIMEOUT_S", 30)
-    with closing(connect(settled, SourceRole.OWNER)) as connection, connection.cursor() as cursor:
-        cursor.execute(INSERT, [aged(6)])
+    with writing(settled, aged(6)) as connection, ThreadPoolExecutor(1) as pool:
 
         def end_once_seen() -> None:
             wait_for("retention to see it", lambda: query(settled, LOOK, SourceRole.AUDITOR), timeout_s=30)
             connection.commit()
 
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(end_once_seen)
-            result = expire(settled)
-            assert (names(result), places(result)) == ([partition(9)], ["outbox table"])
+        pool.submit(end_once_seen)
+        result = expire(settled)
+    assert (names(result), places(result)) == ([partition(9)], ["outbox table"])
 
 
 @pytest.mark.parametrize(
@@ -292,38 +275,20 @@ def test_a_place_that_cannot_be_read_fails_before_anything_is_dropped(
     assert len(kept_rows.names(settled)) == 3
 
 
-def test_with_a_real_relay_a_commit_nudges_the_slot(chain: Settings) -> None:
-    remember(chain, aged(9), aged(6), aged(0))
-    held = aged(6)
-    query(chain, INSERT, parameters=[held])
-    relayed(chain, [held])
-    query(chain, "DELETE FROM outbox")
-    result = retention.expire(chain, nudge=lambda: insert(chain, row()))
-    assert (names(result), places(result)) == ([partition(9)], [f"topic {topic_of(chain)}"])
-
-
-def test_with_nothing_to_forget_kafka_and_the_source_are_not_asked(settled: Settings) -> None:
-    expire(settled)
-    nowhere = settled.replace(kafka_bootstrap="127.0.0.1:1", source_db_url=DatabaseUrl(port=1))
-    assert retention.expire(nowhere, nudge=unwanted) == RetentionResult(ago(1))
-
-
 @pytest.mark.parametrize(("days", "expected"), [((9,), 1), ((5, 9), 1 + 2)], ids=["first record", "second record"])
 def test_topics_are_read_until_a_record_holds_everything(
     settled: Settings, reads: list[Message], days: tuple[int, ...], expected: int
 ) -> None:
     produce(settled, *map(aged, days), *(aged(5) for _ in range(200)))
-    result = expire(settled)
+    result = retention.expire(settled, nudge=unwanted) if days[0] == 9 else expire(settled)
     assert (names(result), places(result)) == ([], [f"topic {topic_of(settled)}"])
     assert len(reads) == expected
 
 
-@pytest.mark.parametrize("hold", [in_outbox, in_a_dead_letter, on_topic])
-def test_what_a_glance_shows_is_not_waited_for(
-    settled: Settings, hold: Callable[[Settings, str], AbstractContextManager[None]]
-) -> None:
-    with hold(settled, aged(9)):
-        result = retention.expire(settled, nudge=unwanted)
+@pytest.mark.parametrize("place", ["outbox", "letter"])
+def test_what_a_glance_shows_is_not_waited_for(settled: Settings, place: str) -> None:
+    put(settled, place, aged(9))
+    result = retention.expire(settled, nudge=unwanted)
     assert (names(result), len(result.evidence)) == ([], 1)
 
 
@@ -344,41 +309,28 @@ def logged(settings: Settings) -> set[tuple[object, ...]]:
 
 
 def log(settings: Settings, sink: str, topic_id: str, *offsets: int, partition: int = 0) -> None:
-    for offset in offsets:
-        statement = 'INSERT INTO event_log (sink, topic_id, partition, "offset") VALUES (%s, %s, %s, %s)'
-        kept_rows.query(settings, statement, sink, topic_id, partition, offset, role=SinkRole.WRITER)
+    statement = 'INSERT INTO event_log (sink, topic_id, partition, "offset") SELECT %s, %s, %s, unnest(%s)'
+    kept_rows.query(settings, statement, sink, topic_id, partition, [*offsets], role=SinkRole.WRITER)
 
 
 def test_the_event_log_ends_where_the_topic_begins(logging: Settings) -> None:
     """A record that the topic has dropped cannot come again under its offset; any other is still a duplicate."""
     produce(logging, *(aged(0) for _ in range(9)))
-    topic_id = topics.describe(logging, topic_of(logging)).id
+    item, order = (topics.describe(logging, topic_of(logging, name)).id for name in ("item", "order"))
     kept_rows.start(logging, "without positions")
-    kept_rows.stand(logging, "offset-log", topic_of(logging), topic_id, offset=10)
-    log(logging, "offset-log", topic_id, *range(10))
-    log(logging, "offset-log", topic_id, 0, partition=1)
+    kept_rows.stand(logging, "offset-log", topic_of(logging), item, offset=10)
+    log(logging, "offset-log", item, *range(10))
+    log(logging, "offset-log", item, 0, partition=1)
+    log(logging, "offset-log", order, 5)  # without a position, the sink may read that topic again
     log(logging, "offset-log", "an earlier topic", 5)
-    log(logging, "without positions", topic_id, 0)
+    log(logging, "without positions", item, 0)
     assert expire(logging).deleted == {"event_log": 1}, "the topic that was deleted"
     drop_records(logging, topic_of(logging), before=4)
     assert expire(logging, dry_run=True).deleted == {"event_log": 4}
     assert expire(logging).deleted == {"event_log": 4}
-    places = {("offset-log", topic_id, 0, offset) for offset in range(4, 10)}
-    assert logged(logging) == {*places, ("offset-log", topic_id, 1, 0), ("without positions", topic_id, 0, 0)}
-
-
-def test_the_event_log_of_one_topic_does_not_keep_or_drop_that_of_another(logging: Settings) -> None:
-    item, order = (topics.describe(logging, topic_of(logging, name)) for name in ("item", "order"))
-    produce(logging, *(aged(0) for _ in range(9)))
-    drop_records(logging, item.name, before=4)
-    kept_rows.stand(logging, "offset-log", item.name, item.id, offset=10)
-    log(logging, "offset-log", item.id, *range(10))
-    log(logging, "offset-log", order.id, 5)  # without a position, the sink may read that topic again
-    kept_rows.stand(logging, "offset-log", "gone", "an earlier topic", offset=10)
-    log(logging, "offset-log", "an earlier topic", 5)
-    assert expire(logging).deleted == {"event_log": 4}
-    left = {(topic_id, offset) for _, topic_id, _, offset in logged(logging)}
-    assert left == {*((item.id, offset) for offset in range(4, 10)), (order.id, 5), ("an earlier topic", 5)}
+    places = {("offset-log", item, 0, offset) for offset in range(4, 10)}
+    places |= {("offset-log", item, 1, 0), ("offset-log", order, 0, 5), ("without positions", item, 0, 0)}
+    assert logged(logging) == places
 
 
 def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has_accepted_that(
@@ -414,9 +366,8 @@ def change(settings: Settings, *lsns: int) -> None:
 
 
 def apply_changes(settings: Settings, *lsns: int) -> None:
-    for lsn in lsns:
-        statement = "INSERT INTO processed_changes VALUES ('changes', 'items', 'a', %s, 'u')"
-        kept_rows.query(settings, statement, lsn, role=SinkRole.WRITER)
+    statement = "INSERT INTO processed_changes SELECT 'changes', 'items', 'a', unnest(%s::bigint[]), 'u'"
+    kept_rows.query(settings, statement, [*lsns], role=SinkRole.WRITER)
 
 
 def applied_changes(settings: Settings) -> list[int]:
@@ -438,7 +389,7 @@ def test_a_change_goes_when_neither_log_nor_topic_can_bring_it(captured: Setting
 
 def test_a_confirmed_change_stays_while_the_log_may_bring_it(captured: Settings, postgres: Postgres) -> None:
     """A transaction that is open while others are confirmed has written before them."""
-    name = connectors.load(captured, "changes").name
+    connector = connectors.load(captured, "changes")
     with closing(connect(captured, SourceRole.OWNER)) as long, long.cursor() as cursor:
         cursor.execute(INSERT, [aged(0)])
         cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
@@ -446,14 +397,9 @@ def test_a_confirmed_change_stays_while_the_log_may_bring_it(captured: Settings,
         for _ in range(3):
             insert(captured, row())
             postgres.psql("CHECKPOINT")  # logs the running transactions, on every version
-        kept_rows.query(
-            captured, "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", name, role=SourceRole.CDC
-        )
-        positions = (
-            "SELECT restart_lsn - '0/0', confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
-        )
-        ((restart, confirmed),) = kept_rows.query(captured, positions, name, role=SourceRole.CDC)
-        assert int(str(restart)) <= int(written) < int(str(confirmed))
+        slots.advance(captured, connector)
+        found = slots.existing(captured, connector)
+        assert found.restart_lsn <= int(written) < found.confirmed_lsn
         apply_changes(captured, int(written), 100)
         assert expire(captured).deleted == {"processed_changes": 1}
     assert applied_changes(captured) == [int(written)]
@@ -469,11 +415,10 @@ def test_nothing_expires_without_slot_or_with_open_transaction(captured: Setting
     other.flush(30)
     assert expire(captured).deleted == {}
     other.abort_transaction(30)
-    kept_rows.query(captured, "SELECT pg_drop_replication_slot(%s)", connector.name, role=SourceRole.CDC)
+    query(captured, f"SELECT pg_drop_replication_slot('{connector.name}')", SourceRole.CDC)
     assert expire(captured).deleted == {}
-    create = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
-    kept_rows.query(captured, create, connector.name, role=SourceRole.CDC)
-    assert expire(captured).deleted == {"processed_changes": 1}
+    with slot_of(captured, connector.name):
+        assert expire(captured).deleted == {"processed_changes": 1}
 
 
 def unwanted() -> None:

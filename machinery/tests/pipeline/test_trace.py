@@ -6,7 +6,6 @@ import json
 import socket
 import time
 import uuid
-from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Proto
@@ -21,39 +20,21 @@ from tests.support.topic_reader import relayed, topic_of
 PARENT_ID = "00f067aa0ba902b7"
 
 
-def lines(log: str, trace_id: str) -> list[dict[str, Any]]:
-    """Log lines of a trace, parsed."""
-    return [json.loads(line) for line in log.splitlines() if trace_id in line]
-
-
-def test_a_trace_id_leads_from_the_request_to_its_events(chain: Settings) -> None:
-    sampled, unsampled, refused = (uuid.uuid4().hex for _ in range(3))
-    with serving(chain) as process:
-        made = move(chain, traceparent=f"00-{sampled}-{PARENT_ID}-01")
-        move(chain, traceparent=f"00-{unsampled}-{PARENT_ID}-00")
-        move(chain)
-        move(chain, quantity=0, traceparent=f"00-{refused}-{PARENT_ID}-01")
-        log = process.log_file.read_text()
-    (answered,) = lines(log, sampled)
-    assert (answered["event"], answered["status"]) == ("request completed", 201)
-    assert (answered["path"], answered["trace_id"]) == ("/movements", sampled)
-    assert [line["status"] for line in lines(log, refused)] == [422]
-    assert lines(log, unsampled) == []
-    records = relayed(chain)
-    assert len(records) == 3
-    of_trace = [record for record in records if sampled in (record.headers["traceparent"] or "")]
-    assert [json.loads(record.value)["movement_id"] for record in of_trace] == [made.json()["id"]]
-
-
 def test_the_batch_of_a_sink_links_to_the_appends_of_its_events(
     chain: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, sampled, unsampled = time.monotonic(), uuid.uuid4().hex, uuid.uuid4().hex
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        with serving(chain):
+        with serving(chain) as process:
             for trace_id, flags in ((sampled, "01"), (unsampled, "00"), (sampled, "01")):
                 move(chain, traceparent=f"00-{trace_id}-{PARENT_ID}-{flags}").raise_for_status()
+            log = process.log_file.read_text().splitlines()
+        logged = [json.loads(line) for line in log if sampled in line]
+        assert [(one["event"], one["trace_id"], one["status"]) for one in logged] == [
+            ("request completed", sampled, 201)
+        ] * 2
+        assert [line for line in log if unsampled in line] == []
         records = relayed(chain)
         done = catch_up(chain)
         assert done.returncode == 0, done.stderr

@@ -22,8 +22,7 @@ from outbox.audit.rows import SINK as SINK_ROWS
 from outbox.audit.rows import SOURCE, load_rows
 from outbox.audit.sinks import Letter, Sinks, SinkState, TopicOffset
 from outbox.audit.source import Source, Written
-from outbox.audit.store import Store
-from outbox.audit.topic_log import TopicLogs
+from outbox.audit.store import Store, TopicLogs
 from outbox.audit.verified import Verified
 from outbox.events import catalog
 from outbox.sink.applying.postgres.target import PostgresTarget

@@ -23,8 +23,7 @@ from outbox.audit.rows import SINK as SINK_ROWS
 from outbox.audit.rows import SOURCE, load_rows
 from outbox.audit.sinks import Sinks, SinkState, TopicOffset
 from outbox.audit.source import LATE_MS, Source, Written
-from outbox.audit.store import Store
-from outbox.audit.topic_log import TopicLogs
+from outbox.audit.store import Store, TopicLogs
 from outbox.sink import comparison_files
 from outbox.sink.comparison_files import AddsLine, Comparison
 from outbox.sink.decoding.dead_records import identity
@@ -612,7 +611,7 @@ def of_states(chain: Chain, source: dict[str, tuple[str, int | None]], held: dic
     """The report of a sink of states; both sides have a total and a version by key."""
     with closing(Store()) as rows:
         for table, sink, totals in ((SOURCE, "", source), (SINK_ROWS, SINK, held)):
-            load_rows(rows, table, [(STOCK, [(sink, key, *reversed(one)) for key, one in totals.items()])])
+            load_rows(rows, table, [(STOCK, [(sink, key, one[1], one[0]) for key, one in totals.items()])])
         return compare_states(chain.declared, SinkState(SINK, carries="states"), rows)
 
 

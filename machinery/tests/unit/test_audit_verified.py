@@ -353,9 +353,10 @@ def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: 
     other = settings.replace(source_db_url=DatabaseUrl(name="elsewhere"))
     assert verified.load(other, chain.declared).is_beginning
     count = Comparison(Path("count.sql"), (AddsLine(1, None),), "")
-    for name, changed in (("names", ("stock.changed",)), ("comparisons", (STOCK, count))):
-        (folder := tmp_path / name).mkdir()
-        assert verified.load(settings, declare(folder, **{name: changed})).is_beginning, name
+    for names, comparisons in ((["stock.changed"], [STOCK]), (["stock"], [STOCK, count])):
+        (folder := tmp_path / names[0]).mkdir()
+        changed = declare(folder, names=names, comparisons=comparisons)
+        assert verified.load(settings, changed).is_beginning, names
     [file] = (settings.home / "check").iterdir()
     file.write_bytes(file.read_bytes()[:-3])
     assert verified.load(settings, chain.declared).is_beginning, "it is cut off"

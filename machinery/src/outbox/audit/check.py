@@ -23,7 +23,7 @@ from outbox.audit import rows, sinks, source, verified
 from outbox.audit.comparison import Observed, compare
 from outbox.audit.declared import EventTopic, load
 from outbox.audit.report import Report
-from outbox.audit.topic_log import TopicLogs
+from outbox.audit.store import TopicLogs
 from outbox.audit.verified import Doubt, Verified
 from outbox.base.settings import Settings
 from outbox.base.terminal import Progress

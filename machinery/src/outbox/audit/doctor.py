@@ -6,7 +6,7 @@ lost or duplicated is another question: `outbox.audit.check`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -36,6 +36,8 @@ from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 
 MIB = 2**20
+ALTER = "`kafka-configs --alter --topic {} --add-config {}`"
+DATED_BY, BY_BROKER = "message.timestamp.type", "LogAppendTime"
 # Attributes that no role of ours has, and the one role that needs one.
 WIDE = {
     "rolsuper": ("is a superuser", None),
@@ -242,9 +244,9 @@ def _topics(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         found = topics.config(settings, wanted.name)
         for key, value in wanted.config.items():
             if found.get(key) != value:
-                alter = f"`kafka-configs --alter --topic {wanted.name} --add-config {key}={value}`"
                 message = f"topic {wanted.name} has {key}={found.get(key)}, not {value}"
-                yield _problem("topic-config-differs", message, f"{alter}, or correct the setting")
+                remedy = f"{ALTER.format(wanted.name, f'{key}={value}')}, or correct the setting"
+                yield _problem("topic-config-differs", message, remedy)
         # While a transaction hangs on its offsets, a connector relays nothing and its state is RUNNING.
         if wanted.name == connector.offsets_topic and (age_s := _open_s(settings, connector)) > offsets.END_TIMEOUT_S:
             message = f"a transaction on topic {wanted.name} is open for {age_s:.0f} s: the relay stands still"
@@ -255,11 +257,6 @@ def _open_s(settings: Settings, connector: Connector) -> float:
     """For how many seconds a transaction is open on the offsets of a connector; 0 if none is."""
     since = offsets.open_since(settings, connector)
     return 0.0 if since is None else (datetime.now(UTC) - since).total_seconds()
-
-
-def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
-    yield from _state(settings, connector)
-    yield from _restored(settings, connector)
 
 
 def _restored(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
@@ -279,28 +276,25 @@ def _restored(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
         yield _of_failure(failure)
 
 
-def _state(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
+def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
     found = lifecycle.status(settings, connector)
     if failure := lifecycle.failure_of(connector, found):
         yield _of_failure(failure)
-        return
-    yield from _routes(settings, connector)
-    if found.mode.startswith("exactly-once") is settings.exactly_once:
-        yield _fact("delivery", f"the effective delivery is {found.mode}")
     else:
-        message = f"the effective delivery is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}"
-        switch = "set exactly.once.source.support of the worker (`outbox up` switches the embedded one)"
-        yield _problem("delivery-differs", message, f"{switch}, then `{connector.command('apply')}`")
-
-
-def _routes(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
-    """Whether the running connector transforms records as its file and the declared events say now."""
-    effective = connectors.transforms(Rest(settings, connector).config() or {})
-    wanted = connectors.transforms(connector.config)
-    differing = sorted(key for key in effective.keys() | wanted.keys() if effective.get(key) != wanted.get(key))
-    if differing:
-        message = f"connector {connector.name} routes otherwise than declared: {', '.join(differing)}"
-        yield _problem("routes-differ", message, f"`{connector.command('apply')}`")
+        # Whether it transforms records as its file and the declared events say now.
+        effective = connectors.transforms(Rest(settings, connector).config() or {})
+        wanted = connectors.transforms(connector.config)
+        differing = sorted(key for key in effective.keys() | wanted.keys() if effective.get(key) != wanted.get(key))
+        if differing:
+            message = f"connector {connector.name} routes otherwise than declared: {', '.join(differing)}"
+            yield _problem("routes-differ", message, f"`{connector.command('apply')}`")
+        if found.mode.startswith("exactly-once") is settings.exactly_once:
+            yield _fact("delivery", f"the effective delivery is {found.mode}")
+        else:
+            message = f"the effective delivery is {found.mode}, OUTBOX_EXACTLY_ONCE is {settings.exactly_once}"
+            switch = "set exactly.once.source.support of the worker (`outbox up` switches the embedded one)"
+            yield _problem("delivery-differs", message, f"{switch}, then `{connector.command('apply')}`")
+    yield from _restored(settings, connector)
 
 
 # Sinks -------------------------------------------------------------------------------------------------------------
@@ -325,10 +319,7 @@ def _sinks(settings: Settings) -> Iterator[Diagnosis]:
 def _sink(
     settings: Settings, found: SinkSpec, name: str, existing: Mapping[str, tuple[Topic, Marks]]
 ) -> Iterator[Diagnosis]:
-    for topic in found.target.topics:  # the hop kafka looks for those that sinks read
-        if topic not in existing:
-            message = f"sink {name} writes to topic {topic}, which does not exist"
-            yield _problem("topic-missing", message, "create it, as docs/topics.md says")
+    yield from _targets(settings, found, existing)
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         cursor.execute(POSITIONS, [name])
         read = [row for row in cursor if row[0] in found.topics]
@@ -369,6 +360,20 @@ def _sink(
         yield _problem("dead-letters-open", message, f"`outbox dead-letters list --sink {name}`")
 
 
+def _targets(settings: Settings, found: SinkSpec, existing: Collection[str]) -> Iterator[Diagnosis]:
+    """The topics that a sink writes to. The hop kafka looks for those that sinks read."""
+    for topic in found.target.topics:
+        if topic not in existing:
+            message = f"sink {found.name} writes to topic {topic}, which does not exist"
+            yield _problem("topic-missing", message, "create it, as docs/topics.md says")
+        elif (dated_by := topics.config(settings, topic).get(DATED_BY)) != BY_BROKER:
+            message = (
+                f"topic {topic} has {DATED_BY}={dated_by}, so sink {found.name} may write events again after a kill, "
+            )
+            message += "if the clock of its host is ten minutes behind"
+            yield _problem("topic-config-differs", message, ALTER.format(topic, f"{DATED_BY}={BY_BROKER}"))
+
+
 def _retention(settings: Settings) -> Iterator[Diagnosis]:
     """Days that could be dropped are not looked for: that takes reading the topic."""
     ((horizon,),) = _rows(settings, SinkRole.AUDITOR, "SELECT horizon FROM public.dedup_horizon")
@@ -385,8 +390,7 @@ def _retention(settings: Settings) -> Iterator[Diagnosis]:
     for topic in topics.existing(settings, connectors.load(settings).topics):  # a missing one is a problem of hop kafka
         if topics.config(settings, topic).get("retention.ms") == "-1":
             message = f"topic {topic} keeps its events for ever, so processed_events never shrinks"
-            remedy = f"`kafka-configs --alter --topic {topic} --add-config retention.ms=…`"
-            yield _problem("topic-unlimited", message, remedy)
+            yield _problem("topic-unlimited", message, ALTER.format(topic, "retention.ms=…"))
 
 
 def _rows(settings: Settings, role: SourceRole | SinkRole, query: str, *parameters: object) -> list[tuple[Any, ...]]:

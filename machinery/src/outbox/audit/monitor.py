@@ -49,7 +49,10 @@ METRICS: dict[str, tuple[str, Sequence[str]]] = {
     "outbox_connector_restarts_total": ("How often the monitor has restarted the connector's task", ["connector"]),
     "outbox_dead_letters": ("Records set aside that nobody has replayed or discarded", ["sink"]),
     "outbox_check_timestamp_seconds": ("Unix time of the last check; absent before the first", []),
-    "outbox_check_failed": ("1 if the last check could not be made; the metrics of the check before stay", []),
+    "outbox_check_failed": (
+        "1 if the last check could not be made (metrics of the one before stay), or read a target",
+        [],
+    ),
     "outbox_check_lost_events": ("Events of the outbox that the topic has skipped", ["topic"]),
     "outbox_check_drift": ("Sum of the absolute drifts; of rows, how many keys differ", ["sink", "comparison"]),
 }
@@ -84,15 +87,18 @@ class Monitor(Collector):
         yield from families.values()
 
     def check(self, compare: Compare) -> Failure | None:
-        """Check, and keep what was found for the next scrapes. Returns the failure if the check could not be made."""
+        """Check, and keep what was found for the next scrapes. Returns the failure if the check could not be made, or
+        could not read a target.
+        """
         try:
             report = compare()
         except (Failure, psycopg2.Error, KafkaException) as error:
             kept = [one for one in self._checked if one[0] != "outbox_check_failed"]
             self._checked = [("outbox_check_failed", 1, []), *kept]
             return error if isinstance(error, Failure) else Failure(reason_of(error), code="check-failed")
+        unread = [Failure(one.message, code=one.code) for one in report.findings if one.code == "target-unreadable"]
         self._checked = [
-            ("outbox_check_failed", 0, []),
+            ("outbox_check_failed", bool(unread), []),
             ("outbox_check_timestamp_seconds", time.time(), []),
             *(("outbox_check_lost_events", len(topic.lost), [topic.name]) for topic in report.topics),
             *(
@@ -101,7 +107,7 @@ class Monitor(Collector):
                 for one in sink.comparisons
             ),
         ]
-        return None
+        return next(iter(unread), None)
 
 
 def restart_forgotten(rests: Mapping[str, Rest], on_restart: Callable[[str, str], None]) -> None:

@@ -180,20 +180,13 @@ class SinkReport:
     duplicates: int = 0  # duplicates that it has skipped, ever
     filtered: int = 0  # events that its transform has left out, ever
     not_compared: str = ""  # why none of its totals is compared, if so
-    is_unreadable: bool = False  # whether that is a failure of its target
+    failure: str = ""  # why its target cannot be read, if so
 
     @classmethod
     def of(cls, state: SinkState, comparisons: Sequence[ComparisonReport] = ()) -> SinkReport:
         """The report of a sink of which nothing was compared yet."""
-        return cls(
-            state.name,
-            list(comparisons),
-            discarded=state.discarded,
-            duplicates=state.duplicates,
-            filtered=state.filtered,
-            not_compared=state.not_compared,
-            is_unreadable=state.is_unreadable,
-        )
+        copied = _picked(state, "name", "discarded", "duplicates", "filtered", "not_compared", "failure")
+        return cls(**copied, comparisons=list(comparisons))
 
     @property
     def drift(self) -> dict[str, Decimal]:
@@ -218,8 +211,9 @@ class SinkReport:
     def findings(self) -> list[Finding]:
         """The problems of this sink."""
         found = [one.finding(self.name) for one in self.comparisons if one.differing_keys]
-        if self.is_unreadable:
-            found.append(Finding("target-unreadable", self.not_compared, 1, sink=self.name))
+        if self.failure:
+            message = f"sink {self.name}: its target cannot be read: {self.failure}"
+            found.append(Finding("target-unreadable", message, 1, sink=self.name))
         if self.parked:
             message = f"sink {self.name} has set {plural(self.parked, 'event')} aside"
             found.append(Finding("sink-parked", message, self.parked, self.first_parked, sink=self.name))

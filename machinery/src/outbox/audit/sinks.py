@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NO_COMPARISON = "no file in {} says what to compare"
 UNDECLARED = "no job declares it; to remove it, delete its rows (docs/runbook.md)"
 NO_REASON = "no reason given"
+UNREADABLE = "its target cannot be read"
 DECODED_AT_ONCE = 1000
 DIGEST_BYTES = 16
 KEY_MAX_BYTES = 1000  # shown and compared: a stranger's key may have megabytes
@@ -105,7 +106,7 @@ class SinkState:
     takes_states: bool = False  # an applied event supersedes the earlier events of its key
     may_be_ahead: bool = False  # it may have events behind its positions, up to the version of each key
     not_compared: str = ""  # why none of its totals is compared, if so
-    is_unreadable: bool = False  # whether that is a failure of its target
+    failure: str = ""  # why its target cannot be read, if so
     is_declared: bool = True  # otherwise nothing is expected of it
 
     def digest_of_letters(self, topic: str, before: Mapping[int, int]) -> bytes:
@@ -139,10 +140,10 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
     """Every sink of this project that ever ran, by name. Sinks of other topics than their job's are left out. What is
     compared is in the store.
 
-    Raises Failure if a database cannot be read, or if a comparison cannot be used.
+    A target that cannot be read is a failure of its sink alone. Raises Failure if a database cannot be read, or if a
+    comparison cannot be used.
     """
-    of_targets = ((name, _target(settings, one)) for name, one in declared.sinks.items())
-    targets = {name: state for name, state in of_targets if state is not None}  # read before their dead letters
+    targets, failures = _targets(settings, declared)  # before their dead letters
     queries = _queries(declared, targets)
     with snapshot(settings, SinkRole.AUDITOR) as connection, connection.cursor() as cursor:
         in_database = ((one, read_sinks(connection, one)) for one in queries)
@@ -158,9 +159,8 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
         cursor.execute("SELECT name, duplicates, filtered FROM public.sinks ORDER BY name")
         states = list[SinkState]()
         for name, duplicates, filtered in cursor:
-            state = SinkState(
-                name, positions.get(name, {}), bases.get(name, {}), duplicates=duplicates, filtered=filtered
-            )
+            counts = {"duplicates": duplicates, "filtered": filtered}
+            state = SinkState(name, positions.get(name, {}), bases.get(name, {}), **counts)
             spec = declared.sink(name)
             if spec is None:
                 states.append(replace(state, not_compared=UNDECLARED, is_declared=False))
@@ -174,9 +174,13 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
                     carries=spec.job.carries,
                     takes_states=spec.strategy.takes == "states",
                     not_compared="" if comparisons else NO_COMPARISON.format(folder_of(spec)),
+                    failure=failures.get(name, ""),
                 )
                 if name in targets:
-                    state = with_target(state, targets[name])
+                    try:
+                        state = with_target(state, targets[name])
+                    except Failure as failure:
+                        state = replace(state, not_compared=UNREADABLE, failure=failure.message)
                 elif spec.target.is_elsewhere:
                     state = replace(state, not_compared=f"it is a copy, whose target is that of sink {spec.name}")
                 states.append(state)
@@ -186,13 +190,17 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
         return Sinks(states, acknowledged(cursor, of_declared), erased)
 
 
-def _target(settings: Settings, spec: SinkSpec) -> TargetState | None:
-    """The content of a target, with its totals. A failure to read it does not keep others from being compared."""
-    try:
-        state = spec.target.state(settings, spec)
-        return state and replace(state, totals=[*state.totals])
-    except Failure as failure:
-        return TargetState(unread=str(failure), is_unreadable=True)
+def _targets(settings: Settings, declared: Declared) -> tuple[dict[str, TargetState], dict[str, str]]:
+    """By sink the content of its target, if that is not in the sink database; and why some cannot be read."""
+    found, failures = dict[str, TargetState](), dict[str, str]()
+    for name, spec in declared.sinks.items():
+        try:
+            state = spec.target.state(settings, spec)
+            if state is not None:
+                found[name] = replace(state, totals=list(state.totals))
+        except Failure as failure:
+            found[name], failures[name] = TargetState(unread=UNREADABLE), failure.message
+    return found, failures
 
 
 def _versions(declared: Declared, spec: SinkSpec, compared: Iterable[ComparedRows]) -> dict[str, dict[str, int]]:
@@ -214,10 +222,10 @@ def with_target(state: SinkState, target: TargetState) -> SinkState:
     If that result cannot be read, its open dead letters count as set aside, as for other sinks.
     """
     if target.unread:
-        return replace(state, not_compared=target.unread, is_unreadable=target.is_unreadable)
+        return replace(state, not_compared=target.unread)
     letters = state.letters
     if target.lacking is not None:
-        named = {identity for identity in letters if has_event_id(identity)}
+        named = {identity for identity in letters if not identity.startswith("sha256:")}  # by an event's id
         lacking = set(target.lacking({event_id for event_id in named if letters[event_id].is_open}))
         # The target finds events by id: any record of an event will do, not only the one that its letter names.
         letters = {
@@ -302,11 +310,6 @@ def acknowledged(cursor: extensions.cursor, sinks: Collection[str]) -> frozenset
     return frozenset(identity for (identity,) in cursor)
 
 
-def has_event_id(identity: str) -> bool:
-    """Whether the identity of a dead letter is an event's id, and not a hash."""
-    return not identity.startswith("sha256:")
-
-
 class _Stored(NamedTuple):
     """A letter as it is stored; key, headers and value of a valid event are whole."""
 
@@ -333,7 +336,7 @@ def _decoded(topic: EventTopic, events: Sequence[_Stored]) -> list[dict[str, Any
         partitions=[0] * len(events),
         offsets=range(len(events)),  # so that each finds its letter
     )
-    from outbox.audit.topic_log import delivered
+    from outbox.audit.store import delivered
 
     found: list[dict[str, Any]] = delivered(topic, topic.decoder.decode(records).rows).to_pylist()
     return found

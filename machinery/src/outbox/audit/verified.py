@@ -36,7 +36,7 @@ import msgspec
 
 from outbox.audit.declared import Declared
 from outbox.audit.sinks import Sinks, SinkState
-from outbox.audit.topic_log import TopicEnd
+from outbox.audit.store import TopicEnd
 from outbox.base.settings import Settings
 from outbox.events.values import KEY_MAX_BYTES
 

@@ -392,23 +392,26 @@ def _outbox(settings: Settings, floor: UUID) -> Evidence:
     return Evidence("outbox table", _oldest(settings, SourceRole.AUDITOR, OUTBOX, floor))
 
 
+def _dead_letters(settings: Settings, floor: UUID) -> Evidence:
+    return Evidence("open dead letters", _oldest(settings, SinkRole.AUDITOR, OPEN_LETTERS, floor))
+
+
+def _oldest(settings: Settings, role: Role, query: str, floor: UUID) -> UUID | None:
+    return next((UUID(oldest) for (oldest,) in _ask(settings, role, query, [str(floor)])), None)
+
+
 def _log(settings: Settings, floor: UUID, position: int, nudge: Nudge) -> Evidence:
     place = "write-ahead log"
 
     def is_confirmed() -> bool:
         found = slot.read(settings)
-        if found is None:
-            raise Failure(
-                f"slot {settings.connector} does not exist, so what the relay will send is unknown",
-                "`outbox connect apply`",
-                code="slot-missing",
+        if found is None or found.wal_status == "lost":
+            what, code = (
+                ("does not exist", "slot-missing") if found is None else ("was invalidated", "slot-invalidated")
             )
-        if found.wal_status == "lost":
-            raise Failure(
-                f"slot {settings.connector} was invalidated, so what the relay will send is unknown",
-                connectors.load(settings).start_again,
-                code="slot-invalidated",
-            )
+            remedy = "`outbox connect apply`" if found is None else connectors.load(settings).start_again
+            message = f"slot {settings.connector} {what}, so what the relay will send is unknown"
+            raise Failure(message, remedy, code=code)
         if found.confirmed_lsn < position:
             nudge()
             return False
@@ -443,24 +446,17 @@ def _topic(settings: Settings, topic: str, floor: UUID, wanted: date, within: re
     return Evidence(f"topic {topic}", None if oldest is None else UUID(oldest))
 
 
-def _dead_letters(settings: Settings, floor: UUID) -> Evidence:
-    return Evidence("open dead letters", _oldest(settings, SinkRole.AUDITOR, OPEN_LETTERS, floor))
-
-
 def deduplication_id(message: Message) -> str | None:
     """The id by which a sink would apply the record."""
     text = (dict(headers_of(message)).get("id") or b"").decode(errors="replace")
     return text if UUID_V7.fullmatch(text) else None
 
 
-def _oldest(settings: Settings, role: Role, query: str, floor: UUID) -> UUID | None:
-    return next((UUID(oldest) for (oldest,) in _ask(settings, role, query, [str(floor)])), None)
-
-
 # Rows of other tables ----------------------------------------------------------------------------------------------
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     """Which rows of one sink are useless."""
 
     table: str
@@ -469,22 +465,35 @@ class Rule(NamedTuple):
     condition: str
     parameters: Mapping[str, object]
 
+    def count(self, connection: extensions.connection) -> int:
+        """How many there are."""
+        ((rows,),) = _rows(connection, f"SELECT count(*) {self._rows}", self._arguments)
+        return int(rows)
+
+    def delete(self, connection: extensions.connection) -> int:
+        """Delete them, some in each transaction. Returns how many there were."""
+        key = ", ".join(f'"{column}"' for column in self.key)
+        delete = f"""
+            DELETE FROM public.{self.table} AS kept
+             USING (SELECT {key} {self._rows} LIMIT {DELETE_ROWS}) AS useless
+             WHERE kept.sink = %(sink)s AND {" AND ".join(f'kept."{one}" = useless."{one}"' for one in self.key)}
+        """  # noqa: S608
+
+        def delete_some(cursor: extensions.cursor) -> int:
+            cursor.execute(delete, self._arguments)
+            return cursor.rowcount
+
+        deleted = 0
+        while _rows(connection, f"SELECT 1 {self._rows} LIMIT 1", self._arguments):  # before a turn is waited for
+            deleted += between_batches(connection, lambda _: [self.sink], delete_some)
+        return deleted
+
     @property
-    def rows(self) -> str:
+    def _rows(self) -> str:
         return f"FROM public.{self.table} WHERE sink = %(sink)s AND {self.condition}"
 
     @property
-    def delete(self) -> str:
-        key = ", ".join(f'"{column}"' for column in self.key)
-        same = " AND ".join(f'kept."{column}" = useless."{column}"' for column in self.key)
-        return f"""
-            DELETE FROM public.{self.table} AS kept
-             USING (SELECT {key} {self.rows} LIMIT {DELETE_ROWS}) AS useless
-             WHERE kept.sink = %(sink)s AND {same}
-        """  # noqa: S608
-
-    @property
-    def arguments(self) -> dict[str, object]:
+    def _arguments(self) -> dict[str, object]:
         return {**self.parameters, "sink": self.sink}
 
 
@@ -505,7 +514,7 @@ def delete_rows(
     deleted: Counter[str] = Counter()
     with connected(settings, SinkRole.PRUNER, SUBJECT) as connection:
         for rule in _rules(settings, connection, horizon, keep_days, oldest):
-            deleted[rule.table] += _count(connection, rule) if dry_run else _delete(connection, rule)
+            deleted[rule.table] += rule.count(connection) if dry_run else rule.delete(connection)
     return {table: rows for table, rows in deleted.items() if rows}
 
 
@@ -616,23 +625,6 @@ def _lsn(message: Message, otherwise: int) -> int:
         return int(json.loads(message.value() or b"")["source"]["lsn"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return otherwise
-
-
-def _count(connection: extensions.connection, rule: Rule) -> int:
-    ((rows,),) = _rows(connection, f"SELECT count(*) {rule.rows}", rule.arguments)
-    return int(rows)
-
-
-def _delete(connection: extensions.connection, rule: Rule) -> int:
-    deleted = 0
-
-    def delete(cursor: extensions.cursor) -> int:
-        cursor.execute(rule.delete, rule.arguments)
-        return cursor.rowcount
-
-    while _rows(connection, f"SELECT 1 {rule.rows} LIMIT 1", rule.arguments):  # before a turn is waited for
-        deleted += between_batches(connection, lambda _: [rule.sink], delete)
-    return deleted
 
 
 def _ask(settings: Settings, role: Role, query: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:

@@ -162,7 +162,6 @@ class TargetState:
     lacking: Callable[[Collection[str]], Collection[str]] | None = None
     may_be_ahead: bool = False  # whether it may have events behind the positions, up to the version of each key
     unread: str = ""  # why nothing of this is known, if it is not
-    is_unreadable: bool = False  # whether that is a failure
 
 
 class Target(ABC):
