@@ -214,15 +214,10 @@ def test_the_worst_are_kept_and_all_are_counted(world: World, monkeypatch: pytes
     assert found.count == len(keys)
     assert [one.key for one in found.worst] == ["031", *keys[: KEPT - 1]]
     [as_json] = json.loads(report.as_json())["sinks"][0]["comparisons"]
-    assert as_json["differing_keys"] == len(keys)
-    assert (as_json["keys"], as_json["uncertain_keys"], as_json["drift"]) == (len(keys), 0, {})
-    assert as_json["differences"][0] == {
-        "key": "031",
-        "row": "differs",
-        "columns": {
-            "note": {"source": "", "sink": "y"},
-            "status": {"source": "booked", "sink": '"' + (VALUE_MAX_CHARACTERS - 1) * "x" + "…"},
-        },
+    assert (as_json["keys"], as_json["differing_keys"], as_json["drift"]) == (len(keys), len(keys), {})
+    assert as_json["differences"][0]["columns"] == {
+        "note": {"source": "", "sink": "y"},
+        "status": {"source": "booked", "sink": '"' + (VALUE_MAX_CHARACTERS - 1) * "x" + "…"},
     }
     assert f"and {len(keys) - 5} more keys" in report.as_text()
 
@@ -317,13 +312,11 @@ def test_an_incremental_check_finds_what_a_full_one_finds(world: World) -> None:
     ("text", "problem"),
     [
         (f"-- table: booking_states\n-- [source]\n{SOURCE}", "cannot be read"),
-        (f"-- table: a (b)\n-- table: c (d)\n-- [source]\n{SOURCE}", "cannot be read"),
         ("-- table: booking_states (booking)\n-- [source]\nSELECT id AS key, 1 AS total FROM bookings", "total"),
         ("-- table: booking_states (booking)\n-- [source]\nSELECT id AS key FROM bookings", "columns to compare"),
         ("-- table: booking_states (booking)\n-- [source]\nSELECT status FROM bookings", "return key"),
         ("-- table: booking_states (booking)\n-- [source]\nSELECT nothing FROM bookings", "does not exist"),
         (f"-- [source]\n{SOURCE}\n-- [sink]\n{SINK_QUERY.replace('note, ', '')}", "different columns: note"),
-        (f"-- [source]\n{SOURCE}\n-- [sink]\n{SINK_QUERY.replace('note', 'note, updated_at')}", "columns: updated_at"),
         (f"-- table: booking_states (nothing)\n-- [source]\n{SOURCE}", "nothing"),
     ],
 )

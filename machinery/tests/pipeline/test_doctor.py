@@ -41,9 +41,6 @@ from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import sink_on
 from tests.support.topic_reader import delete_topics, relayed, topic_of
 
-AGAIN = "correct the cause and run the command again"
-NO_TABLE = "`outbox migrate`; if that finds it up to date, somebody dropped the table: restore a backup"
-
 
 def problems(settings: Settings) -> dict[str, list[str]]:
     """The codes of the problems by hop; every hop was looked at."""
@@ -125,31 +122,6 @@ def test_unread_and_missing_slots_are_found(shared_chain: Settings) -> None:
     assert "connector-not-running" in problems(shared_chain)["connector"]
     lifecycle.remove(shared_chain, drop_slot=True)
     assert problems(shared_chain)["slot"] == ["slot-missing"]
-
-
-def test_a_damaged_database_is_found_with_its_cause(topic: Settings, postgres: Postgres) -> None:
-    """One pair of databases for all damage that can be undone."""
-    sink, auditor = topic.sink_db_url.name, topic.role_name(SinkRole.AUDITOR)
-    for do, undo, code, remedy in (
-        (
-            "ALTER TABLE dedup_horizon RENAME TO gone",
-            "ALTER TABLE gone RENAME TO dedup_horizon",
-            *("database-not-migrated", NO_TABLE),
-        ),
-        (
-            f"REVOKE SELECT ON dedup_horizon FROM {auditor}",
-            f"GRANT SELECT ON dedup_horizon TO {auditor}",
-            *("database-refused", AGAIN),
-        ),
-    ):
-        with changed(postgres, do, undo, sink):
-            assert problems(topic)["retention"] == [code], do
-            assert diagnosed(topic, code).remedy == remedy
-    assert "sink-db" not in problems(topic)
-    postgres.psql("DELETE FROM outbox_version WHERE version_num LIKE '%domain%'", sink)
-    assert problems(topic)["sink-db"] == ["schema-behind"]
-    postgres.psql("ALTER TABLE outbox_version OWNER TO CURRENT_USER", sink)
-    assert problems(topic)["sink-db"] == ["database-refused"]
 
 
 def test_missing_topic_and_unavailable_server_do_not_hide_the_rest(

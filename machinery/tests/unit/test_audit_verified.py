@@ -131,23 +131,6 @@ def test_an_event_of_a_transaction_that_was_open_is_found_lost(chain: Chain) -> 
     assert codes(chain.compare(since)) == codes(chain.compare()) != []
 
 
-@pytest.mark.parametrize("is_valid", [True, False])
-def test_a_discarded_record_stays_acknowledged(chain: Chain, is_valid: bool) -> None:
-    """Its record is before the point: the letter says what it would have added."""
-    events = chain.written("a", "5", "6", at_ms=NOW_MS - 2 * LATE_MS)
-    chain.publish(events[0])
-    letters = letter(events[1], is_open=False)
-    if is_valid:
-        chain.publish(events[1])
-    else:
-        chain.publish(events[1], change="six")
-        chain.acknowledged = {events[1].event_id}
-        letters = invalid(events[1], TopicOffset(0, 1), is_open=False)
-    chain.applied({"a": "5"}, letters=letters)
-    since = point(chain)
-    assert agree(chain, since).records == 0
-
-
 def test_a_topic_without_versions_in_the_source_is_read_whole(chain: Chain) -> None:
     sane(chain)
     del chain.versions[STOCK_TOPIC]

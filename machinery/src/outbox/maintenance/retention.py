@@ -231,9 +231,9 @@ def expire(
     """Forget what nothing can bring again, beside running writers, relay and sinks. What people read stays for
     ``keep_days`` at least.
 
-    It asks first what could be forgotten. If that is nothing, or if a glance shows an event that holds all of it, it
-    neither waits nor reads topics. ``report`` receives a line for each piece of evidence, partition and table.
-    ``nudge`` commits something that the relay reads (see `gather`).
+    It asks first what could be forgotten. If that is nothing, it neither waits nor reads topics. ``report`` receives a
+    line for each piece of evidence, partition and table. ``nudge`` commits something that the relay reads: see
+    `gather`.
 
     Raises Failure if a place cannot be read, if there is no slot or it was invalidated, or if the sinks leave no gap
     between their transactions. What is forgotten by then stays forgotten; run it again for the rest.
@@ -302,7 +302,7 @@ def deduplication_horizon(settings: Settings) -> tuple[UUID, date]:
 
 def gather(settings: Settings, wanted: date, nudge: Nudge = lambda: None) -> Iterator[Evidence]:
     """The evidence of each place, in the order in which events move. It ends with the first place that holds an event
-    of a day before ``wanted``. A place where a glance finds one, without waiting, is the only evidence.
+    of a day before ``wanted``.
 
     ``nudge`` commits something that the relay reads, because a slot is confirmed by what comes through it: Debezium
     confirms a transaction when it has seen the next. It is called again and again until the slot has confirmed enough.
@@ -310,10 +310,6 @@ def gather(settings: Settings, wanted: date, nudge: Nudge = lambda: None) -> Ite
     Raises Failure if a place cannot be read, or if the slot does not exist or was invalidated.
     """
     floor, yesterday = deduplication_horizon(settings)
-    for found in _at_a_glance(settings, floor, wanted):
-        if found.day < wanted:
-            yield found
-            return
     for found in _in_order(settings, floor, wanted, nudge):
         yield found
         if found.day < wanted:
@@ -338,18 +334,6 @@ def event_topics(settings: Settings, *, sinks: bool = True) -> list[str]:
 def first_uuid(day: date) -> UUID:
     """The lowest UUID with a time on this day (UTC)."""
     return UUID(int=((day - EPOCH) // timedelta(milliseconds=1)) << 80)
-
-
-def _at_a_glance(settings: Settings, floor: UUID, wanted: date) -> Iterator[Evidence]:
-    yield _outbox(settings, floor)
-    yield _dead_letters(settings, floor)
-    for topic in _topics(settings):
-        yield _topic(settings, topic, floor, wanted, _firsts(topics.watermarks(settings, topic)))
-
-
-def _firsts(within: records.Within) -> records.Within:
-    """The first records of a topic: mostly they hold everything, and the rest need not be read."""
-    return {partition: (first, min(first + 1, end)) for partition, (first, end) in within.items()}
 
 
 def _in_order(settings: Settings, floor: UUID, wanted: date, nudge: Nudge) -> Iterator[Evidence]:
@@ -436,7 +420,7 @@ def _whole_topic(settings: Settings, topic: str, floor: UUID, wanted: date) -> E
 def _topic(settings: Settings, topic: str, floor: UUID, wanted: date, within: records.Within) -> Evidence:
     """Read until an event of a day before ``wanted`` is found: how much older others are does not matter then."""
     oldest, lowest, bound = None, str(floor), str(first_uuid(wanted))  # as text, which sorts in the same way
-    for message in records.read(settings, topic, within):
+    for message in _from_firsts(settings, topic, within):
         event_id = deduplication_id(message)
         if event_id is None or event_id < lowest or (oldest is not None and event_id >= oldest):
             continue
@@ -444,6 +428,13 @@ def _topic(settings: Settings, topic: str, floor: UUID, wanted: date, within: re
         if oldest < bound:
             break
     return Evidence(f"topic {topic}", None if oldest is None else UUID(oldest))
+
+
+def _from_firsts(settings: Settings, topic: str, within: records.Within) -> Iterator[Message]:
+    """The records of a topic, the first of each partition before all: mostly they hold everything."""
+    firsts = {partition: (first, min(first + 1, end)) for partition, (first, end) in within.items()}
+    yield from records.read(settings, topic, firsts)
+    yield from records.read(settings, topic, within)
 
 
 def deduplication_id(message: Message) -> str | None:
@@ -611,11 +602,10 @@ def _useless_below(settings: Settings, connector: Connector, lowest: int) -> int
     if {partition: end for partition, (_, end) in ends.items()} != topics.high_watermarks(settings, connector.topic):
         return None  # an open transaction hides records
     bound = found.restart_lsn
-    for within in (_firsts(ends), ends):
-        for message in records.read(settings, connector.topic, within):
-            bound = min(bound, _lsn(message, bound))
-            if bound <= lowest:
-                return None
+    for message in _from_firsts(settings, connector.topic, ends):
+        bound = min(bound, _lsn(message, bound))
+        if bound <= lowest:
+            return None
     return bound
 
 
