@@ -4,11 +4,11 @@ tests/unit/test_audit_comparison.py.
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,12 +32,13 @@ from outbox_lab.testing.helpers import query
 from tests import targets
 from tests.support import kept_rows
 from tests.support.audit_chain import codes
-from tests.support.made_events import JOB, uuid7
+from tests.support.made_events import JOB, NOW_MS, Event, uuid7
 from tests.support.topic_reader import drop_records, topic_of
 
 SINK = "dedup"
+RANDOM = Random(44)  # noqa: S311
 WRITE = """
-INSERT INTO outbox (aggregatetype, aggregateid, type, schema_version, payload) VALUES (%s, %s, %s, %s, %s) RETURNING id
+INSERT INTO outbox (id, aggregatetype, aggregateid, type, schema_version, payload) VALUES (%s, %s, %s, %s, %s, %s)
 """
 STAND = """
 INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES (%s, %s, %s, 'x', %s)
@@ -54,34 +55,6 @@ VALUES (%s, %s, %s, 'x', 0, %s, %s, %s, %s, %s, %s, %s, 'test', '', %s, %s)
 """
 
 
-@dataclass(frozen=True)
-class Event:
-    """An event of the source, where a test wants it to be."""
-
-    item: str
-    quantity: int
-    version: int
-    id: str
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of its record."""
-        return {"id": self.id, "eventType": "received", "schemaVersion": "1"}
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        """A value that the contract allows."""
-        return {
-            "movement_id": str(uuid.uuid4()),
-            "item_id": self.item,
-            "quantity": self.quantity,
-            "unit": "KGM",
-            "stock_after": 0,
-            "version": self.version,
-            "occurred_at": "2026-11-21T10:00:00.123456Z",
-        }
-
-
 class History:
     """Writes source, topic and sink directly, each as the test wants it."""
 
@@ -93,11 +66,13 @@ class History:
 
     def item(self, *quantities: int) -> list[Event]:
         """An item of the source with an event in the outbox per quantity, with the versions 1, 2, 3."""
-        item = str(uuid.uuid4())
+        key = str(uuid.uuid4())
         insert = "INSERT INTO items (id, unit, stock, version) VALUES (%s, 'KGM', %s, %s)"
-        query(self._settings, insert, parameters=[item, sum(quantities), len(quantities)])
-        events = [Event(item, quantity, version, "") for version, quantity in enumerate(quantities, start=1)]
-        return [replace(event, id=self._write("item", item, "received", 1, event.payload)) for event in events]
+        query(self._settings, insert, parameters=[key, sum(quantities), len(quantities)])
+        events = [Event(uuid7(RANDOM), key, *one) for one in zip(quantities, itertools.count(1), strict=False)]
+        for event in events:
+            self._write(event.event_id, "item", key, event.type, 1, event.payload())
+        return events
 
     def order(self) -> None:
         """An order of the source with an event of each version in the outbox."""
@@ -105,19 +80,17 @@ class History:
         query(self._settings, "INSERT INTO orders (id, version) VALUES (%s, 2)", parameters=[order])
         payload = {"order_id": order, "item_id": order, "quantity": 1, "occurred_at": "2026-11-21T10:00:00.123456Z"}
         for version, more in ((2, {"unit": "KGM", "version": 1}), (1, {"version": 2})):
-            self._write("order", order, "placed", version, {**payload, **more})
+            self._write(uuid7(RANDOM), "order", order, "placed", version, {**payload, **more})
 
-    def _write(self, aggregate: str, key: str, type_: str, version: int, payload: Mapping[str, Any]) -> str:
-        """Write an event to the outbox; returns its id."""
-        [(event_id,)] = query(self._settings, WRITE, parameters=[aggregate, key, type_, version, json.dumps(payload)])
-        return str(event_id)
+    def _write(self, *row: object) -> None:
+        query(self._settings, WRITE, parameters=[*row[:-1], json.dumps(row[-1])])
 
     def publish(self, *events: Event, committed: bool = True, **changed: Any) -> None:
         """Put events on the topic, in one transaction; ``changed`` are properties that differ."""
         self._producer.begin_transaction()
         for event in events:
-            value = json.dumps({**event.payload, **changed})
-            self._producer.produce(self.topic, value, event.item, headers=[*event.headers.items()], partition=0)
+            value = json.dumps({**event.payload(), **changed})
+            self._producer.produce(self.topic, value, event.key, headers=[*event.record.headers], partition=0)
         if committed:
             self._producer.commit_transaction(30)
         else:
@@ -138,10 +111,10 @@ class History:
         self, event: Event, offset: int, *, is_valid: bool = True, because: str | None = None, sink: str = SINK
     ) -> None:
         """A sink's dead letter of an event that stands at this offset; discarded if ``because`` says why."""
+        headers = [{"key": name, "value": (text or b"").decode()} for name, text in event.record.headers]
         letter = [
-            *(sink, event.id, self.topic, offset, event.item.encode()),
-            json.dumps([{"key": name, "value": text} for name, text in event.headers.items()]),
-            *(json.dumps(event.payload).encode(), event.id, is_valid, event.version if is_valid else None),
+            *(sink, event.event_id, self.topic, offset, event.key.encode(), json.dumps(headers), event.record.value),
+            *(event.event_id, is_valid, event.version if is_valid else None),
             *("discarded" if because else "open", because),
         ]
         kept_rows.query(self._settings, SET_ASIDE, *letter)
@@ -152,18 +125,12 @@ def history(topic: Settings) -> History:
     return History(topic)
 
 
-def foreign(item: str, version: int, quantity: int = 5) -> Event:
-    """An event that the source never wrote."""
-    at_ms = int(time.time() * 1000) + 5_000
-    return Event(item, quantity, version, uuid7(Random(version), at_ms))  # noqa: S311
-
-
 def test_markers_and_aborted_records_are_not_counted(topic: Settings, history: History) -> None:
     first, second = history.item(5, -2, 4), history.item(7)
     history.publish(first[0], second[0])
     history.publish(*first[1:], committed=False)  # sent again below, as Connect does after an abort
     history.publish(*first[1:])
-    history.sink(**{first[0].item: 7, second[0].item: 7})
+    history.sink(**{first[0].key: 7, second[0].key: 7})
     report = check.check(topic)
     assert (report.records, report.duplicates, report.in_flight) == (4, 0, 0)
     assert (codes(report), report.settled) == ([], True)
@@ -173,7 +140,7 @@ def test_events_dropped_by_the_topic_are_applied(topic: Settings, history: Histo
     old, quiet, live = history.item(5, 6), history.item(7), history.item(8)
     history.publish(old[0], quiet[0])
     history.publish(old[1], live[0])
-    history.sink(**{old[0].item: 11, quiet[0].item: 7, live[0].item: 8})
+    history.sink(**{old[0].key: 11, quiet[0].key: 7, live[0].key: 8})
     drop_records(topic, history.topic, 3)  # two events and a marker
     report = check.check(topic)
     assert (report.records, report.in_flight, report.lost) == (2, 0, [])
@@ -185,7 +152,7 @@ def test_sink_that_no_job_declares_is_noted_and_not_counted(
 ) -> None:
     events = history.item(5, 6, 7)
     history.publish(*events)
-    history.sink(next_offset=1, **{events[0].item: 1000})
+    history.sink(next_offset=1, **{events[0].key: 1000})
     history.set_aside(events[0], 0)
     assert codes(check.check(topic)) == ["sink-drift", "sink-parked"]
     rename = "UPDATE sinks SET name = 'gone'"
@@ -205,7 +172,7 @@ def test_without_a_view_of_the_source_only_versions_are_unknown(
     monkeypatch.setattr(comparison_files, "load", lambda spec: load(spec) if spec.name == SINK else [])
     events = history.item(5, 6)
     history.publish(*events)
-    history.sink(**{events[0].item: 11})
+    history.sink(**{events[0].key: 11})
     postgres.psql("ALTER VIEW source_orders RENAME TO gone", topic.source_db_url.name)
     report = check.check(topic, incremental=True)
     assert codes(report) == []
@@ -225,7 +192,7 @@ def test_an_unreadable_target_is_a_finding_and_the_other_sinks_are_compared(
     monkeypatch.setattr(targets, "totals", lambda: [("a", "many", None)])
     events = history.item(5, 6)
     history.publish(*events)
-    history.sink(**{events[0].item: 12})
+    history.sink(**{events[0].key: 12})
     kept_rows.stand(topic, "search", history.topic, "x", offset=1)
     report = check.check(topic)
     assert codes(report) == ["sink-drift", "target-unreadable"]
@@ -237,9 +204,9 @@ def test_an_unreadable_target_is_a_finding_and_the_other_sinks_are_compared(
 def test_a_discard_is_acknowledged(topic: Settings, history: History) -> None:
     events = history.item(5, 6, 7)
     history.publish(*events)
-    stranger = foreign(events[0].item, 999_999_943)
+    stranger = Event(uuid7(RANDOM, NOW_MS + 60_000), events[0].key, 5, 999_999_943)  # the source never wrote it
     history.publish(stranger, quantity="five")
-    history.sink(**{events[0].item: 12})
+    history.sink(**{events[0].key: 12})
     history.set_aside(events[1], 1, because="test data")
     history.set_aside(stranger, 4, is_valid=False, because="not ours")
     for records in (4, 0):
@@ -256,7 +223,7 @@ def test_topics_are_read_together_and_reported_each(topic: Settings, history: Hi
     events = history.item(5, 6)
     history.order()
     history.publish(*events)
-    history.sink(**{events[0].item: 11})
+    history.sink(**{events[0].key: 11})
     report = check.check(topic)
     assert (report.settled, report.in_flight) == (False, 2)
     orders = topic_of(topic, "order")
@@ -268,7 +235,7 @@ def test_topics_are_read_together_and_reported_each(topic: Settings, history: Hi
     report = check.check(topic)
     assert (report.sink("orders").in_flight, report.sink("activity").in_flight) == (2, 1 + 2)
     assert report.sink("orders").comparison("orders").not_compared.startswith("not now")
-    assert report.sink("activity").drift == {events[0].item: -1}, "one of its two events is lost"
+    assert report.sink("activity").drift == {events[0].key: -1}, "one of its two events is lost"
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -280,7 +247,7 @@ def test_what_goes_on_between_two_readings_is_in_flight(
     def go_on() -> None:
         [event] = history.item(7)
         history.publish(event)
-        history.sink(**{event.item: 7})
+        history.sink(**{event.key: 7})
 
     def then_go_on(read: Callable[..., Any]) -> Callable[..., Any]:
         def reading(*arguments: Any) -> Any:
@@ -318,7 +285,7 @@ def test_waiting_reads_only_new_records(
 ) -> None:
     events = history.item(5, 6)
     history.publish(events[0])
-    history.sink(next_offset=4, **{events[0].item: 11})
+    history.sink(next_offset=4, **{events[0].key: 11})
     counting = TopicLogs.read_on
 
     def then_publish(self: TopicLogs, *arguments: Any) -> None:
@@ -334,12 +301,12 @@ def test_waiting_reads_only_new_records(
 def test_an_incremental_check_reads_what_came_since(topic: Settings, history: History, records_read: list[int]) -> None:
     first, second = history.item(5, 6), history.item(7)
     history.publish(*first)
-    history.sink(**{first[0].item: 11, second[0].item: 0})
+    history.sink(**{first[0].key: 11, second[0].key: 0})
     in_flight = check.check(topic, incremental=True)
     assert (codes(in_flight), in_flight.in_flight) == ([], 1)
 
     history.publish(*second)
-    history.sink(**{second[0].item: 7})
+    history.sink(**{second[0].key: 7})
     found = check.check_settled(topic, timeout_s=10, incremental=True)
     assert (codes(found), found.settled, found.records) == ([], True, 1)
     check.check(topic, incremental=True)
@@ -356,11 +323,11 @@ def test_an_incremental_check_reads_what_came_since(topic: Settings, history: Hi
 def test_a_topic_that_has_dropped_unread_records_is_read_whole(topic: Settings, history: History) -> None:
     events = history.item(5, 6, 7)
     history.publish(events[0])
-    history.sink(**{events[0].item: 5})
+    history.sink(**{events[0].key: 5})
     check.check(topic, incremental=True)
     history.publish(events[1])
     history.publish(events[2])
-    history.sink(**{events[0].item: 18})
+    history.sink(**{events[0].key: 18})
     drop_records(topic, history.topic, 4)
     report = check.check(topic, incremental=True)
     assert (codes(report), report.records) == (codes(check.check(topic)), 1)
@@ -370,7 +337,7 @@ def test_a_wait_in_vain_reports_how_far_each_topic_and_sink_is(topic: Settings, 
     first, second, _ = history.item(5, 6, 7)
     history.publish(first)
     history.publish(second)
-    history.sink(next_offset=1, **{first.item: 5})
+    history.sink(next_offset=1, **{first.key: 5})
     done = outbox("check", "--wait", "1", "--json", home=topic.home, **topic.as_env())
     report = json.loads(done.stdout)
     assert (done.returncode, report["settled"], report["total"]["in_flight"]) == (1, False, 1)
@@ -383,7 +350,7 @@ def test_a_wait_in_vain_reports_how_far_each_topic_and_sink_is(topic: Settings, 
 def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) -> None:
     events = history.item(5, 6)
     history.publish(*events, quantity="5")
-    history.sink(**{events[0].item: 11})
+    history.sink(**{events[0].key: 11})
     done = outbox("check", "--json", "--wait", "10", home=topic.home, **topic.as_env())
     assert done.returncode == 1
     assert "outbox: 2 problems found: " in done.stderr

@@ -1,5 +1,5 @@
-"""Only events that are on a topic leave the outbox: beside writers, interrupted, behind a stopped connector, and with a
-slot that somebody has moved.
+"""Only events that are on a topic leave the outbox, by `outbox prune` and `outbox erase`: beside writers, interrupted,
+behind a stopped connector, and with a slot that somebody has moved. Erased keys stay erased.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
-from outbox.maintenance import prune
+from outbox.maintenance import erase, prune
 from outbox.maintenance.prune import PruneResult
 from outbox.relay import arrivals, connectors, lifecycle, slot
 from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import environment, outbox, run
 from outbox_lab.testing.failures import raises
+from outbox_lab.testing.fixtures.chain import relaying
 from outbox_lab.testing.helpers import query
+from tests.orders import MOMENT
 from tests.support import kept_rows, slots, suite
+from tests.support.made_events import nth_key
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import drop_records, out_of_order, read, relayed, topic_of
 
@@ -266,3 +269,67 @@ def test_what_is_not_on_the_topic_is_never_deleted(chain: Settings) -> None:
     relayed(chain)
     run(chain, *command)
     assert ids(chain) == []
+
+
+# Erase -------------------------------------------------------------------------------------------------------------
+
+KEY, OTHER, ITEM, OTHER_ITEM = (nth_key(number) for number in (81, 82, 83, 84))
+STORY = "0b7c9a44-my-neighbour-has-seen-the-parcel"
+
+
+def order(type_: str, key: str, version: int, **more: object) -> Row:
+    payload = {"order_id": key, "version": version, "occurred_at": MOMENT, **more}
+    return Row("order", key, type_, json.dumps(payload))
+
+
+def found(settings: Settings, aggregate: str, key: str) -> dict[str, int]:
+    """Where there is anything of a key."""
+    report = outbox("erase", aggregate, key, "--check", "--json", home=settings.home, **settings.as_env()).stdout
+    return {place: rows for place, rows in json.loads(report)["found"].items() if rows}
+
+
+def output(settings: Settings, *words: str, status: int = 0) -> str:
+    """All that a command has printed, its log too."""
+    done = outbox(*words, home=settings.home, **settings.as_env())
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_erased_keys_stay_erased(topic: Settings) -> None:
+    for key in (KEY, OTHER):
+        insert(topic, order("placed", key, 1, item_id=ITEM, quantity=1), order("cancelled", key, 2, reason=STORY))
+    insert(topic, order("cancelled", KEY, 3, reason=STORY * 10))  # longer than its schema allows
+    insert(topic, row(ITEM), row(OTHER_ITEM))
+    query(topic, f"INSERT INTO orders VALUES ('{KEY}', 3), ('{OTHER}', 2)")
+    query(topic, f"INSERT INTO items VALUES ('{ITEM}', 'KGM', 5, 1), ('{OTHER_ITEM}', 'KGM', 5, 1)")
+    with raises("events-not-on-topic"):
+        erase.erase(topic, erase.subject(topic, "order", KEY))
+    with relaying(topic):
+        assert arrivals.all_arrive(topic, [], 120)
+        shown = [output(topic, "sink", "orders", "activity", "lakehouse", "--until-caught-up")]
+        report = check(topic)
+        assert [one.code for one in report.findings] == ["malformed-records", "sink-parked", "sink-parked"]
+        shown += [output(topic, "check", status=1), output(topic, "check", "--json", status=1)]
+        shown += [run(topic, "dead-letters", "list"), run(topic, "dead-letters", "list", "--json")]
+
+        of_order = {"outbox": 3, "dead letters": 2, "orders.erase.sql of sink orders": 1}
+        assert found(topic, "order", KEY) == of_order
+        assert found(topic, "item", ITEM) == {"outbox": 1, "table of sink lakehouse": 1}
+        for aggregate, key in (("order", KEY), ("item", ITEM)):
+            run(topic, "erase", aggregate, key, "--check", status=1)
+            shown.append(run(topic, "erase", aggregate, key, "--yes"))
+            shown.append(run(topic, "erase", aggregate, key, "--check"))
+        assert all(f"topic {topic.topic_prefix}.{name}: until 2" in "".join(shown) for name in ("order", "item"))
+
+        run(topic, "rebuild", "orders", "--from", "topic", "--yes")
+        run(topic, "rewind", "lakehouse", "--to-earliest", "--yes")
+        run(topic, "sink", "lakehouse", "--until-caught-up")
+        assert found(topic, "order", KEY) == found(topic, "item", ITEM) == {}
+        orders = "SELECT order_id::text, reason FROM orders"
+        assert query(topic, orders, SinkRole.OWNER) == [(OTHER, STORY)]
+        assert found(topic, "item", OTHER_ITEM)["table of sink lakehouse"] == 1
+        assert check(topic).findings == []
+    assert [text for text in shown if STORY in text] == []
+    logs = [file for file in (topic.home / "logs").rglob("*") if file.is_file()]
+    assert len(logs) >= 3
+    assert [file for file in logs if STORY.encode() in file.read_bytes()] == []

@@ -153,11 +153,13 @@ class Chain:
         self.outbox.append(self.event(key, versions[key], change, at_ms))
         return self.outbox[-1]
 
-    def publish(self, *events: Made, partition: int = 0, **changed: Any) -> None:
-        """The events on their topics; ``changed`` are properties that differ."""
-        for one in events:
-            value = json.dumps({**one.payload, **changed}).encode()
+    def publish(self, *events: Made, partition: int = 0, **changed: Any) -> list[TopicOffset]:
+        """The events on their topics, with ``changed`` properties. Returns their places."""
+        contents = [(one, json.dumps({**one.payload, **changed}).encode()) for one in events]
+        return [
             self.record(one.event_id, one.row.key, value, partition=partition, event=one.event)
+            for one, value in contents
+        ]
 
     def record(
         self, event_id: str | None, key: str, value: bytes, *, partition: int = 0, event: str = "stock/changed.v1"

@@ -18,16 +18,15 @@ from outbox.audit.source import LATE_MS
 from outbox.audit.verified import Doubt, TopicPoint, Verified
 from outbox.base.settings import DatabaseUrl, Settings, load
 from outbox.sink.comparison_files import AddsLine, Comparison
-from outbox.sink.decoding.decoder import DecodedEvent
 from outbox_lab.testing.helpers import chosen_seed, seeded
 from tests.support import audit_chain
 from tests.support.audit_chain import (
     MINUTE_MS,
     NOW_MS,
-    SINK,
     STOCK,
     STOCK_TOPIC,
     Chain,
+    Made,
     codes,
     declare,
     invalid,
@@ -212,7 +211,8 @@ class Chance:
 
     def __init__(self, chain: Chain, choices: random.Random) -> None:
         self._chain, self._random = chain, choices
-        self._unsent: list[int] = []  # places in the outbox
+        self._unsent: list[Made] = []
+        self._valid: dict[str, tuple[Made, TopicOffset]] = {}  # by id, the events on the topic
         self._letters: dict[str, Letter] = {}
         self._set_aside: set[str] = set()  # events that are not in the sink's totals
         chain.now_ms = NOW_MS - 8 * LATE_MS
@@ -222,66 +222,53 @@ class Chance:
         for _ in range(steps):
             self._chain.now_ms += self._random.randrange(2 * MINUTE_MS)
             assert self._chain.now_ms < NOW_MS
-            self._write()
+            change = str(self._random.randint(-5, 5))
+            self._unsent.append(self._chain.more(self._random.choice("abc"), change, self._chain.now_ms))
             if self._random.random() < 0.7:
                 self._relay(faults)
             if self._random.random() < 0.7:
                 self._apply(faults)
 
-    def _write(self) -> None:
-        self._unsent.append(len(self._chain.outbox))
-        self._chain.more(self._random.choice("abc"), str(self._random.randint(-5, 5)), self._chain.now_ms)
-
     def _relay(self, faults: float) -> None:
-        chain = self._chain
         while self._unsent and self._random.random() < 0.8:
-            event = chain.outbox[self._unsent.pop(0)]
-            partition = ord(event.row.key) % 2
+            event = self._unsent.pop(0)
             fault = self._random.choice(FAULTS) if self._random.random() < faults else ""
-            if fault == "stray":
-                partition = 1 - partition
+            partition = (ord(event.row.key) + (fault == "stray")) % 2
             if fault == "forge":
-                version = (event.row.version or 0) + self._random.randint(-2, 2)
-                chain.publish(chain.event(event.row.key, version), partition=partition)
-            if fault != "skip":
-                chain.publish(event, partition=partition, **({"change": None} if fault == "break" else {}))
-            if fault == "repeat":
-                chain.publish(event, partition=partition)
+                version = max(1, (event.row.version or 0) + self._random.randint(-2, 2))
+                self._publish(self._chain.event(event.row.key, version), partition)
+            if fault == "break":
+                self._chain.publish(event, partition=partition, change=None)
+            elif fault != "skip":
+                for _ in range(1 + (fault == "repeat")):
+                    self._publish(event, partition)
+
+    def _publish(self, event: Made, partition: int) -> None:
+        [place] = self._chain.publish(event, partition=partition)
+        self._valid.setdefault(event.event_id, (event, place))
 
     def _apply(self, faults: float) -> None:
         """The sink applies what is on the topic, each event once; sometimes it loses or adds something, or reads all
         again and sets an event aside.
         """
-        chain = self._chain
-        known: dict[str, tuple[str, Decimal, TopicOffset]] = {}
-        decoder = chain.declared.sinks[SINK].decoders[STOCK_TOPIC]
-        for _, record, place in chain.records:
-            found = decoder.record(record)
-            if isinstance(found, DecodedEvent):
-                names = [column.name for column in decoder.types[found.name]]
-                values = dict(zip(names, found.values, strict=True))
-                known.setdefault(found.event_id, (str(values["item"]), Decimal(str(values["change"])), place))
-        if known and self._random.random() < faults:
-            event_id = self._random.choice(list(known))
-            self._read_again(event_id, known[event_id][2])
+        if self._valid and self._random.random() < faults:
+            self._read_again(*self._random.choice(list(self._valid.values())))
         totals: dict[str, Decimal] = {}
-        for event_id, (key, change, _) in known.items():
+        for event_id, (event, _) in self._valid.items():
             if event_id not in self._set_aside:
-                totals[key] = totals.get(key, Decimal(0)) + change
+                totals[event.row.key] = totals.get(event.row.key, Decimal(0)) + Decimal(str(event.payload["change"]))
         if totals and self._random.random() < faults:
             totals[self._random.choice(list(totals))] += 1
-        chain.applied({key: str(total) for key, total in totals.items()}, letters=dict(self._letters))
+        self._chain.applied({key: str(total) for key, total in totals.items()}, letters=dict(self._letters))
 
-    def _read_again(self, event_id: str, place: TopicOffset) -> None:
+    def _read_again(self, event: Made, place: TopicOffset) -> None:
         """A rebuild, or a rewind of a sink that has applied the event; its letter is discarded in between, or open."""
-        event = next((made for made in self._chain.outbox if made.event_id == event_id), None)
-        if event is None:
+        if event not in self._chain.outbox:
             return
-        is_open = self._random.random() < 0.5
         made = letter if self._random.random() < 0.5 else partial(invalid, place=place)
-        self._letters |= made(event, is_open=is_open, origin=place)
+        self._letters |= made(event, is_open=self._random.random() < 0.5, origin=place)
         if self._random.random() < 0.5:
-            self._set_aside.add(event_id)
+            self._set_aside.add(event.event_id)
 
 
 def test_an_incremental_check_finds_what_a_full_one_finds(tmp_path: Path) -> None:
@@ -337,7 +324,7 @@ def test_a_point_is_stored_and_of_use_for_the_same_only(chain: Chain, settings: 
     assert verified.load(other, chain.declared).is_beginning
     count = Comparison(Path("count.sql"), (AddsLine(1, None),), "")
     for names, comparisons in ((["stock.changed"], [STOCK]), (["stock"], [STOCK, count])):
-        (folder := tmp_path / names[0]).mkdir()
+        (folder := tmp_path / f"with {len(comparisons)}").mkdir()
         changed = declare(folder, names=names, comparisons=comparisons)
         assert verified.load(settings, changed).is_beginning, names
     [file] = (settings.home / "check").iterdir()

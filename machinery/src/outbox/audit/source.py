@@ -100,7 +100,7 @@ def _since(topics: Iterable[EventTopic], since_ms: Mapping[str, int]) -> sql.Com
 def _events(connection: extensions.connection, declared: Declared, since_ms: Mapping[str, int]) -> Iterator[Written]:
     topics = {aggregate.name: topic for topic in declared.topics for aggregate in topic.aggregates}
     kinds = {kind.row: number for number, kind in enumerate(declared.kinds)}
-    names = property_names(declared.topics)
+    names = sorted({name for topic in declared.topics for name in (*topic.properties, topic.decoder.version) if name})
     places = {topic.number: [names.index(name) for name in topic.properties] for topic in declared.topics}
     versions = {topic.number: topic.decoder.version for topic in declared.topics}
     old = [kind.row for kind in declared.kinds if kind.upcaster is not None] or [("", "", 0)]
@@ -122,12 +122,6 @@ def _events(connection: extensions.connection, declared: Declared, since_ms: Map
             [texts[place] for place in places[topic]],
             payload,
         )
-
-
-def property_names(topics: Iterable[EventTopic]) -> list[str]:
-    """The properties of events that a check looks at."""
-    found = {name for topic in topics for name in (*topic.properties, topic.decoder.version)}
-    return sorted(name for name in found if name is not None)
 
 
 def version_of(text: str | None) -> int | None:

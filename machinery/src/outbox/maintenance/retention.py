@@ -548,7 +548,9 @@ def _rules(
     ours, memories = event_topics(settings), discovery.memories(settings)
     parameters: dict[str, object] = {"horizon": str(horizon), "days": keep_days, "topics": ours}
     names = [topic for (topic,) in _rows(connection, WITHOUT_AGE, parameters)]
-    parameters["oldest"] = json.dumps({name: _before(oldest(settings, name)) for name in names})
+    arrived = {name: oldest(settings, name) for name in names}  # what was seen before has left the topic
+    before = {name: "infinity" if at is None else (at - CLOCK_MARGIN).isoformat() for name, at in arrived.items()}
+    parameters["oldest"] = json.dumps(before)
     for (sink,) in _rows(connection, SINKS):
         for memory in memories:
             if memory.is_of_ids and not memory.is_partitioned:
@@ -559,11 +561,6 @@ def _rules(
             yield from _logged(settings, connection, memory)
         for connector in connectors.others(settings) if memory.is_of_changes else ():
             yield from _captured(settings, connection, connector, memory)
-
-
-def _before(oldest: datetime | None) -> str:
-    """Condition: seen before the oldest record of a topic, so that no topic has the event."""
-    return "infinity" if oldest is None else (oldest - CLOCK_MARGIN).isoformat()
 
 
 def _logged(settings: Settings, connection: extensions.connection, memory: Memory) -> Iterator[Rule]:
