@@ -17,7 +17,7 @@ import pytest
 import yaml
 from outbox.base import envfile, project
 from outbox.base.errors import Failure
-from outbox.base.settings import FIELDS, PREFIX, SECRET_NAMES
+from outbox.base.settings import FIELDS, PREFIX, SECRET_NAMES, stack_env
 from outbox.install import LOCKS
 from outbox.jvm import jars, java
 from outbox_lab.stack import config, connect, kafka, postgres
@@ -559,7 +559,7 @@ def test_secrets_are_generated_once_and_a_shell_reads_them(secrets: Path) -> Non
     every = secrets / "all" / "stack.env"
     assert stat.S_IMODE(every.stat().st_mode) == 0o600
     first = every.read_text()
-    passwords = envfile.read(every)
+    passwords = stack_env(every)
     others = {"OUTBOX_SERVICE_TOKEN", "OUTBOX_CONNECT_PASSWORD"}
     assert set(passwords) == {variable(name) for name in envfile.ROLES} | others | {envfile.SUPERUSER}
     assert len({*passwords.values()}) == len(passwords)  # no two the same
@@ -637,11 +637,11 @@ def test_a_secret_of_the_environment_replaces_the_generated_one(secrets: Path, m
         envfile.share(secrets, {"serve": ["service_token"]})
 
     share()
-    generated = envfile.read(secrets / "all" / "stack.env")
+    generated = stack_env(secrets / "all" / "stack.env")
     monkeypatch.setenv("OUTBOX_SERVICE_TOKEN", "a+b/c=")
     share()
-    assert envfile.read(secrets / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}
-    assert envfile.read(secrets / "all" / "stack.env") == {**generated, "OUTBOX_SERVICE_TOKEN": "a+b/c="}
+    assert stack_env(secrets / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}
+    assert stack_env(secrets / "all" / "stack.env") == {**generated, "OUTBOX_SERVICE_TOKEN": "a+b/c="}
 
     for unfit in ("two words", "it's", "$HOME", "a;b", "`id`"):
         monkeypatch.setenv("OUTBOX_SERVICE_TOKEN", unfit)
@@ -649,4 +649,4 @@ def test_a_secret_of_the_environment_replaces_the_generated_one(secrets: Path, m
             share()
         assert failure.value.code == "secret-needs-quotes"
         assert unfit not in str(failure.value)
-        assert envfile.read(secrets / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}
+        assert stack_env(secrets / "serve" / "stack.env") == {"OUTBOX_SERVICE_TOKEN": "a+b/c="}

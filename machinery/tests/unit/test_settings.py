@@ -1,4 +1,4 @@
-"""Where settings come from, which wins, and what a wrong one says."""
+"""Where settings and the names of a project come from, which wins, and what a wrong one says."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from outbox.base import envfile
 from outbox.base.errors import Failure
-from outbox.base.project import VARIABLE
+from outbox.base.project import FILE, VARIABLE, Project, current
+from outbox.base.project import load as load_project
 from outbox.base.settings import (
     DOTENV,
     FIELDS,
     PREFIX,
     READ_ELSEWHERE,
     SECRET_NAMES,
-    Role,
     Secret,
     SinkRole,
     SourceRole,
     load,
     password_setting,
     role_database,
+    stack_env,
 )
 from outbox_lab.stack import process
 from outbox_lab.testing.failures import raises
@@ -88,9 +90,6 @@ def test_the_home_is_given_or_from_the_environment_or_dotenv(project: Path, monk
     monkeypatch.setenv("OUTBOX_HOME", str(project / "environment"))
     assert load().home == project / "environment"
     assert load(project / "given").home == project / "given"
-
-
-def test_a_relative_home_becomes_absolute(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     assert load(Path("here")).home == project / "here"
 
@@ -100,43 +99,42 @@ def test_an_empty_variable_is_the_default(monkeypatch: pytest.MonkeyPatch) -> No
     assert load().topic_partitions == FIELDS["topic_partitions"].default
 
 
-class TestUnknown:
-    """A misspelled setting is refused, wherever it is, and the error names the one that was meant."""
+@pytest.mark.parametrize("file", [".env", "home/stack.env"])
+def test_a_misspelled_setting_is_refused_wherever_it_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    (project / "home").mkdir()
+    monkeypatch.setenv("OUTBOX_TOPC", "hush")
+    (project / file).write_text("OUTBOX_SOURCE_DB_PORT=1\nPATH=elsewhere\nOUTBOX_LOG_LEVEL=loud\n")
+    with pytest.raises(Failure, match=rf"OUTBOX_TOPIC_.*{file}: .*OUTBOX_SOURCE_DB_.*OUTBOX_LOG_LEVEL") as caught:
+        load(project / "home")
+    assert "hush" not in str(caught.value)
 
-    def test_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("OUTBOX_TOPC", "x")
-        with raises("settings-wrong", "OUTBOX_TOPC", "OUTBOX_TOPIC_"):
-            load()
 
-    @pytest.mark.parametrize("file", [".env", "home/stack.env"])
-    def test_in_a_file(self, project: Path, file: str) -> None:
-        (project / "home").mkdir()
-        (project / file).write_text("OUTBOX_SOURCE_DB_PORT=1\nPATH=elsewhere\n")
-        with raises("settings-wrong", "OUTBOX_SOURCE_DB_PORT", file, "OUTBOX_SOURCE_DB_"):
-            load(project / "home")
-
-    def test_wrong_values_are_named_with_it(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("OUTBOX_TOPC", "hush")
-        (project / ".env").write_text("OUTBOX_LOG_LEVEL=loud\nOUTBOX_SINK_HOST=db\n")
-        with pytest.raises(Failure, match=r"OUTBOX_TOPC.*OUTBOX_SINK_HOST.*OUTBOX_LOG_LEVEL") as caught:
-            load()
-        assert "hush" not in str(caught.value)
-
-    @pytest.mark.parametrize("name", sorted(READ_ELSEWHERE.keys() - {DOTENV, VARIABLE}))
-    def test_what_others_read_is_allowed(self, project: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_variables_of_others_are_allowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {process.MARK, *process.KEPT} <= READ_ELSEWHERE.keys()
+    for name in READ_ELSEWHERE.keys() - {DOTENV, VARIABLE}:
         monkeypatch.setenv(name, "1")
-        (project / ".env").write_text(f"{name}=1\n")
-        load()
+    (project / ".env").write_text("OUTBOX_TEST_SEED=1\n")
+    load()
 
-    def test_what_a_process_of_ours_inherits_is_allowed(self) -> None:
-        assert {process.MARK, *process.KEPT} <= READ_ELSEWHERE.keys()
+
+def test_what_a_stack_has_written_is_read_as_it_was(project: Path) -> None:
+    folder = project / "a #b ${HOME} 'c' \\ \"d\" é"
+    folder.mkdir()
+    (folder / "spark.properties").touch()
+    values = {"OUTBOX_SPARK_PROPERTIES": str(folder / "spark.properties"), "OUTBOX_CONNECT_PASSWORD": "a+b/c=_-"}
+    envfile.write(folder / "stack.env", values)
+    assert stack_env(folder / "stack.env") == values
+    settings = load(folder)
+    assert (settings.home, settings.spark_properties) == (folder, folder / "spark.properties")
+    assert settings.is_embedded("spark_properties")
 
 
 @pytest.mark.parametrize(
     ("variable", "wrong"),
     [
         ("OUTBOX_SOURCE_DB_URL", "db:5432"),
-        ("OUTBOX_SOURCE_DB_URL", "postgresql://db:http"),
         ("OUTBOX_SOURCE_DB_URL", "postgresql://db:65536"),
         ("OUTBOX_SOURCE_DB_URL", "postgresql://db?sslmode=yes"),
         ("OUTBOX_SOURCE_DB_URL", "postgresql://db?sslrootcert=/no/such/file"),
@@ -146,7 +144,6 @@ class TestUnknown:
         ("OUTBOX_TOPIC_PARTITIONS", "0"),
         ("OUTBOX_CONNECTOR", "Out-Box"),
         ("OUTBOX_EXACTLY_ONCE", "perhaps"),
-        ("OUTBOX_SINK_DRIVER_MEMORY", "lots"),
         ("OUTBOX_SINK_DRIVER_MEMORY", "768"),
         ("OUTBOX_SINK_DRIVER_MEMORY", "100m"),  # Spark does not start with it
         ("OUTBOX_KAFKA_CAFILE", "/no/such/file"),
@@ -180,42 +177,32 @@ def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch
     assert load().as_env()[variable] == value
 
 
-class TestNames:
-    """Postgres cuts off a name of more than 63 bytes, and then does not find what it has made."""
-
-    @pytest.mark.parametrize("database", ["source", "sink"])
-    def test_the_longest_role_has_room(self, monkeypatch: pytest.MonkeyPatch, database: str) -> None:
-        variable = f"OUTBOX_{database.upper()}_DB_ROLE_PREFIX"
-        monkeypatch.setenv(variable, "x" * 55)
-        roles: list[Role] = [*SourceRole] if database == "source" else [*SinkRole]
-        assert max(len(load().role_name(role)) for role in roles) == 63
-        monkeypatch.setenv(variable, "x" * 56)
-        with raises("settings-wrong", f"{variable}: ", "55"):
-            load()
-
-    @pytest.mark.parametrize(
-        ("variable", "before"),
-        [
-            ("OUTBOX_SOURCE_DB_URL", "postgresql://db/"),
-            ("OUTBOX_SINK_DB_URL", "postgresql://db/"),
-            ("OUTBOX_CONNECTOR", ""),
-        ],
-    )
-    def test_a_name_of_postgres_has_63_bytes(self, monkeypatch: pytest.MonkeyPatch, variable: str, before: str) -> None:
-        monkeypatch.setenv(variable, before + "x" * 63)
+@pytest.mark.parametrize(
+    ("variable", "before", "longest"),
+    [
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://db/", 63),
+        ("OUTBOX_SINK_DB_URL", "postgresql://db/", 63),
+        ("OUTBOX_CONNECTOR", "", 63),
+        ("OUTBOX_SOURCE_DB_ROLE_PREFIX", "", 63 - len("_auditor")),
+        ("OUTBOX_SINK_DB_ROLE_PREFIX", "", 63 - len("_auditor")),
+    ],
+)
+def test_no_name_is_longer_than_postgres_keeps(
+    monkeypatch: pytest.MonkeyPatch, variable: str, before: str, longest: int
+) -> None:
+    monkeypatch.setenv(variable, before + "x" * longest)
+    assert max(len(load().role_name(role)) for role in (*SourceRole, *SinkRole)) <= 63
+    monkeypatch.setenv(variable, before + "x" * (longest + 1))
+    with raises("settings-wrong", f"{variable}: ", str(longest)):
         load()
-        monkeypatch.setenv(variable, before + "x" * 64)
-        with raises("settings-wrong", f"{variable}: ", "63"):
-            load()
 
-    def test_a_database_may_have_a_name_that_roles_may_not(
-        self, project: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (project / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "My-Shop"\n')
-        with raises("settings-wrong", "OUTBOX_SOURCE_DB_ROLE_PREFIX"):
-            load()
-        monkeypatch.setenv("OUTBOX_SOURCE_DB_ROLE_PREFIX", "shop")
-        assert load().source_db_url.name == "My-Shop"
+
+def test_a_database_may_have_a_name_that_roles_may_not(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "My-Shop"\n')
+    with raises("settings-wrong", "OUTBOX_SOURCE_DB_ROLE_PREFIX"):
+        load()
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_ROLE_PREFIX", "shop")
+    assert load().source_db_url.name == "My-Shop"
 
 
 @pytest.mark.parametrize(
@@ -231,33 +218,24 @@ class TestNames:
             {"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop", "TOKEN_URL": "https://shop:hush@id/t"},
             "TOKEN_URL: take user and password out",
         ),
+        ({"SASL_MECHANISM": "SCRAM-SHA-256", "USERNAME": "shop"}, None),
+        ({"SASL_MECHANISM": "AWS_MSK_IAM"}, None),
+        ({"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop", "TOKEN_URL": "https://id/t", "TOKEN_SCOPE": "a"}, None),
     ],
 )
 def test_a_login_has_what_its_mechanism_needs_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], refused: str
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], refused: str | None
 ) -> None:
     if given.keys() != {"USERNAME"}:
         monkeypatch.setenv("OUTBOX_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
     for name, value in given.items():
         monkeypatch.setenv(f"OUTBOX_KAFKA_{name}", value)
+    if refused is None:
+        assert load().kafka_username == given.get("USERNAME")
+        return
     with pytest.raises(Failure, match=f"wrong settings: OUTBOX_KAFKA_{refused}") as caught:
         load()
     assert "hush" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"USERNAME": "shop"},
-        {"SASL_MECHANISM": "AWS_MSK_IAM"},
-        {"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop", "TOKEN_URL": "https://id/t", "TOKEN_SCOPE": "records"},
-    ],
-)
-def test_a_login_of_each_kind_is_taken(monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
-    monkeypatch.setenv("OUTBOX_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
-    for name, value in given.items():
-        monkeypatch.setenv(f"OUTBOX_KAFKA_{name}", value)
-    assert load().kafka_username == given.get("USERNAME")
 
 
 def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +275,7 @@ def test_every_setting_called_a_password_or_a_token_is_a_secret() -> None:
     assert named == SECRET_NAMES
 
 
-@pytest.mark.parametrize("role", [*SourceRole, *SinkRole])
+@pytest.mark.parametrize("role", [SourceRole.CDC, SinkRole.WRITER])
 def test_a_dsn_is_that_of_the_role_in_its_database(
     role: SourceRole | SinkRole, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,3 +296,66 @@ def test_a_dsn_is_that_of_the_role_in_its_database(
         "sslmode": "verify-full",
         "sslrootcert": f"{project}/ca.pem",
     }
+
+
+# The table [tool.outbox] -------------------------------------------------------------------------------------------
+
+
+def declare(folder: Path, *lines: str) -> Path:
+    """A folder with a pyproject.toml of these lines; the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text("\n".join(lines))
+    return folder
+
+
+def test_names_sinks_and_folders_of_a_project_are_read(tmp_path: Path) -> None:
+    empty = declare(tmp_path / "empty", "[tool.outbox]")
+    assert load_project(empty) == Project(root=empty)
+    lines = ('sink-database = "mine"', 'sinks = ["upsert", "dedup"]', 'connect = "else/where"')
+    found = load_project(declare(tmp_path / "other", "[tool.outbox]", *lines))
+    assert (found.sink_database, found.sinks) == ("mine", ("upsert", "dedup"))
+    assert found.connect == tmp_path / "other" / "else" / "where"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [('sinks = "dedup"', "has sinks = "), ("sinks = [1]", "has sinks = "), ('tpoic = "a"', "does not know tpoic")],
+)
+def test_a_wrong_table_is_refused(tmp_path: Path, line: str, said: str) -> None:
+    with raises("project-wrong", said):
+        load_project(declare(tmp_path / "wrong", "[tool.outbox]", line))
+
+
+@pytest.mark.parametrize(
+    ("here", "found"),
+    [
+        ("outer/connect/events", "outer"),
+        ("outer/tools", "outer"),  # whose own table is another tool's
+        ("outer/inner", "outer/inner"),
+    ],
+)
+def test_the_innermost_project_around_the_working_directory_is_found(
+    here: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, table in {"outer": "outbox", "outer/tools": "other", "outer/inner": "outbox"}.items():
+        declare(tmp_path / name, f"[tool.{table}]")
+    (tmp_path / here).mkdir(parents=True, exist_ok=True)
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.chdir(tmp_path / here)
+    assert current() == Project(root=tmp_path / found)
+
+
+def test_the_variable_wins_and_without_a_project_the_failure_says_what_to_do(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("elsewhere")
+    named = declare(folder / "named", "[tool.outbox]")
+    monkeypatch.chdir(declare(folder / "here", "[tool.other]"))
+    monkeypatch.setenv(VARIABLE, str(named))
+    assert current().root == named
+    monkeypatch.setenv(VARIABLE, str(folder / "none"))
+    with raises("project-missing", "none", f"correct {VARIABLE}"):
+        current()
+    monkeypatch.delenv(VARIABLE)
+    with raises("project-missing", "[tool.outbox]", "in the project's folder", VARIABLE):
+        current()

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.base.errors import Failure
-from outbox.base.settings import SinkRole, SourceRole, password_setting, require_known, variable
+from outbox.base.settings import SinkRole, SourceRole, password_setting, require_known, stack_env, variable
 
-# Shells and python-dotenv read such a value as it is, without quotes.
+# A value that shells and python-dotenv read as it is.
 PLAIN = re.compile(r"[\w.,:@%+/=^-]+", re.ASCII)
 OWNERS = ("source_db_owner_password", "sink_db_owner_password")
 AUDITORS = ("source_db_auditor_password", "sink_db_auditor_password")
@@ -45,15 +45,18 @@ SPARK_PROPERTIES = "spark.properties"
 SPARK = ("spark", "sink", "outbox")  # who uses the cluster
 
 
-def read(file: Path) -> dict[str, str]:
-    """The variables of the file by name; none if there is no file."""
-    return dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.exists() else {}
-
-
 def write(file: Path, values: Mapping[str, str]) -> None:
     """Let the file have these variables and no others. Mode 600."""
-    if not file.exists() or read(file) != values:
-        write_private(file, "".join(f"{name}={value}\n" for name, value in values.items()))
+    if not file.exists() or stack_env(file) != values:
+        write_private(file, "".join(f"{name}={_quoted(value)}\n" for name, value in values.items()))
+
+
+def _quoted(value: str) -> str:
+    """A value as python-dotenv reads it; for shells, those that share the files of containers have no quotes."""
+    if PLAIN.fullmatch(value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def write_private(file: Path, text: str) -> None:
@@ -108,23 +111,19 @@ def share(folder: Path, services: Mapping[str, Sequence[str]] = SHARES) -> None:
                 "use letters, digits and . , : @ % + / = ^ - _",
                 code="secret-needs-quotes",
             )
-    write(every, {SUPERUSER: secret(), **generated, **read(every), **given})
-    kept = read(every)
+    write(every, {SUPERUSER: secret(), **generated, **stack_env(every), **given})
+    kept = stack_env(every)
+    properties = every.with_name(SPARK_PROPERTIES)  # of master, workers and drivers of a Spark cluster
+    if not properties.exists():
+        write_private(properties, f"spark.authenticate true\nspark.authenticate.secret {secret()}\n")
     for service, names in services.items():
         file = folder / service / "stack.env"
         needed = [*map(variable, names), *([SUPERUSER] if service in ADMINISTRATORS else [])]
         write(file, {name: kept[name] for name in needed})
         if service in SPARK:
-            write_private(file.with_name(SPARK_PROPERTIES), _spark_properties(every.with_name(SPARK_PROPERTIES)))
+            write_private(file.with_name(SPARK_PROPERTIES), properties.read_text())
         file.parent.chmod(0o750)
         file.chmod(0o640)
-
-
-def _spark_properties(kept: Path) -> str:
-    """Properties that master, workers and drivers of a Spark cluster share. The secret is generated once."""
-    if not kept.exists():
-        write_private(kept, f"spark.authenticate true\nspark.authenticate.secret {secret()}\n")
-    return kept.read_text()
 
 
 if __name__ == "__main__":

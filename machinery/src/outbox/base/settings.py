@@ -57,6 +57,7 @@ LOGINS = {
 }
 
 URLS = ("source_db_url", "sink_db_url", "connect_source_db_url")
+LOGIN_URLS = ("connect_url", "kafka_token_url")  # whose user and password are settings of their own
 ADDRESSES = ("service_bind", "sink_metrics")
 FILES = ("source_db_url", "sink_db_url", "kafka_cafile", "connect_cafile", "spark_properties")
 NAME = r"^[a-z][a-z0-9_]*\Z"
@@ -282,7 +283,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_embedded(self, name: str) -> bool:
         """Whether a setting is what the embedded stack chose, or, before it chose, what is so by default."""
-        chosen = dotenv_values(self.stack_env_file).get(variable(name))
+        chosen = stack_env(self.stack_env_file).get(variable(name))
         return str(getattr(self, name)) == (chosen or str(_default(FIELDS[name])))
 
     @property
@@ -342,18 +343,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 SECRET_NAMES = frozenset(name for name, field in FIELDS.items() if isinstance(field.default, Secret))
-# Validated also where their default counts: each is checked against those before it.
-PROTOCOL, MECHANISM, USERNAME, TOKEN_URL = LOGIN = (
-    "kafka_security_protocol",
-    "kafka_sasl_mechanism",
-    "kafka_username",
-    "kafka_token_url",
-)
 OAUTHBEARER, MSK_IAM = "OAUTHBEARER", "AWS_MSK_IAM"
 
 
 def variable(setting: str) -> str:
     return f"{PREFIX}{setting.upper()}"
+
+
+def stack_env(file: Path) -> dict[str, str]:
+    """The variables of a file that a stack has written; none if there is no file. Nothing in a value is replaced."""
+    return {name: value or "" for name, value in dotenv_values(file, interpolate=False).items()}
 
 
 def address(text: str) -> tuple[str, int]:
@@ -388,14 +387,14 @@ def load(home: Path | None = None, *, environment: bool = True, defaults: Any = 
     try:
         if not environment:
             found = (home or names.home).resolve()
-            given = _given(dotenv_values(found / "stack.env"))
+            given = _given(stack_env(found / "stack.env"))
         else:
             in_dotenv = dotenv_values(dotenv)
             wrong += _unknown("the environment", os.environ)
             wrong += _unknown(dotenv, in_dotenv)
             given = {**_given(in_dotenv), **_given(os.environ)}
             found = (home or Path(given.get("home", names.home))).resolve()
-            chosen = dotenv_values(found / "stack.env")
+            chosen = stack_env(found / "stack.env")
             wrong += _unknown(found / "stack.env", chosen)
             given = {**_given(chosen), **_logins_of_others(_given(chosen), given), **given}
         loaded, refused = _parsed({**(defaults or {}), **given, "home": found, **overrides})
@@ -416,7 +415,7 @@ def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     values: dict[str, Any] = {}
     refused: list[str] = []
     for name, field in FIELDS.items():
-        if name not in given and field.default is not msgspec.NODEFAULT and name not in LOGIN:
+        if name not in given and field.default is not msgspec.NODEFAULT:
             continue
         default = _default(field)
         try:
@@ -425,11 +424,12 @@ def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
                 value: Any = _url(given.get(name, base), base)
             else:
                 value = _converted(given.get(name, default), field.type)
-            _check(name, value, values)
+            _check(name, value)
             values[name] = value
         except ValueError as error:
             refused.append(f"{variable(name)}: {error}")
-    return Settings(**values), refused
+    parsed = Settings(**values)
+    return parsed, refused or [*_login_problems(parsed)]
 
 
 def _default(field: FieldInfo) -> Any:
@@ -465,29 +465,31 @@ def _converted(value: Any, kind: Any) -> Any:
         raise ValueError(str(error).partition(", got ")[0]) from None
 
 
-def _check(name: str, value: Any, before: Mapping[str, Any]) -> None:
-    """Raises ValueError for a value that has the right type and is wrong, beside valid ones ``before`` it."""
-    if name in (USERNAME, TOKEN_URL):
-        if not before.keys() >= {PROTOCOL, MECHANISM}:
-            return
-        mechanism = before[MECHANISM] if before[PROTOCOL].startswith("SASL") else ""
-        is_needed = mechanism == OAUTHBEARER if name == TOKEN_URL else mechanism not in ("", MSK_IAM)
-        # A client that is given a name and no SASL would leave the name out, and say nothing.
-        if (value is not None) is not is_needed:
-            who = f"{variable(PROTOCOL)} {before[PROTOCOL]}" + (f" with {mechanism}" if mechanism else "")
-            raise ValueError(f"{who} {'needs' if is_needed else 'takes no'} {name.rpartition('_')[2]}")
-        if name == TOKEN_URL and "@" in urlsplit(value or "").netloc:
-            raise ValueError(f"take user and password out: {variable(USERNAME)}, {PREFIX}KAFKA_PASSWORD")
-    elif value is None:
+def _login_problems(settings: Settings) -> Iterator[str]:
+    """What the login at Kafka lacks, or has in vain: a client without SASL would leave a name out, and say nothing."""
+    protocol = settings.kafka_security_protocol
+    mechanism = settings.kafka_sasl_mechanism if protocol.startswith("SASL") else ""
+    who = f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol}" + (f" with {mechanism}" if mechanism else "")
+    needs = {"kafka_username": mechanism not in ("", MSK_IAM), "kafka_token_url": mechanism == OAUTHBEARER}
+    for name, is_needed in needs.items():
+        if (getattr(settings, name) is not None) is not is_needed:
+            verb = "needs" if is_needed else "takes no"
+            yield f"{variable(name)}: {who} {verb} {name.rpartition('_')[2]}"
+
+
+def _check(name: str, value: Any) -> None:
+    """Raises ValueError for a value that has the right type and is wrong."""
+    if value is None:
         return
-    elif name in ADDRESSES:
+    if name in ADDRESSES:
         address(value)
     elif name in FILES:
         file = value.sslrootcert if isinstance(value, DatabaseUrl) else value
         if not (file is None or file.is_file() or (file == SYSTEM_ROOTS and name in URLS)):
             raise ValueError(f"there is no file {file}")  # once, not by each client in words of its own
-    elif name == "connect_url" and "@" in urlsplit(value).netloc:  # an address is shown in messages, and passed on
-        raise ValueError(f"take user and password out: {PREFIX}CONNECT_USERNAME, {PREFIX}CONNECT_PASSWORD")
+    elif name in LOGIN_URLS and "@" in urlsplit(value).netloc:  # an address is shown in messages, and passed on
+        login = f"{PREFIX}{name.partition('_')[0].upper()}"
+        raise ValueError(f"take user and password out: {login}_USERNAME, {login}_PASSWORD")
     elif name == "sink_storage" and urlsplit(value).password is not None:
         raise ValueError(f"take the password out; it belongs into the file of {PREFIX}SPARK_PROPERTIES")
     elif name == "sink_driver_memory":

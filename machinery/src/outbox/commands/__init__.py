@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
-
-import click
+from typing import NamedTuple
 
 
 class Entry(NamedTuple):
@@ -17,19 +14,6 @@ class Entry(NamedTuple):
     summary: str
 
 
-class Moment(click.ParamType[datetime]):
-    """A date or a time in ISO 8601; UTC if it has no offset."""
-
-    name = "moment"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        try:
-            found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a time like 2026-11-21T05:00:00Z", param, ctx)
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [headings, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -37,7 +21,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 COMMANDS = {
-    "roles": Entry("Run", "outbox.commands.roles:roles_command", "make the databases, and a role for each part"),
+    "roles": Entry("Run", "outbox.commands.migrate:roles_command", "make the databases, and a role for each part"),
     "migrate": Entry("Run", "outbox.commands.migrate:migrate_command", "upgrade both databases to the newest schema"),
     "connect": Entry("Run", "outbox.commands.connect:connect", "the Debezium connector: apply, status, render, remove"),
     "serve": Entry("Run", "outbox.commands.serve:serve", "run the service under gunicorn"),
@@ -56,9 +40,9 @@ COMMANDS = {
         "outbox.commands.check:monitor_command",
         "serve metrics of the slot, the connector, dead letters and drift",
     ),
-    "rewind": Entry("Repair", "outbox.commands.rewind:rewind_command", "reset a sink's offsets and replay"),
+    "rewind": Entry("Repair", "outbox.commands.repair:rewind_command", "reset a sink's offsets and replay"),
     "rebuild": Entry(
-        "Repair", "outbox.commands.rebuild:rebuild_command", "recompute a sink's result from the topic or the source"
+        "Repair", "outbox.commands.repair:rebuild_command", "recompute a sink's result from the topic or the source"
     ),
     "dead-letters": Entry(
         "Repair",
@@ -68,5 +52,5 @@ COMMANDS = {
     "prune": Entry(
         "Repair", "outbox.commands.prune:prune_command", "delete relayed outbox rows and expired deduplication ids"
     ),
-    "erase": Entry("Repair", "outbox.commands.erase:erase_command", "remove the personal data of one key"),
+    "erase": Entry("Repair", "outbox.commands.prune:erase_command", "remove the personal data of one key"),
 }

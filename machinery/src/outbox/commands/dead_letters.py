@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
 from psycopg2 import extensions
 
-from outbox.base.database import connect, database_errors
+from outbox.base.database import connected
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, load
 from outbox.commands import table
@@ -65,7 +65,7 @@ def dead_letters() -> None:
 def list_(as_json: bool, **chosen: Any) -> None:
     """List dead letters, the oldest first."""
     selection = _selection(chosen)
-    with _reading(load()) as connection:
+    with connected(load(), SinkRole.AUDITOR, "dead letters") as connection:
         letters = selection.read(connection, limit=None if as_json else SHOWN + 1)
     if as_json:
         for letter in letters:
@@ -83,7 +83,7 @@ def show(identity: str, sink: str | None) -> None:
     """Print one dead letter in full, whatever its status, as JSON."""
     settings = load()
     selection = _selection({"identities": [identity], "sink": sink, "status": "all"})
-    with _reading(settings) as connection:
+    with connected(settings, SinkRole.AUDITOR, "dead letters") as connection:
         letters = selection.read(connection, in_full=True)
     if not letters:
         raise Failure(f"there is no dead letter {identity}", "`outbox dead-letters list --status all` lists them")
@@ -91,7 +91,10 @@ def show(identity: str, sink: str | None) -> None:
         sinks = ", ".join(letter["sink"] for letter in letters)
         raise Failure(f"several sinks have dead letter {identity}: {sinks}", "choose one by --sink")
     found = _json(letters[0])
-    _hide_personal(settings, found)
+    aggregates = catalog.of_project(settings).topics.get(found["topic"], ())
+    if any(schema.is_personal for one in aggregates for schema in one.schemas):  # the sink database still has it
+        found.pop("value_base64", None)
+        found["value"] = HIDDEN
     click.echo(json.dumps(found, indent=2))
 
 
@@ -165,12 +168,6 @@ def _selection(chosen: Mapping[str, Any], elsewhere: Sequence[str] = ()) -> Sele
 
 
 @contextmanager
-def _reading(settings: Settings) -> Iterator[extensions.connection]:
-    with closing(connect(settings, SinkRole.AUDITOR)) as connection, _errors(connection):
-        yield connection
-
-
-@contextmanager
 def _to_repair(
     settings: Settings,
     chosen: Mapping[str, Any],
@@ -182,14 +179,8 @@ def _to_repair(
     """The chosen dead letters, and a connection to work on them. Wrong usage without any filter."""
     if not (is_all or any(chosen.values())):
         raise click.UsageError("Choose dead letters by an option, or use --all.")
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        with _errors(connection):
-            letters = _selection(chosen, elsewhere).choose(connection, with_parked=with_parked)
-        yield connection, letters
-
-
-def _errors(connection: extensions.connection) -> AbstractContextManager[None]:
-    return database_errors(connection, "dead letters", "does not return them", "run the command again")
+    with connected(settings, SinkRole.WRITER, "dead letters") as connection:
+        yield connection, _selection(chosen, elsewhere).choose(connection, with_parked=with_parked)
 
 
 def _json(letter: dict[str, Any]) -> dict[str, Any]:
@@ -205,14 +196,6 @@ def _json(letter: dict[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value.isoformat() if isinstance(value, datetime) else value
     return found
-
-
-def _hide_personal(settings: Settings, letter: dict[str, Any]) -> None:
-    """Hide the value where an event of the topic has personal data. The sink database still has it."""
-    aggregates = catalog.of_project(settings).topics.get(letter["topic"], ())
-    if any(schema.is_personal for one in aggregates for schema in one.schemas):
-        letter.pop("value_base64", None)
-        letter["value"] = HIDDEN
 
 
 def _applier(settings: Settings, one: SinkSpec) -> Applier:

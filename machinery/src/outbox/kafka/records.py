@@ -162,7 +162,10 @@ def dropped_until(settings: Settings, name: str) -> datetime | None:
     the newest: there the topic's own retention is the bound.
     """
     firsts = _firsts(settings, name)
-    emptied = _expired(settings, name) if None in firsts else None
+    emptied = None
+    if None in firsts:  # a topic that keeps its records for ever was emptied by a person, at any time
+        retention_ms = int(topics.config(settings, name)["retention.ms"])
+        emptied = datetime.now(UTC) - timedelta(milliseconds=max(0, retention_ms))
     moments = [_timestamp(first) if first else emptied for first in firsts]
     return max((moment + CLOCK_MARGIN for moment in moments if moment), default=None)
 
@@ -178,12 +181,6 @@ def arrival(settings: Settings, name: str, within: Within) -> datetime | None:
     """When the first of the records arrived that a topic has within these offsets; None if it has none."""
     firsts = [next(read(settings, name, {number: marks}), None) for number, marks in within.items()]
     return min((_timestamp(first) for first in firsts if first), default=None)
-
-
-def _expired(settings: Settings, name: str) -> datetime:
-    """Until when a topic drops records by age. One that keeps them for ever was emptied by a person, at any time."""
-    retention_ms = int(topics.config(settings, name)["retention.ms"])
-    return datetime.now(UTC) - timedelta(milliseconds=max(0, retention_ms))
 
 
 def _firsts(settings: Settings, name: str) -> list[Message | None]:
@@ -225,8 +222,13 @@ def ends(messages: Iterable[Message]) -> Sequence[Message]:
     others = [(message, error) for message in messages if (error := message.error()) is not None]
     for message, error in others:
         if not is_end(message):
-            is_lost = error.code() == KafkaError._AUTO_OFFSET_RESET
-            raise _lost(message.topic() or "", error) if is_lost else KafkaException(error)
+            if error.code() != KafkaError._AUTO_OFFSET_RESET:
+                raise KafkaException(error)
+            raise Failure(
+                f"topic {message.topic()} no longer has what was to be read: {error.str()}",
+                "`outbox check` shows what is missing",
+                code="events-lost",
+            )
     return [message for message, _ in others]
 
 
@@ -273,15 +275,6 @@ def is_end(message: Message) -> bool:
     """Whether it is no record but says that the client has come to the end of what is committed, at its offset."""
     error = message.error()
     return error is not None and error.code() == KafkaError._PARTITION_EOF
-
-
-def _lost(name: str, error: KafkaError) -> Failure:
-    """The failure of a reader that wants every record of a range, and the topic has dropped some."""
-    return Failure(
-        f"topic {name} no longer has what was to be read: {error.str()}",
-        "`outbox check` shows what is missing",
-        code="events-lost",
-    )
 
 
 def _timestamp(message: Message) -> datetime:

@@ -94,11 +94,20 @@ def create(settings: Settings, specs: Sequence[TopicSpec]) -> list[str]:
     ]
     names = [spec.name for spec in specs]
     # The controller has answered; the brokers learn of the topics a moment later.
-    found = wait_for(
-        f"the brokers to know {', '.join(names)}", lambda: _all(settings, names), timeout_s=REQUEST_TIMEOUT_S
-    )
+
+    def known() -> dict[str, Topic] | None:
+        found = existing(settings, names)
+        return found if len(found) == len(names) else None
+
+    found = wait_for(f"the brokers to know {', '.join(names)}", known, timeout_s=REQUEST_TIMEOUT_S)
     for spec in specs:
-        _require_partitions(spec, found[spec.name])
+        partitions = found[spec.name].partitions
+        if partitions < spec.partitions:
+            raise Failure(
+                f"topic {spec.name} has {partitions} partitions; {spec.partitions} are required",
+                f"set {PARTITIONS_OPTION} to {partitions}: more partitions would break the order of each key",
+                code="topic-partitions",
+            )
     return created
 
 
@@ -213,17 +222,3 @@ def ask_leaders(name: str, ask: Callable[[], T | None]) -> T:
         return wait_for(f"the brokers to lead topic {name}", answer, timeout_s=REQUEST_TIMEOUT_S)
     except WaitTimeoutError as error:
         raise Failure(str(error), "wait until all brokers are up again", code="kafka-unavailable") from error
-
-
-def _all(settings: Settings, names: Sequence[str]) -> dict[str, Topic] | None:
-    found = existing(settings, names)
-    return found if len(found) == len(names) else None
-
-
-def _require_partitions(spec: TopicSpec, found: Topic) -> None:
-    if found.partitions < spec.partitions:
-        raise Failure(
-            f"topic {found.name} has {found.partitions} partitions; {spec.partitions} are required",
-            f"set {PARTITIONS_OPTION} to {found.partitions}: more partitions would break the order of each key",
-            code="topic-partitions",
-        )

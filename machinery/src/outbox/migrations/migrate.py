@@ -13,7 +13,7 @@ say that they are still as they were made. Migrations of ours grant nothing: thi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from outbox.base import project
-from outbox.base.database import connect, database_errors, reason_of
+from outbox.base.database import connect, connected, reason_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.migrations import declared, grants, publication
@@ -44,7 +44,6 @@ SERVER = """
 SELECT current_database(), getdatabaseencoding(), current_setting('server_version'),
        current_setting('server_version_num')::int
 """
-AGAIN = "run `outbox migrate` again"
 HERE = Path(__file__).resolve().parent
 
 ROLES: dict[Database, type[SourceRole] | type[SinkRole]] = {"source": SourceRole, "sink": SinkRole}
@@ -267,10 +266,9 @@ def _repair(settings: Settings, database: Database, *, is_new: bool) -> list[str
 @contextmanager
 def _owner(settings: Settings, database: Database) -> Iterator[extensions.cursor]:
     """A cursor in one transaction, as the owner of a database."""
-    with closing(connect(settings, ROLES[database].OWNER)) as connection:
-        name = getattr(settings, f"{database}_db_url").name
-        with database_errors(connection, f"database {name}", "refused a statement", AGAIN), connection:
-            yield connection.cursor()
+    name = getattr(settings, f"{database}_db_url").name
+    with connected(settings, ROLES[database].OWNER, f"database {name}") as connection, connection:
+        yield connection.cursor()
 
 
 @contextmanager
@@ -282,7 +280,7 @@ def _database_errors(settings: Settings, database: Database) -> Iterator[None]:
         name = getattr(settings, f"{database}_db_url").name
         raise Failure(
             f"migrating database {name}: {_said(error.orig)}",
-            f"the transaction was rolled back; correct the cause and {AGAIN}",
+            "the transaction was rolled back; correct the cause and run `outbox migrate` again",
             code="migration-failed",
         ) from error
     except CommandError as error:

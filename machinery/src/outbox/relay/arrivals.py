@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import IO, NamedTuple
 from uuid import UUID
@@ -21,7 +20,7 @@ from uuid import UUID
 from confluent_kafka import Message
 from psycopg2 import extensions
 
-from outbox.base.database import connect, database_errors
+from outbox.base.database import connected
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import WaitTimeoutError, wait_for
 from outbox.events.catalog import TOPIC
@@ -95,8 +94,7 @@ def all_arrive(settings: Settings, names: Sequence[str], timeout_s: float) -> bo
     """
     with tempfile.TemporaryFile() as file:
         with (
-            closing(connect(settings, SourceRole.AUDITOR)) as connection,
-            database_errors(connection, "reading the outbox", "refused", "run the command again"),
+            connected(settings, SourceRole.AUDITOR, "reading the outbox") as connection,
             connection.cursor() as cursor,
         ):
             copy(cursor, file)

@@ -69,7 +69,7 @@ class Rest:
 
     def config(self) -> Config | None:
         """The effective configuration; None if there is no such connector."""
-        answer = self._call("GET", f"/connectors/{self._name}/config", missing_is_none=True)
+        answer = self._call("GET", f"/connectors/{self._name}/config", none_for=requests.codes.not_found)
         return None if answer is None else dict(answer)
 
     def create_stopped(self, config: Config) -> Config | None:
@@ -78,7 +78,7 @@ class Rest:
         If another client has created it meanwhile, its configuration is returned and left unchanged.
         """
         body = {"name": self._name, "config": config, "initial_state": "STOPPED"}
-        if self._call("POST", "/connectors", json=body, existing_is_none=True) is not None:
+        if self._call("POST", "/connectors", json=body, none_for=requests.codes.conflict) is not None:
             return None
         return wait_for("the connector that another client created", self.config, timeout_s=START_TIMEOUT_S)
 
@@ -105,11 +105,11 @@ class Rest:
     def delete(self) -> None:
         """Stop the connector, remove it, and wait until it is gone."""
         self.stop()
-        self._call("DELETE", f"/connectors/{self._name}", missing_is_none=True)
+        self._call("DELETE", f"/connectors/{self._name}", none_for=requests.codes.not_found)
         wait_for("the connector to be gone", lambda: self.state().connector == "MISSING", timeout_s=START_TIMEOUT_S)
 
     def state(self) -> State:
-        answer = self._call("GET", f"/connectors/{self._name}/status", missing_is_none=True)
+        answer = self._call("GET", f"/connectors/{self._name}/status", none_for=requests.codes.not_found)
         if answer is None:
             return State("MISSING")
         traces = [part.get("trace") for part in (answer["connector"], *answer["tasks"]) if part["state"] == "FAILED"]
@@ -125,7 +125,8 @@ class Rest:
         Its position is that of the last commit it has read, because a slot counts in commits too. When transactions
         overlap, an event (``lsn``) of the later one may precede the commit (``lsn_commit``) of the earlier one.
         """
-        answer = self._call("GET", f"/connectors/{self._name}/offsets", missing_is_none=True) or {"offsets": []}
+        path = f"/connectors/{self._name}/offsets"
+        answer = self._call("GET", path, none_for=requests.codes.not_found) or {"offsets": []}
         stored: dict[str, Any] = next((entry["offset"] for entry in answer["offsets"] if entry["offset"]), {})
         position = max(int(stored.get("lsn_commit") or 0), int(stored.get("lsn") or 0))
         committed_us = None if stored.get("snapshot") else stored.get("ts_usec")  # else the time of Connect's host
@@ -141,9 +142,9 @@ class Rest:
         ]
         return not any(NOT_ENABLED in error for error in errors)
 
-    def _call(
-        self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False, existing_is_none: bool = False
-    ) -> Any:
+    def _call(self, method: str, path: str, *, json: Any = None, none_for: int | None = None) -> Any:
+        """The answer to a request, as JSON; None for an answer with the status ``none_for``."""
+
         def answer() -> tuple[requests.Response] | None:  # a tuple, because a response with an error status is false
             response = self._session.request(
                 method, self._url + path, json=json, timeout=REQUEST_TIMEOUT_S, verify=self._cafile
@@ -159,11 +160,17 @@ class Rest:
             )
         except requests.RequestException as error:
             raise _unavailable(self._settings, error) from error
-        if missing_is_none and response.status_code == requests.codes.not_found:
+        if response.status_code == none_for:
             return None
-        if existing_is_none and already_exists(response):
-            return None
-        self._require_ok(response, f"{method} {path}")
+        if response.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
+            raise Failure(
+                f"Connect at {self._url} refuses the login: {response.status_code} to {method} {path}",
+                "correct OUTBOX_CONNECT_USERNAME and OUTBOX_CONNECT_PASSWORD",
+                code="connect-login-refused",
+            )
+        if not response.ok:
+            said = _message(response)
+            raise Failure(f"Connect answered {response.status_code} to {method} {path}: {said}", code="connect-refused")
         try:
             return response.json() if response.content else {}
         except ValueError:
@@ -171,33 +178,16 @@ class Rest:
                 f"the server at {self._url} is not Kafka Connect", "correct OUTBOX_CONNECT_URL", code="connect-foreign"
             ) from None
 
-    def _require_ok(self, response: requests.Response, request: str) -> None:
-        if response.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
-            raise Failure(
-                f"Connect at {self._url} refuses the login: {response.status_code} to {request}",
-                "correct OUTBOX_CONNECT_USERNAME and OUTBOX_CONNECT_PASSWORD",
-                code="connect-login-refused",
-            )
-        if not response.ok:
-            raise Failure(
-                f"Connect answered {response.status_code} to {request}: {_message(response)}", code="connect-refused"
-            )
-
 
 def is_repeatable(response: requests.Response) -> bool:
     """Whether Connect asks to repeat a request: its group is rebalancing, usually 409, 500 to some requests; or it
-    could not write to its config topic, 500.
+    could not write to its config topic, 500. Any other 409 says that a connector exists.
 
     The first such write fails after a week without one: the broker has forgotten the worker's transactional id.
     """
     if response.status_code == requests.codes.server_error:
         return any(words in response.text for words in REPEATABLE)
-    return response.status_code == requests.codes.conflict and not already_exists(response)
-
-
-def already_exists(response: requests.Response) -> bool:
-    """Whether Connect refuses to create a connector because it exists."""
-    return response.status_code == requests.codes.conflict and EXISTS in _message(response)
+    return response.status_code == requests.codes.conflict and EXISTS not in _message(response)
 
 
 def _unavailable(settings: Settings, error: requests.RequestException) -> Failure:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psycopg2
 from psycopg2 import sql
 
-from outbox.base.database import connect, database_errors
+from outbox.base.database import connected
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
@@ -246,10 +246,7 @@ def drop(settings: Settings, connector: Connector) -> None:
 @contextmanager
 def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
     """A cursor as Debezium's role; this also checks that the role can log in."""
-    with (
-        closing(connect(settings, SourceRole.CDC)) as connection,
-        database_errors(connection, "the relay's role", "refuses a statement", "run the command again"),
-    ):
+    with connected(settings, SourceRole.CDC, "the relay's role") as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
             yield cursor
@@ -258,15 +255,9 @@ def _cdc(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
 @contextmanager
 def _owning(settings: Settings, connector: Connector) -> Iterator[psycopg2.extensions.cursor]:
     """A cursor of one transaction as the owner of the captured table."""
-    with closing(connect(settings, SourceRole.OWNER)) as connection:
-        what = f"refuses the capture of {'.'.join(connector.table)}"
-        again = f"`{connector.command('apply')}`"
-        with (
-            database_errors(connection, f"connector {connector.name}", what, again),
-            connection,
-            connection.cursor() as cursor,
-        ):
-            yield cursor
+    subject = f"connector {connector.name}, which captures {'.'.join(connector.table)}"
+    with connected(settings, SourceRole.OWNER, subject) as connection, connection, connection.cursor() as cursor:
+        yield cursor
 
 
 def lsn(position: int) -> str:

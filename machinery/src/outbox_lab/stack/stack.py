@@ -20,7 +20,7 @@ import psutil
 
 from outbox.base import envfile
 from outbox.base.errors import Failure
-from outbox.base.settings import PREFIX, Settings, address, load, variable
+from outbox.base.settings import PREFIX, Settings, address, load, stack_env, variable
 from outbox.base.terminal import Progress
 from outbox.jvm.jars import resolve
 from outbox.relay import lifecycle
@@ -62,7 +62,7 @@ class Stack:
     def settings(self) -> Settings:
         """The given settings with the ports and passwords that ``up`` chose."""
         chosen = load(self.home, environment=False)
-        names = [name.removeprefix(PREFIX).lower() for name in envfile.read(self._given.stack_env_file)]
+        names = [name.removeprefix(PREFIX).lower() for name in stack_env(self._given.stack_env_file)]
         return self._given.replace(**{name: getattr(chosen, name) for name in names})
 
     @property
@@ -85,7 +85,7 @@ class Stack:
         with self.locked(), self._addresses(report) as chosen:
             # Ports and passwords are chosen once: existing values in stack.env stay.
             file = self._given.stack_env_file
-            values = {**chosen, **envfile.generate("kafka_password"), **envfile.read(file)}
+            values = {**chosen, **envfile.generate("kafka_password"), **stack_env(file)}
             envfile.write(file, values)
             wanted = internals.read(self.home).spark_workers if workers is None else workers
             if workers is not None or wanted or variable("spark_master") in values:
@@ -173,7 +173,7 @@ class Stack:
         """Let the cluster have so many workers, and stop those that are too many."""
         file, kept, shared = self._given.stack_env_file, internals.read(self.home), self.home / SHARED
         cluster = {"spark_master": f"spark://{ports.LOOPBACK}:{kept.spark_port}", "spark_properties": shared}
-        values = {name: value for name, value in envfile.read(file).items() if name not in map(variable, cluster)}
+        values = {name: value for name, value in stack_env(file).items() if name not in map(variable, cluster)}
         if workers:
             write_properties(shared, workers)
             values |= {variable(name): str(value) for name, value in cluster.items()}

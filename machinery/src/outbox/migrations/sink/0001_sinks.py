@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from outbox.base.errors import Failure
 from outbox.migrations.migrate import execute
 
 revision = "sink_machinery_0001"
@@ -288,10 +287,3 @@ REVOKE = "REVOKE ALL ON FUNCTION public.ensure_processed_events, public.drop_pro
 def upgrade() -> None:
     for statements in (SINKS, STRATEGIES, ERASED_KEYS, RETENTION, REVOKE):
         execute(statements)
-
-
-def downgrade() -> None:
-    raise Failure(
-        "the tables of the sinks are not dropped by a migration: what they have applied would be forgotten",
-        "restore a backup, or write a migration that goes forward",
-    )

@@ -26,7 +26,3 @@ CREATE INDEX idempotency_keys_expires_at ON public.idempotency_keys (expires_at)
 
 def upgrade() -> None:
     execute(UP)
-
-
-def downgrade() -> None:
-    execute("DROP TABLE public.idempotency_keys")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from outbox.base.errors import Failure
 from outbox.migrations import declared, publication
 from outbox.migrations.migrate import execute
 
@@ -33,10 +32,3 @@ CREATE TABLE public.outbox (
 
 def upgrade() -> None:
     execute(UP)
-
-
-def downgrade() -> None:
-    raise Failure(
-        "the outbox and its publication are not dropped by a migration: events that are not relayed yet would be lost",
-        "restore a backup, or write a migration that goes forward",
-    )
