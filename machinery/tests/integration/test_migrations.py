@@ -10,21 +10,21 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import alembic.command
 import psycopg2
 import pytest
 from psycopg2 import extensions
 from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from outbox.audit.doctor import examine
 from outbox.base import project
 from outbox.base.database import connect
-from outbox.base.settings import DatabaseUrl, Role, Settings, SinkRole, SourceRole
+from outbox.base.settings import DatabaseUrl, Role, Secret, Settings, SinkRole, SourceRole, password_setting
 from outbox.http.database import make_engine
-from outbox.migrations import migrate
+from outbox.migrations import migrate, roles
 from outbox.migrations.grants import Database
-from outbox_lab.stack import ports
+from outbox.migrations.roles import Administrator
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
@@ -105,28 +105,20 @@ def upgrade():
 """
 
 
-@pytest.fixture
-def plain_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of one migration; the migration's file."""
+def test_sql_of_a_migration_stays_as_it_is_written(
+    empty: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "migrations" / "source" / "0001_plain.py"
     file.parent.mkdir(parents=True)
-    file.write_text(PLAIN_MIGRATION)
     (tmp_path / "pyproject.toml").write_text("[tool.outbox]\n")
     monkeypatch.setenv(project.VARIABLE, str(tmp_path))
-    return file
-
-
-@pytest.mark.usefixtures("plain_project")
-def test_sql_of_a_migration_stays_as_it_is_written(empty: Settings) -> None:
+    file.write_text(PLAIN_MIGRATION.replace("'app'", "'writer'"))
+    with raises("failed", "owner, app, cdc, pruner, auditor"):
+        migrate.migrate(empty)
+    file.write_text(PLAIN_MIGRATION)
     migrate.migrate(empty)
     [(note,)] = query(empty, "SELECT note FROM plain", SourceRole.APP)
     assert note == {"a": True, "b": "{app} 50% %s :name"}
-
-
-def test_a_migration_that_names_no_role_is_refused(empty: Settings, plain_project: Path) -> None:
-    plain_project.write_text(PLAIN_MIGRATION.replace("'app'", "'writer'"))
-    with raises("failed", "owner, app, cdc, pruner, auditor"):
-        migrate.migrate(empty)
 
 
 def test_a_search_path_of_the_database_moves_no_table(empty: Settings, postgres: Postgres) -> None:
@@ -141,8 +133,7 @@ def test_a_search_path_of_the_database_moves_no_table(empty: Settings, postgres:
         assert migrate.is_current(service, "source")
 
 
-@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-@pytest.mark.parametrize("database", ["source", "sink"])
+@pytest.mark.parametrize(("database", "encoding"), [("source", "LATIN1"), ("sink", "SQL_ASCII")])
 def test_an_encoding_that_cannot_hold_json_is_named(
     databases: Settings, superuser: extensions.cursor, database: Database, encoding: str
 ) -> None:
@@ -222,12 +213,6 @@ def test_a_function_of_the_service_is_left_as_it_is(empty: Settings) -> None:
     assert query(empty, source) == [("SELECT gen_random_uuid()",)]
 
 
-def test_a_database_out_of_reach_is_named(databases: Settings) -> None:
-    nowhere = databases.replace(sink_db_url=databases.sink_db_url.replace(port=ports.choose(0)[0]))
-    with raises("database-unavailable", f"{databases.sink_db_url.name} at 127.0.0.1:{nowhere.sink_db_url.port}"):
-        migrate.migrate(nowhere)
-
-
 def test_migrate_refuses_a_newer_schema_and_serve_accepts_it(databases: Settings) -> None:
     newer = "UPDATE outbox_version SET version_num = 'source_domain_9999' WHERE version_num LIKE 'source_domain_%'"
     query(databases, newer)
@@ -245,18 +230,6 @@ def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settin
         assert not migrate.is_current(connection, database)
         connection.execute(text(f"INSERT INTO outbox_version VALUES ('{database}_machinery_0001')"))
         assert not migrate.is_current(connection, database)
-
-
-def test_the_outbox_and_its_publication_are_never_dropped(databases: Settings) -> None:
-    wanted = migrate.config("source")
-    with owner_of(databases, "source") as connection:
-        wanted.attributes["connection"] = connection
-        wanted.attributes["on_version_apply"] = lambda **_: None
-        with raises("failed", "not dropped by a migration"):
-            alembic.command.downgrade(wanted, "base")
-    assert query(databases, "SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication") == [
-        ("outbox", True, False, False, False)
-    ]
 
 
 TABLES = ("items", "idempotency_keys", "outbox", "source_totals")
@@ -304,3 +277,119 @@ def test_no_role_is_a_superuser_and_only_the_relay_may_replicate(shared_database
     ours = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND"
     assert query(shared_databases, f"{ours} (rolsuper OR rolbypassrls)") == []
     assert query(shared_databases, f"{ours} rolreplication") == [("stock_source_cdc",)]
+
+
+# `outbox roles` as the administrator of a managed server, who is no superuser, and as printed SQL -----------------
+
+
+REPLICATES_SINCE = 160_000  # somebody who is no superuser may give the right to replicate
+
+
+@pytest.fixture
+def managed(template: Settings, superuser: extensions.cursor) -> Iterator[tuple[Settings, Administrator]]:
+    """Settings of databases and roles that do not exist yet, and an administrator."""
+    suffix = uuid.uuid4().hex[:8]
+    settings = template.replace(
+        source_db_url=template.source_db_url.replace(name=f"source_{suffix}"),
+        sink_db_url=template.sink_db_url.replace(name=f"sink_{suffix}"),
+        source_db_role_prefix=f"source_{suffix}",
+        sink_db_role_prefix=f"sink_{suffix}",
+    )
+    admin = Administrator(f"admin_{suffix}", "of-the-admin")
+    superuser.execute(f"CREATE ROLE {admin.user} LOGIN CREATEROLE CREATEDB REPLICATION PASSWORD '{admin.password}'")
+    yield settings, admin
+    for name in (settings.source_db_url.name, settings.sink_db_url.name):
+        superuser.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    for role in (*SourceRole, *SinkRole):
+        superuser.execute(f"DROP ROLE IF EXISTS {settings.role_name(role)}")
+    superuser.execute(f"DROP OWNED BY {admin.user}; DROP ROLE {admin.user}")
+
+
+@pytest.fixture(params=["attribute", "as on RDS"])
+def replication(
+    request: pytest.FixtureRequest, managed: tuple[Settings, Administrator], superuser: extensions.cursor
+) -> Iterator[str]:
+    """How the administrator gives the right to replicate."""
+    superuser.execute("SELECT current_setting('server_version_num')::int")
+    if request.param == "attribute":
+        if superuser.fetchall()[0][0] < REPLICATES_SINCE:
+            pytest.skip("only a superuser may on this server")
+        yield "SELECT rolreplication FROM pg_roles WHERE rolname = %s"
+        return
+    superuser.execute(f"CREATE ROLE {roles.RDS_REPLICATION}")
+    superuser.execute(f"GRANT {roles.RDS_REPLICATION} TO {managed[1].user} WITH ADMIN OPTION")
+    yield f"SELECT pg_has_role(%s, '{roles.RDS_REPLICATION}', 'MEMBER')"
+    superuser.execute(f"DROP ROLE {roles.RDS_REPLICATION}")
+
+
+def test_an_administrator_who_is_no_superuser_makes_everything(
+    managed: tuple[Settings, Administrator], replication: str
+) -> None:
+    settings, admin = managed
+    for database in (*roles.DATABASES, *roles.DATABASES):  # a second run, too
+        roles.make(settings, database, admin)
+    assert [*migrate.migrate(settings).applied] == [*roles.DATABASES]
+    for role in (*SourceRole, *SinkRole):
+        connect(settings, role).close()
+    assert [one for one in examine(settings, "source-db", "sink-db") if not one.is_ok] == []
+    assert query(settings, replication, SourceRole.OWNER, [settings.role_name(SourceRole.CDC)]) == [(True,)]
+
+
+@pytest.mark.parametrize("password", ["", "pässword"])
+def test_a_password_that_no_server_would_keep_as_we_do_is_refused(template: Settings, password: str) -> None:
+    wrong = template.replace(sink_db_owner_password=Secret(password))
+    with raises("password-unfit"):
+        list(roles.statements(wrong, "sink"))
+
+
+def test_an_administrator_without_the_right_is_told(
+    managed: tuple[Settings, Administrator], superuser: extensions.cursor
+) -> None:
+    settings, admin = managed
+    superuser.execute(f"ALTER ROLE {admin.user} NOCREATEROLE")
+    with raises("roles-refused", "permission denied to create role"):
+        roles.make(settings, "source", admin)
+    with raises("roles-refused"):
+        roles.make(settings, "source", Administrator(admin.user, "wrong"))
+
+
+def test_printed_sql_makes_the_same(
+    managed: tuple[Settings, Administrator], postgres: Postgres, tmp_path: Path
+) -> None:
+    settings, _ = managed
+    printed = run(settings, "roles", "--print")
+    passwords = {value for name, value in settings.as_env().items() if name.endswith("_PASSWORD") and value}
+    assert not [password for password in passwords if password in printed]
+    file = tmp_path / "roles.sql"
+    file.write_text(printed)
+    postgres.run_psql(["-d", "postgres", "-f", str(file)])
+    migrate.migrate(settings)
+    for role in (*SourceRole, *SinkRole):
+        connect(settings, role).close()
+
+
+@pytest.mark.usefixtures("replication")
+def test_a_command_prints_the_password_at_each_connection(
+    managed: tuple[Settings, Administrator], tmp_path: Path
+) -> None:
+    (settings, admin), token = managed, tmp_path / "token"
+    settings = settings.replace(db_password_command=f"cat '{token}'")
+    engine = make_engine(settings)
+    for password in ("first", "second"):
+        passwords = {password_setting(role): Secret(password) for role in (*SourceRole, *SinkRole)}
+        for database in roles.DATABASES:
+            roles.make(settings.replace(**passwords), database, admin)
+        token.write_text(password)
+        connect(settings, SinkRole.WRITER).close()
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("SELECT current_user").scalar() == settings.role_name(SourceRole.APP)
+        engine.dispose()
+
+
+def test_a_command_that_prints_no_password_is_told(template: Settings, tmp_path: Path) -> None:
+    for command in ("false", str(tmp_path / "missing"), "sh -c 'echo no token here >&2; exit 3'", "sh 'open", ""):
+        settings = template.replace(db_password_command=command)
+        with raises("password-command-failed", "OUTBOX_DB_PASSWORD_COMMAND"):
+            connect(settings, SinkRole.WRITER)
+        with pytest.raises(OperationalError, match="prints no password"):
+            make_engine(settings).connect()

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import json
 import re
-import threading
+import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -25,10 +23,10 @@ from outbox.base.wait import wait_for
 from outbox.kafka.clients import client_config
 from outbox.migrations.migrate import migrate
 from outbox.relay import connectors, lifecycle, slot
-from outbox.relay.connectors import Config
 from outbox.relay.rest import Rest
 from outbox_lab.stack import config
 from outbox_lab.stack.postgres import Postgres
+from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from tests.support import slots, suite
@@ -145,6 +143,8 @@ def test_a_connector_has_what_is_rendered_whatever_is_applied(
     relayed(chain)
 
     current = Rest(chain).config()
+    created = Rest(chain).create_stopped({**rendered, "poll.interval.ms": "11"})
+    assert created == current, "another client has created it meanwhile"
     with monkeypatch.context() as patch:
         edited(tmp_path, patch, transaction__boundary="connector")
         with raises("connect-refused", "does not support connector-defined transaction boundaries"):
@@ -183,31 +183,6 @@ def test_stopped_or_removed_it_goes_on_where_it_was_and_forgotten_it_begins_agai
     insert(chain, row())
     relayed(chain)
     assert len(read(chain)) == 3 + 3 + 1
-
-
-def test_the_commands_say_what_was_done_and_what_is_in_force(unapplied: Settings) -> None:
-    names = ("source_db_url", "sink_db_url", "topic_prefix", "connector")
-    env = {f"OUTBOX_{name.upper()}": str(getattr(unapplied, name)) for name in names}
-
-    def run(*arguments: str) -> Any:
-        return outbox("connect", *arguments, home=unapplied.home, **env)
-
-    missing = run("status")
-    assert missing.returncode == 1
-    absent = f"outbox: connector {unapplied.connector} is MISSING, its tasks none"
-    assert missing.stderr == f"{absent} — `outbox connect apply`\n"
-    assert (
-        run("apply").stdout == f"connector {unapplied.connector}: created, exactly-once (transaction boundary poll)\n"
-    )
-    told = run("status", "--json")
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout)
-    assert (found["connector"], found["tasks"], found["error"]) == ("RUNNING", ["RUNNING"], None)
-    assert found["worker_exactly_once"] is True
-    assert found["connector_exactly_once"] == "required"
-    assert json.loads(run("render").stdout) == connectors.load(unapplied).config
-    assert run("remove", "--yes").stdout == f"connector {unapplied.connector}: removed\n"
-    assert run("remove", "--yes", "--drop-slot").stdout == f"connector {unapplied.connector}: was not there\n"
 
 
 # What Debezium would not notice -----------------------------------------------------------------------------------
@@ -251,21 +226,6 @@ def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgre
     (stored,) = [entry["offset"] for entry in answer["offsets"]]
     assert stored["lsn"] < stored["lsn_commit"]
     lifecycle.apply(chain)
-    insert(chain, row())
-    assert sorted(record.id for record in relayed(chain)) == ids(chain)
-
-
-def test_a_slot_ahead_by_events_that_are_on_the_topic_is_no_loss(chain: Settings, postgres: Postgres) -> None:
-    # As a worker without exactly-once leaves it when it is killed between confirming and storing.
-    with closing(connect(chain, SourceRole.APP)) as connection, connection.cursor() as cursor:
-        execute_values(cursor, INSERT, [row()])  # while it is open, the server retains the log from here on
-        insert(chain, row())
-        relayed(chain, ids(chain))
-        lifecycle.remove(chain)
-        slots.wait_released(chain)
-        slots.advance(chain)
-        assert lifecycle.apply(chain) == "created"
-        connection.commit()
     insert(chain, row())
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
@@ -328,31 +288,27 @@ def test_a_connector_that_no_worker_runs_is_restarted_by_apply(chain: Settings) 
     assert sorted(record.id for record in relayed(chain)) == ids(chain)
 
 
-def test_of_two_that_create_the_connector_the_later_finds_it(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, config = threading.current_thread(), Rest.config
-    has_looked, is_created = threading.Event(), threading.Event()
-    looks: list[Config | None] = []
+# The log ----------------------------------------------------------------------------------------------------------
 
-    def looked(rest: Rest) -> Config | None:
-        found = config(rest)
-        if threading.current_thread() is not ours and not looks:
-            looks.append(found)
-            has_looked.set()
-            is_created.wait(300)
-        return found
 
-    monkeypatch.setattr(Rest, "config", looked)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(lifecycle.apply, topic)
-            try:
-                assert has_looked.wait(300)
-                assert lifecycle.apply(topic) == "created"
-            finally:
-                is_created.set()
-            assert late.result() == "unchanged"
-        assert looks == [None]
-        insert(topic, row())
-        assert [record.id for record in relayed(topic)] == ids(topic)
-    finally:
-        lifecycle.remove(topic, drop_slot=True)
+WINDOW_S = 4.0
+CHECKS_PER_S = 5
+LINES_MAX = 10  # "No previous offsets found" alone came sixty times a second
+
+
+def test_an_idle_connector_and_health_checks_log_next_to_nothing(chain: Settings, stack: Stack) -> None:
+    rest, log = Rest(chain), stack.part("connect").log_file
+
+    def is_polling() -> bool:
+        return "Processing messages" in log.read_text().rpartition(f"slot.name = {chain.connector}")[2]
+
+    wait_for("the task to poll", is_polling, timeout_s=60)
+    assert rest.offset() is None, "no event is relayed yet"
+    before = len(log.read_text())
+    end = time.monotonic() + WINDOW_S
+    while time.monotonic() < end:
+        assert stack.part("connect").is_ready()
+        assert rest.state().is_running
+        time.sleep(1 / CHECKS_PER_S)
+    lines = log.read_text()[before:].splitlines()
+    assert len(lines) < LINES_MAX, lines[:50]

@@ -7,10 +7,8 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 
 import psycopg2.extensions
-import pytest
 from confluent_kafka import Producer
 
 from outbox.base.database import connect
@@ -50,19 +48,8 @@ def send(settings: Settings, *rows: Row) -> list[Record]:
     return arrivals(settings, before)
 
 
-def occurred_at(settings: Settings, event_id: str) -> datetime:
-    """When the row says it occurred."""
-    with transaction(settings, SourceRole.CDC) as cursor:
-        cursor.execute("SELECT occurred_at FROM outbox WHERE id = %s", [event_id])
-        found = cursor.fetchone()
-    assert found is not None
-    when: datetime = found[0]
-    return when.replace(tzinfo=UTC)
-
-
-@pytest.mark.parametrize("quantity", [5, -5], ids=["credit", "debit"])
-def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings, quantity: int) -> None:
-    written = row(quantity=quantity, traceparent=TRACEPARENT)
+def test_a_row_becomes_a_record_that_keeps_the_contract(shared_chain: Settings) -> None:
+    written = row(quantity=-5, traceparent=TRACEPARENT)
     [record] = send(shared_chain, written)
     assert record.key == written.aggregateid
     assert json.loads(record.value) == json.loads(written.payload)

@@ -96,11 +96,6 @@ def insert_mixed(settings: Settings, rows: list[Row]) -> None:
             del left[:size]
 
 
-def marks(settings: Settings) -> int:
-    """How many offsets the markers' topic has."""
-    return topics.last_stable_offsets(settings, settings.markers_topic)[0]
-
-
 # Routing ----------------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +118,8 @@ def test_no_event_is_on_a_topic_that_is_not_declared(unapplied: Settings) -> Non
     insert(unapplied, event("item", "a"), event("Return", "a", 2), event("Order", "b"))
     relayed(unapplied)
     prune.mark(unapplied)
-    wait_for("the markers", lambda: marks(unapplied) > 1, timeout_s=30)
+    name = unapplied.markers_topic
+    wait_for("the markers", lambda: topics.last_stable_offsets(unapplied, name)[0] > 1, timeout_s=30)
     assert len(read(unapplied)) == 3
     own = {spec.name for spec in connectors.topic_specs(unapplied)}
     names = AdminClient(client_config(unapplied)).list_topics(timeout=30).topics
@@ -185,18 +181,14 @@ def test_a_topic_with_fewer_partitions_than_declared_is_refused(
 ) -> None:
     name = f"{unapplied.topic_prefix}.bill"
     topics.create(unapplied, [TopicSpec(name, 2, {})])
-    redeclare(project, monkeypatch, "bill", partitions=3)
+    events = redeclare(project, monkeypatch, "bill", partitions=3)
     with raises("topic-partitions", f"topic {name} has 2 partitions; 3 are required", "`partitions` in aggregate.toml"):
         lifecycle.apply(unapplied)
     assert lifecycle.status(unapplied).connector == "MISSING"
 
-
-def test_a_name_that_kafka_takes_for_another_topic_is_refused(
-    unapplied: Settings, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kafka tells no `.` from `_` in the names of metrics."""
+    # Kafka tells no `.` from `_` in the names of metrics.
     topics.create(unapplied, [TopicSpec(f"{unapplied.connector}.bills", 1, {})])
-    redeclare(project, monkeypatch, "bill", topic=f"{unapplied.connector}_bills")
+    redeclare(events, monkeypatch, "bill", topic=f"{unapplied.connector}_bills")
     with raises("topic-refused", f"{unapplied.connector}_bills", f"{unapplied.connector}.bills"):
         lifecycle.apply(unapplied)
 
@@ -228,11 +220,11 @@ def test_an_aggregate_that_moved_is_looked_up_on_its_former_topic(
 def test_the_default_topic_is_a_former_one_of_its_aggregate(
     unapplied: Settings, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    redeclare(project, monkeypatch, "bill")
+    events = redeclare(project, monkeypatch, "bill")
     lifecycle.apply(unapplied)
     insert(unapplied, event("bill", "a"))
     relayed(unapplied)
-    redeclare(project.parent.with_name(f"{project.parent.name}+") / "events", monkeypatch, "bill", topic="bills")
+    redeclare(events, monkeypatch, "bill", topic="bills")
     lifecycle.apply(unapplied)
     insert(unapplied, event("bill", "a", 2))
     relayed(unapplied, ids(unapplied)[-1:])

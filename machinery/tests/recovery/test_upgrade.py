@@ -5,18 +5,25 @@ In each of them the log of the new server has other positions than the offset th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
-from outbox.base.settings import Settings
-from outbox.migrations.migrate import migrate
+from outbox.base.settings import Role, Settings, SinkRole, SourceRole, password_setting
+from outbox.migrations.migrate import MINIMUM, migrate
 from outbox.relay import lifecycle
 from outbox_lab.soak.proxy import Proxy
+from outbox_lab.stack.postgres import MAJOR
+from outbox_lab.testing.command import run
+from outbox_lab.testing.fixtures.stack import private_stack
+from outbox_lab.testing.helpers import query
 from outbox_lab.testing.homes import Homes
+from tests.stock import Client
 from tests.support import servers, slots
+from tests.support.made_events import nth_key
 from tests.support.outbox_rows import ids
 from tests.support.rehearsal import Rehearsal, client_of
 from tests.support.servers import Server
@@ -132,3 +139,46 @@ def test_switch_to_a_server_that_follows(topic: Settings, homes: Homes) -> None:
         servers.leave(chain.old, chain.new)
         chain.switch()
         finished(chain, 4)
+
+
+# Source and sink on servers of different versions -----------------------------------------------------------------
+
+
+STRATEGIES = ["dedup", "versions", "merge"]
+VERSION = "SELECT current_setting('server_version_num')::int / 10000"
+
+
+@pytest.fixture(scope="module")
+def another(homes: Homes, template: Settings) -> Iterator[Settings]:
+    """Databases on a server of another version than the session's."""
+    made = private_stack(homes.new("other"), MAJOR if version(template) == MINIMUM else MINIMUM)
+    made.up(only=["postgres"])
+    migrate(made.settings)
+    yield made.settings
+    made.down(gently=False)
+
+
+def version(settings: Settings, role: Role = SourceRole.AUDITOR) -> int:
+    """The major version of a database's server."""
+    ((found,),) = query(settings, VERSION, role)
+    return int(found)
+
+
+@pytest.fixture
+def mixed(chain: Settings, another: Settings) -> Settings:
+    """The chain, with the sink database on the other server."""
+    names = ["sink_db_url", *map(password_setting, SinkRole)]
+    return chain.replace(**{name: getattr(another, name) for name in names})
+
+
+def test_source_and_sink_are_on_servers_of_different_versions(mixed: Settings, client: Client) -> None:
+    assert version(mixed) != version(mixed, SinkRole.AUDITOR)
+    for number in range(30):
+        assert client.move(nth_key(number % 3), 1 + number).status_code == 201
+    run(mixed, "check", "--wait", "60")
+    run(mixed, "sink", *STRATEGIES, "--until-caught-up")
+    for _ in range(2):
+        sinks = json.loads(run(mixed, "check", "--json"))["sinks"]
+        drifts = {sink["name"]: one["drift"] for sink in sinks for one in sink["comparisons"]}
+        assert drifts == {sink: {} for sink in STRATEGIES}
+        run(mixed, "rebuild", "dedup", "--from", "source", "--yes")

@@ -1,9 +1,10 @@
-"""The process controller, on small real processes."""
+"""The process controller, waits, ports and signals of the embedded stack, on small real processes."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,20 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from outbox.base import wait
 from outbox.base.settings import SECRET_NAMES, load, variable
-from outbox.base.wait import wait_for
+from outbox.base.wait import timeout_scale, wait_for
+from outbox_lab.stack import ports
 from outbox_lab.stack.command import Command, service, sink
-from outbox_lab.stack.process import EMPTY_READS, MARK, Process, environment
+from outbox_lab.stack.interrupt import SIGNALS
+from outbox_lab.stack.process import MARK, Process
 from outbox_lab.testing.failures import raises
 
 SERVE = "import time, pathlib; pathlib.Path('ready').touch(); time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVE}"
-ERASE = """
-with open("/proc/self/stat", "rb") as stat, open("/proc/self/mem", "r+b", buffering=0) as memory:
-    begin, end = map(int, stat.read().split()[-3:-1])
-    memory.seek(begin)
-    memory.write(bytes(end - begin))
-"""
 PARENT = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', {DEAF!r}]) for _ in range(2)]; {SERVE}"
 
 
@@ -75,13 +73,6 @@ def main(process: Process) -> psutil.Process:
     pid = process.pid()
     assert pid is not None
     return psutil.Process(pid)
-
-
-def _orphan(process: Process) -> None:
-    """Kill the main process alone, once its two children live."""
-    wait_for("parent and children", lambda: len(process.processes()) == 3, timeout_s=5)
-    main(process).kill()
-    wait_for("the parent to be gone", lambda: not process.is_running(), timeout_s=5)
 
 
 def test_it_starts_in_its_folder_and_session_and_gets_nothing_else_from_the_shell(
@@ -142,22 +133,6 @@ def test_one_that_keeps_replacing_its_program_is_seen_running(script: Make) -> N
     assert all(process.is_running() for _ in range(200))
 
 
-@pytest.mark.skipif(not psutil.LINUX, reason="erases its environment as Linux lets it")
-def test_one_that_has_erased_its_environment_is_looked_at_once(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", f"{ERASE}\n{SERVE}"], cwd=tmp_path) as erased:
-        wait_for("the environment to be erased", (tmp_path / "ready").exists, timeout_s=10)
-
-        def look_s() -> float:
-            began_at = time.monotonic()
-            assert environment(psutil.Process(erased.pid)) == {}
-            return time.monotonic() - began_at
-
-        try:
-            assert min(look_s() for _ in range(5)) < EMPTY_READS / 1000
-        finally:
-            erased.kill()
-
-
 def test_it_outlives_the_command_that_started_it(script: Make, tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, pathlib\n"
@@ -206,11 +181,26 @@ def test_kill_takes_what_starts_meanwhile(tmp_path: Path) -> None:
     assert process.last.wait() == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_paused_process_can_be_ended_and_its_log_is_kept(script: Make, end: str) -> None:
+    process = script(f"print('started', flush=True); {SERVE}")
+    for _ in range(2):
+        process.start()
+        process.pause()
+        started_at = time.monotonic()
+        getattr(process, end)()
+        assert process.processes() == []
+        assert time.monotonic() - started_at < 5
+    assert (process.tail(), process.tail(1)) == ("started\nstarted", "started")
+
+
 @pytest.mark.parametrize("end", ["stop", "start"])
 def test_children_that_outlive_their_parent_are_ended_by_stop_and_by_the_next_start(script: Make, end: str) -> None:
     process = script(PARENT)
     process.start()
-    _orphan(process)
+    wait_for("parent and children", lambda: len(process.processes()) == 3, timeout_s=5)
+    main(process).kill()
+    wait_for("the parent to be gone", lambda: not process.is_running(), timeout_s=5)
     orphans = process.processes()
     assert len(orphans) == 2
     began_at = time.monotonic()
@@ -218,17 +208,6 @@ def test_children_that_outlive_their_parent_are_ended_by_stop_and_by_the_next_st
     assert not set(orphans) & set(process.processes())
     assert process.is_running() is (end == "start")
     assert time.monotonic() - began_at < 5  # nothing is left that could end in order, so nobody waits for that
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_paused_process_can_be_ended(script: Make, end: str) -> None:
-    process = script()
-    process.start()
-    process.pause()
-    started_at = time.monotonic()
-    getattr(process, end)()
-    assert process.processes() == []
-    assert time.monotonic() - started_at < 5
 
 
 @pytest.mark.parametrize(
@@ -239,15 +218,6 @@ def test_a_start_that_fails_shows_the_end_of_the_log(script: Make, end: str, cod
     process.start_timeout_s = 1
     with raises(code, "script.log:\nthe reason"):
         process.start()
-
-
-def test_the_log_is_kept_over_restarts_and_its_tail_is_short(script: Make) -> None:
-    process = script(f"print('started', flush=True); {SERVE}")
-    process.start()
-    process.kill()
-    process.start()
-    assert process.tail() == "started\nstarted"
-    assert process.tail(1) == "started"
 
 
 def test_a_child_that_has_ended_is_no_zombie(script: Make) -> None:
@@ -263,3 +233,239 @@ def test_a_child_that_has_ended_is_no_zombie(script: Make) -> None:
     ended.kill()
     ours = [one for one in psutil.Process().children() if one not in before]
     assert not [one for one in ours if one.status() == psutil.STATUS_ZOMBIE]
+
+
+# Waiting ----------------------------------------------------------------------------------------------------------
+
+
+IN_THREAD = f"""
+import time
+from {wait.__name__} import in_thread
+
+in_thread("apply", time.sleep, 3600)
+try:
+    in_thread("apply", exit, 3).result()
+except SystemExit as error:
+    print("seen", error)
+"""
+
+
+def test_the_first_true_answer_is_returned_and_an_exception_ends_the_wait() -> None:
+    answers = iter([None, "", 0, "here"])
+    assert wait_for("an answer", lambda: next(answers), timeout_s=5, poll_s=0) == "here"
+    with pytest.raises(StopIteration):
+        wait_for("nothing", lambda: next(answers), timeout_s=60)
+
+
+@pytest.mark.parametrize("scale", [1, 3])
+def test_it_ends_at_the_scaled_deadline_and_says_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch, scale: int
+) -> None:
+    monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", str(scale))
+    started_at = time.monotonic()
+    with raises("timeout", "the cows to come home", "the last answer was []"):
+        wait_for("the cows to come home", lambda: [], timeout_s=0.1, poll_s=0.01)
+    assert 0.1 * scale <= time.monotonic() - started_at < 2
+
+
+@pytest.mark.parametrize("wrong", ["fast", "0", "-1", "nan"])
+def test_a_wrong_multiplier_is_a_failure_that_names_the_variable(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("OUTBOX_TIMEOUT_SCALE", wrong)
+    with raises("settings-wrong", "OUTBOX_TIMEOUT_SCALE"):
+        timeout_scale()
+
+
+def test_a_call_that_never_returns_does_not_keep_the_process_and_any_exception_is_seen() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_THREAD], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "seen 3\n"), done.stderr
+
+
+# Ports ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as server:
+        server.bind((ports.LOOPBACK, 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_preferred_ports_are_chosen_unless_another_stack_has_one_of_them(taken: int) -> None:
+    [free] = ports.choose(0)
+    assert (ports.is_free(free), ports.is_open(free)) == (True, False)
+    assert (ports.is_free(taken), ports.is_open(taken)) == (False, True)
+    assert ports.choose(free) == [free]
+    chosen = ports.choose(taken, free)
+    assert not set(chosen) & {taken, free}
+    assert all(map(ports.is_free, chosen))
+
+
+def test_reserved_port_is_not_chosen_before_its_server_listens() -> None:
+    [free] = ports.choose(0)
+    with ports.reserved(free) as first, ports.reserved(free, 0) as others:
+        assert first == [free]
+        assert free not in others
+        with socket.create_server((ports.LOOPBACK, free)):
+            assert ports.is_open(free)
+    assert ports.choose(free) == [free]
+
+
+def test_a_taken_port_is_a_failure_that_names_the_port_and_the_part(
+    taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "RELEASE_TIMEOUT_S", 0.2)
+    with raises("port-taken", f"port {taken} of the broker", f"sport = :{taken}"):
+        ports.require_free(taken, "the broker")
+
+
+def test_a_port_in_time_wait_counts_as_free() -> None:
+    # A stopped server leaves connections in TIME_WAIT for a minute; a restart must not fail because of them.
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((ports.LOOPBACK, 0))
+        server.listen()
+        port = server.getsockname()[1]
+        client = socket.create_connection((ports.LOOPBACK, port))
+        accepted, _ = server.accept()
+        accepted.close()  # the server's end closes first, so that it is the one in TIME_WAIT
+        client.recv(1)
+        client.close()
+    ports.require_free(port, "it")
+
+
+# Signals: the first Ctrl-C ends only the faults; any other ends the run, and nothing disturbs the stop ------------
+
+
+STOPS = """
+import os, signal, subprocess, sys
+from outbox_lab.stack import interrupt
+
+def send(name):
+    os.kill(os.getpid(), getattr(signal, name))
+
+interrupt.once()
+try:
+    send(sys.argv[1])
+    print("goes on")
+except KeyboardInterrupt:
+    for one in interrupt.SIGNALS:
+        os.kill(os.getpid(), one)
+    started = subprocess.run([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"])
+    print("stops everything", started.returncode)
+"""
+
+
+def said_by(program: str, *arguments: str, ignored: str | None = None) -> str:
+    """Output of a process, which begins with one signal ignored and the usual handlers of the others."""
+    usual = {one.name: "SIG_DFL" for one in SIGNALS} | {"SIGINT": "default_int_handler"}  # whatever ours are
+    handlers = usual | ({ignored: "SIG_IGN"} if ignored else {})
+    begin = "import signal" + "".join(f"; signal.signal(signal.{one}, signal.{how})" for one, how in handlers.items())
+    command = [sys.executable, "-c", f"{begin}\n{program}", *arguments]
+    return subprocess.check_output(command, text=True, timeout=300).strip()
+
+
+@pytest.mark.parametrize("name", [one.name for one in SIGNALS])
+def test_first_signal_ends_a_run_and_later_ones_are_ignored(name: str) -> None:
+    said = said_by(STOPS, name)
+    assert said == f"stops everything {-signal.SIGTERM}", "what it starts meanwhile can be stopped"
+
+
+HANGS_UP = """
+import fcntl, signal, sys, termios
+from pathlib import Path
+from outbox_lab.stack import interrupt
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ours may be ignored, as after nohup
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose end is a SIGHUP
+interrupt.once()
+try:
+    print("runs", flush=True)
+    Path(sys.argv[2]).touch()  # not within the write any more, which the end of the terminal would fail
+    signal.pause()
+except KeyboardInterrupt:
+    print("stops", flush=True)
+    Path(sys.argv[1]).write_text("stopped everything")
+"""
+
+
+def test_a_command_whose_terminal_is_gone_stops_everything(tmp_path: Path) -> None:
+    """Its output raises no error meanwhile."""
+    ours, its = os.openpty()
+    command = [sys.executable, "-c", HANGS_UP, str(tmp_path / "said"), str(tmp_path / "waits")]
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=subprocess.PIPE, start_new_session=True) as process:
+        os.close(its)
+        assert os.read(ours, 100).startswith(b"runs")
+        wait_for("the command to wait", (tmp_path / "waits").exists, timeout_s=60)
+        os.close(ours)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+    assert (tmp_path / "said").read_text() == "stopped everything"
+
+
+WAITS = """
+import threading
+from outbox.base.errors import Failure
+from outbox_lab.stack import interrupt
+from outbox_lab.soak.fault import wait_or_not_fired
+
+interrupt.once()
+codes = []
+
+def wait():
+    try:
+        wait_or_not_fired("what never comes", lambda: waits.set(), timeout_s=600)
+    except Failure as failure:
+        codes.append(failure.code)
+
+waits = threading.Event()
+thread = threading.Thread(target=wait)
+thread.start()
+waits.wait()
+try:
+    signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt:
+    thread.join()
+    print(codes)
+"""
+
+
+def test_a_signal_ends_the_waits_of_faults_too() -> None:
+    assert said_by(WAITS) == "['interrupted']"
+
+
+ENDS_EARLY = """
+import signal, sys
+from outbox_lab.stack import interrupt
+
+interrupt.once()
+said = []
+try:
+    with interrupt.asked_to_end(lambda: said.append("ends early")):
+        for name in sys.argv[2:]:
+            signal.raise_signal(getattr(signal, name))
+    signal.raise_signal(getattr(signal, sys.argv[1]))
+except KeyboardInterrupt:
+    said.append("stops")
+print(*said)
+"""
+
+
+@pytest.mark.parametrize(
+    ("within", "after", "said"),
+    [
+        ([], "SIGINT", "stops"),
+        (["SIGINT"], "SIGINT", "ends early stops"),
+        (["SIGINT", "SIGINT"], "SIGCHLD", "ends early stops"),
+        (["SIGTERM"], "SIGINT", "stops"),
+        (["SIGHUP"], "SIGINT", "stops"),
+    ],
+)
+def test_the_first_ctrl_c_ends_the_faults_and_a_second_one_the_run(within: list[str], after: str, said: str) -> None:
+    assert said_by(ENDS_EARLY, after, *within) == said
+
+
+def test_a_run_that_ignores_a_signal_is_not_ended_by_it() -> None:
+    assert said_by(STOPS, "SIGHUP", ignored="SIGHUP") == "goes on"
+    assert not said_by(ENDS_EARLY, "SIGINT", "SIGINT", ignored="SIGINT")

@@ -40,9 +40,7 @@ COMMON = {
     ("reference", "type_"),
     [
         ("../common.schema.json#/$defs/code", "text"),
-        ("../order/../common.schema.json#/$defs/code", "text"),
-        ("../common.schema.json#/$defs/a~1b~0c%20%25d", "boolean"),
-        ("#/$defs/own", "bigint"),
+        ("../order/../common.schema.json#/$defs/a~1b~0c%20%25d", "boolean"),
         ("placed.schema.json#/$defs/own", "bigint"),
         ("#/$defs/list/allOf/0", "bigint"),
         ("../more/far%20away.schema.json#/$defs/back", "text"),
@@ -101,62 +99,50 @@ def test_tree_may_refer_to_itself(tmp_path: Path) -> None:
     assert schema.violation({"it": {"children": [{"children": 1}]}}) is not None
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        "reference",
-        [
-            "missing.schema.json",
-            "../common.schema.json#/$defs/missing",
-            "../common.schema.json#/$defs/code/pattern/deep",
-            "#/$defs/missing",
-            "#/allOf/3",
-            "#code",
-            "../../outside.schema.json",
-            "/etc/hostname",
-            "https://example.com/common.schema.json",
-            "file:///etc/hostname",
-            "urn:common",
-            "//example.com/common.schema.json",
-            "..%2F..%2Foutside.schema.json",
-            "..",
-        ],
-    )
-    def test_reference_that_leads_nowhere_or_outside(self, tmp_path: Path, reference: str) -> None:
-        folder = write(tmp_path / "events", common=COMMON, order__placed=refer(reference))
-        write(tmp_path, outside={"type": "string"})
-        with raises("schema-unusable"):
-            resolved(folder)
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "missing.schema.json",
+        "../common.schema.json#/$defs/missing",
+        "../common.schema.json#/$defs/code/pattern/deep",
+        "#/allOf/3",
+        "#code",
+        "../../outside.schema.json",
+        "link.schema.json",
+        "/etc/hostname",
+        "https://example.com/common.schema.json",
+        "file:///etc/hostname",
+        "urn:common",
+        "//example.com/common.schema.json",
+        "..%2F..%2Foutside.schema.json",
+        "..",
+    ],
+)
+def test_reference_that_leads_nowhere_or_outside_is_refused(tmp_path: Path, reference: str) -> None:
+    folder = write(tmp_path / "events", common=COMMON, order__placed=refer(reference))
+    write(tmp_path, outside={"type": "string"})
+    (folder / "order" / "link.schema.json").symlink_to(tmp_path / "outside.schema.json")
+    with raises("schema-unusable"):
+        resolved(folder)
 
-    def test_link_that_leads_outside(self, tmp_path: Path) -> None:
-        folder = write(tmp_path / "events", order__placed=refer("link.schema.json"))
-        write(tmp_path, outside={"type": "string"})
-        (folder / "order" / "link.schema.json").symlink_to(tmp_path / "outside.schema.json")
-        with raises("schema-unusable"):
-            resolved(folder)
 
-    @pytest.mark.parametrize(
-        "files",
-        [
-            {"order__placed": {"$ref": "#"}},
-            {"order__placed": {"$ref": "placed.schema.json"}},
-            {"order__placed": {**refer("#/$defs/a"), "$defs": {"a": {"$ref": "#/$defs/a"}}}},
-            {
-                "order__placed": {
-                    **refer("#/$defs/a"),
-                    "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
-                }
-            },
-            {"order__placed": {"allOf": [{"$ref": "#"}]}},
-            {"order__placed": {"$ref": "../common.schema.json"}, "common": {"$ref": "order/placed.schema.json"}},
-        ],
-        ids=str,
-    )
-    def test_circle(self, tmp_path: Path, files: dict[str, Any]) -> None:
-        with raises("schema-unusable", "circle"):
-            _ = resolved(write(tmp_path, **files)).columns
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"order__placed": {"$ref": "placed.schema.json"}},
+        {"order__placed": {**refer("#/$defs/a"), "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}},
+        {"order__placed": {"allOf": [{"$ref": "#"}]}},
+        {"order__placed": {"$ref": "../common.schema.json"}, "common": {"$ref": "order/placed.schema.json"}},
+    ],
+    ids=str,
+)
+def test_circle_is_refused(tmp_path: Path, files: dict[str, Any]) -> None:
+    with raises("schema-unusable", "circle"):
+        _ = resolved(write(tmp_path, **files)).columns
 
-    @pytest.mark.parametrize("keyword", ["$id", "$anchor", "$dynamicRef", "$dynamicAnchor"])
-    def test_keyword_that_changes_references(self, tmp_path: Path, keyword: str) -> None:
-        document = {"properties": {"it": {keyword: "word"}}}
-        with raises("schema-unusable", keyword):
-            resolved(write(tmp_path, order__placed=document))
+
+@pytest.mark.parametrize("keyword", ["$id", "$anchor", "$dynamicRef", "$dynamicAnchor"])
+def test_keyword_that_changes_references_is_refused(tmp_path: Path, keyword: str) -> None:
+    document = {"properties": {"it": {keyword: "word"}}}
+    with raises("schema-unusable", keyword):
+        resolved(write(tmp_path, order__placed=document))

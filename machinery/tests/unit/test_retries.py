@@ -14,36 +14,26 @@ def test_the_delay_doubles_up_to_its_bound_and_then_the_sink_gives_up() -> None:
     assert retries.are_exhausted
 
 
-def test_a_batch_that_was_applied_ends_the_count() -> None:
+def test_failures_before_a_success_and_of_long_ago_do_not_count() -> None:
     retries = Retries()
     for _ in range(3 * FAILURES_MAX):
         assert retries.delay_s("topic-silent", 0.0) == 1.0
         retries.succeeded()
-    assert not retries.are_exhausted
-
-
-def test_failures_of_long_ago_do_not_count() -> None:
-    retries = Retries()
     for number in range(3 * FAILURES_MAX):
         assert retries.delay_s("database-unavailable", number * (WITHIN_S + 1)) == 1.0
 
 
-@pytest.mark.parametrize("code", ["topic-missing", "token-server-unavailable"])
-def test_what_may_pass_is_tried_again(code: str) -> None:
-    assert Retries().delay_s(code, 0.0) == 1.0
-
-
 @pytest.mark.parametrize(
-    "code",
-    ["checkpoint-unusable", "events-lost", "kafka-login-refused", "sink-fenced", "sink-has-driver", "unexpected"],
+    ("code", "delay_s", "is_exhausted"),
+    [
+        ("topic-missing", 1.0, False),
+        ("token-server-unavailable", 1.0, False),
+        *((code, None, False) for code in ("checkpoint-unusable", "events-lost", "kafka-login-refused")),
+        *((code, None, False) for code in ("sink-fenced", "sink-has-driver", "unexpected")),
+        ("event-loop-blocked", None, True),  # passes in another process alone
+    ],
 )
-def test_what_does_not_pass_is_never_tried_again(code: str) -> None:
+def test_only_what_may_pass_is_tried_again(code: str, delay_s: float | None, is_exhausted: bool) -> None:
     retries = Retries()
-    assert retries.delay_s(code, 0.0) is None
-    assert not retries.are_exhausted
-
-
-def test_what_passes_in_another_process_alone_ends_this_one_at_once() -> None:
-    retries = Retries()
-    assert retries.delay_s("event-loop-blocked", 0.0) is None
-    assert retries.are_exhausted
+    assert retries.delay_s(code, 0.0) == delay_s
+    assert retries.are_exhausted is is_exhausted
