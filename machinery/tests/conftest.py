@@ -39,7 +39,7 @@ FIRST = (
 SPREAD = frozenset(
     f"pipeline/test_{name}.py"
     for name in (
-        *("check", "doctor", "hostile_events", "relay", "relay_log", "repair", "retention", "rollout"),
+        *("check", "doctor", "hostile_events", "relay", "repair", "retention", "rollout"),
         *("sink_limits", "sink_recovery", "sink_stream", "strategies", "trace"),
     )
 ) | {"recovery/test_relay.py", "recovery/test_sinks.py", "recovery/test_source.py"}

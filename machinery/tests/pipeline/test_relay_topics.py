@@ -217,20 +217,6 @@ def test_an_aggregate_that_moved_is_looked_up_on_its_former_topic(
     assert ids(unapplied) == []
 
 
-def test_the_default_topic_is_a_former_one_of_its_aggregate(
-    unapplied: Settings, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = redeclare(project, monkeypatch, "bill")
-    lifecycle.apply(unapplied)
-    insert(unapplied, event("bill", "a"))
-    relayed(unapplied)
-    redeclare(events, monkeypatch, "bill", topic="bills")
-    lifecycle.apply(unapplied)
-    insert(unapplied, event("bill", "a", 2))
-    relayed(unapplied, ids(unapplied)[-1:])
-    assert prune.prune(unapplied, keep_hours=0, sinks=False).deleted == 2
-
-
 def test_a_slot_ahead_by_events_on_a_former_topic_is_no_loss(
     unapplied: Settings, project: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,28 +126,6 @@ def test_every_controller_finds_what_another_one_started_or_ended(script: Make) 
     assert one.processes() == []
 
 
-def test_one_that_keeps_replacing_its_program_is_seen_running(script: Make) -> None:
-    again = 'touch ready; exec sh -c "$AGAIN"'
-    process = script(f"import os; os.environ['AGAIN'] = {again!r}; os.execvp('sh', ['sh', '-c', os.environ['AGAIN']])")
-    process.start()
-    assert all(process.is_running() for _ in range(200))
-
-
-def test_it_outlives_the_command_that_started_it(script: Make, tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys, pathlib\n"
-        "from tests.unit.test_process import SERVE, Script\n"
-        "Script(pathlib.Path(sys.argv[1]), SERVE).start()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], check=False, timeout=30)
-    assert done.returncode == -signal.SIGKILL
-    process = script()
-    assert process.is_running()
-    process.stop()
-    assert process.processes() == []
-
-
 def test_stop_asks_first_and_kills_what_does_not_hear_it_after_its_time(script: Make) -> None:
     bye = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit()))"
     polite, deaf = script(f"{bye}; {SERVE}", "polite"), script(DEAF, "deaf")
@@ -218,21 +196,6 @@ def test_a_start_that_fails_shows_the_end_of_the_log(script: Make, end: str, cod
     process.start_timeout_s = 1
     with raises(code, "script.log:\nthe reason"):
         process.start()
-
-
-def test_a_child_that_has_ended_is_no_zombie(script: Make) -> None:
-    before = psutil.Process().children()  # of other tests
-    killed, ended = script(), script("pass", name="ended")
-    killed.start()
-    first = main(killed).pid
-    killed.kill()
-    assert not psutil.pid_exists(first)
-    ended.spawn()
-    wait_for("the process to end", lambda: not ended.is_running(), timeout_s=60)
-    ended.spawn()
-    ended.kill()
-    ours = [one for one in psutil.Process().children() if one not in before]
-    assert not [one for one in ours if one.status() == psutil.STATUS_ZOMBIE]
 
 
 # Waiting ----------------------------------------------------------------------------------------------------------

@@ -21,8 +21,6 @@ from outbox.base.settings import (
     SinkRole,
     SourceRole,
     load,
-    password_setting,
-    role_database,
     stack_env,
 )
 from outbox_lab.stack import process
@@ -57,18 +55,18 @@ def test_the_environment_wins_over_dotenv_over_stack_env(project: Path, monkeypa
 
 def test_the_stack_s_logins_are_for_its_own_servers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "home").mkdir()
-    chosen = {
-        "OUTBOX_KAFKA_BOOTSTRAP": "127.0.0.1:19092",
-        "OUTBOX_KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-        "OUTBOX_KAFKA_USERNAME": "outbox",
-        "OUTBOX_KAFKA_PASSWORD": "hush",
-        "OUTBOX_CONNECT_URL": "http://127.0.0.1:18083",
-        "OUTBOX_CONNECT_USERNAME": "outbox",
-        "OUTBOX_CONNECT_PASSWORD": "hush",
-        "OUTBOX_SPARK_MASTER": "spark://127.0.0.1:17077",
-        "OUTBOX_SPARK_PROPERTIES": f"{project}/pyproject.toml",
-    }
-    (project / "home" / "stack.env").write_text("".join(f"{name}={value}\n" for name, value in chosen.items()))
+    (project / "home" / "stack.env").write_text(
+        f"""OUTBOX_KAFKA_BOOTSTRAP=127.0.0.1:19092
+OUTBOX_KAFKA_SECURITY_PROTOCOL=SASL_PLAINTEXT
+OUTBOX_KAFKA_USERNAME=outbox
+OUTBOX_KAFKA_PASSWORD=hush
+OUTBOX_CONNECT_URL=http://127.0.0.1:18083
+OUTBOX_CONNECT_USERNAME=outbox
+OUTBOX_CONNECT_PASSWORD=hush
+OUTBOX_SPARK_MASTER=spark://127.0.0.1:17077
+OUTBOX_SPARK_PROPERTIES={project}/pyproject.toml
+"""
+    )
     assert load(project / "home").connect_login == ("outbox", "hush")
     assert load(project / "home").kafka_username == "outbox"
     assert load(project / "home").spark_properties == project / "pyproject.toml"
@@ -239,7 +237,7 @@ def test_a_login_has_what_its_mechanism_needs_and_nothing_else(
 
 
 def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"source_db_app_password", "kafka_password", "connect_password", "service_token"} <= SECRET_NAMES
+    assert {name for name in FIELDS if name.endswith(("password", "token"))} == SECRET_NAMES
     for name in SECRET_NAMES:
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", f"hush-{name}")
     settings = load()
@@ -268,34 +266,6 @@ def test_url_with_a_password_is_refused_and_not_shown(setting: str, url: str, mo
     with pytest.raises(Failure, match=f"{PREFIX}{setting.upper()}: .*password") as caught:
         load()
     assert "hush" not in str(caught.value)
-
-
-def test_every_setting_called_a_password_or_a_token_is_a_secret() -> None:
-    named = {name for name in FIELDS if name.endswith(("password", "token"))}
-    assert named == SECRET_NAMES
-
-
-@pytest.mark.parametrize("role", [SourceRole.CDC, SinkRole.WRITER])
-def test_a_dsn_is_that_of_the_role_in_its_database(
-    role: SourceRole | SinkRole, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database = role_database(role)
-    (project / "ca.pem").touch()
-    for name, value in {
-        f"{database}_url": f"postgresql://db.example:6543/elsewhere?sslmode=verify-full&sslrootcert={project}/ca.pem",
-        f"{database}_role_prefix": "ours",
-        password_setting(role): "hush",
-    }.items():
-        monkeypatch.setenv(f"{PREFIX}{name.upper()}", value)
-    assert load().dsn(role) == {
-        "host": "db.example",
-        "port": 6543,
-        "dbname": "elsewhere",
-        "user": f"ours_{role.value}",
-        "password": "hush",
-        "sslmode": "verify-full",
-        "sslrootcert": f"{project}/ca.pem",
-    }
 
 
 # The table [tool.outbox] -------------------------------------------------------------------------------------------
