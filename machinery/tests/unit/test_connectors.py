@@ -12,7 +12,7 @@ import re2
 from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.events import catalog
-from outbox.relay import cloudevents, connectors
+from outbox.relay import connectors
 from outbox.relay.connectors import Config
 from outbox_lab.testing.failures import raises
 from tests.support import suite
@@ -117,28 +117,6 @@ def test_a_topic_of_its_own_gets_a_router(settings: Settings, events: Path) -> N
     assert connectors.topic_of(earlier, "item") == "all.events"
 
 
-def test_markers_are_sent_to_their_topic_and_no_event_is(settings: Settings, events: Path) -> None:
-    """Each regular expression is one of RE2, which managed Connect has, and matches one topic."""
-    declare(events, "order", topic="Sales")
-    declare(events, "mine-markers", topic="Marks")
-    dotted = settings.replace(topic_prefix="a+b.shop_1-x")
-    named = {
-        aggregate: f"{dotted.topic_prefix}.{aggregate}"
-        for aggregate in (dotted.markers_topic, "order", "mine-markers", "minexmarkers", "markers", "mine")
-    }
-    found = routers(connectors.load(dotted).config)
-    matched = {
-        alias: [aggregate for aggregate, topic in named.items() if re2.compile(regex).fullmatch(topic)]
-        for alias, (regex, _) in found.items()
-    }
-    assert matched == {
-        "topic-of-order": ["order"],
-        "topic-of-mine-markers": ["mine-markers"],
-        "prune-markers": ["mine.markers"],
-    }
-    assert found["prune-markers"][1] == dotted.markers_topic
-
-
 def test_a_route_to_one_topic_gets_no_router_for_the_markers(settings: Settings, events: Path) -> None:
     """It would rename every event. The expression of such a file leaves the markers out itself."""
     declare(events, "order", topic="Sales")
@@ -166,8 +144,8 @@ def test_transforms_and_predicates_of_ones_own_stay(settings: Settings, events: 
     assert added["transforms"] == "outbox,mask,topic-of-order,prune-markers"
     assert added["transforms.mask.type"] == "Mask"
     assert connectors.transforms({**added, "tasks.max": "1"}) == added
-    own = {"transforms": "outbox,mask", "predicates": "mine", cloudevents.PLACEMENT: "type:header"}
-    added = cloudevents.add_headers(own, "/shop", {"item": "shop.item"})
+    own = {"transforms": "outbox,mask", "predicates": "mine", connectors.PLACEMENT: "type:header"}
+    added = connectors.add_cloudevents_headers(own, "/shop", {"item": "shop.item"})
     assert added["transforms"] == "specversion,specversion-header,outbox,mask,content-type,source-of-item"
     assert added["predicates"] == "mine,source-of-item"
 
@@ -214,7 +192,7 @@ def test_source_of_each_aggregate_is_set_before_its_topic_is_renamed(settings: S
         assert config[f"transforms.source-of-{name}.value.literal"] == f"/shop/{name}"
         assert config[f"predicates.{config[f'transforms.source-of-{name}.predicate']}.pattern"] == topic
     # What there is without them stays.
-    placement = cloudevents.PLACEMENT
+    placement = connectors.PLACEMENT
     assert config[placement].startswith(f"{plain[placement]},")
     own = {"transforms", placement}
     assert {key: config[key] for key in plain.keys() - own} == {key: plain[key] for key in plain.keys() - own}

@@ -101,17 +101,6 @@ def imported(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def renamed(source: str) -> set[str]:
-    """Our modules that a source imports under another name."""
-    return {
-        f"{node.module}.{alias.name}"
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-        if alias.asname not in {None, alias.name} and f"{node.module}.{alias.name}" in MODULES
-    }
-
-
 def room(module: str) -> str:
     """The room of a module of ours; for other modules their package."""
     words = module.split(".")
@@ -152,11 +141,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         places = [(name, name.rpartition(".")[0]) for name in imported((SOURCES / file).read_text())]
         graph[module] = {next((one for one in each if one in MODULES), module) for each in places} - {module}
     TopologicalSorter(graph).prepare()  # a CycleError names them
-
-
-def test_modules_keep_their_names_when_imported() -> None:
-    files = [*SOURCES.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-    assert {str(file): names for file in files if (names := renamed(file.read_text()))} == {}
 
 
 def test_the_rules_know_every_room() -> None:

@@ -139,26 +139,6 @@ def test_stop_asks_first_and_kills_what_does_not_hear_it_after_its_time(script: 
     assert time.monotonic() - began_at >= 0.5
 
 
-class Fertile(Script):
-    """A part that starts one more process behind the first look at those that it has."""
-
-    last: subprocess.Popen[bytes] | None = None
-
-    def processes(self) -> list[psutil.Process]:
-        found = super().processes()
-        if found and self.last is None:
-            self.last = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: self.mark})
-        return found
-
-
-def test_kill_takes_what_starts_meanwhile(tmp_path: Path) -> None:
-    process = Fertile(tmp_path, SERVE)
-    process.spawn()
-    process.kill()
-    assert process.last is not None
-    assert process.last.wait() == -signal.SIGKILL
-
-
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_paused_process_can_be_ended_and_its_log_is_kept(script: Make, end: str) -> None:
     process = script(f"print('started', flush=True); {SERVE}")

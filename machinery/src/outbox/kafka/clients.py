@@ -115,7 +115,8 @@ def jaas(mechanism: str, username: str, password: str, **others: str) -> str:
 
 
 def _jaas(module: str, options: Mapping[str, str]) -> str:
-    words = "".join(f" {name}={_quoted(value)}" for name, value in options.items())
+    escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in options.items()}
+    words = "".join(f' {name}="{value}"' for name, value in escaped.items())
     return f"org.apache.kafka.common.security.{module} required{words};"
 
 
@@ -287,8 +288,3 @@ def _no_token(settings: Settings, said: str) -> Failure:
         return Failure(f"{where} refuses the login: {what}", remedy, code="kafka-login-refused")
     remedy = "start it, or correct OUTBOX_KAFKA_TOKEN_URL; nothing is lost meanwhile"
     return Failure(f"{where} is unavailable: {what}", remedy, code="token-server-unavailable")
-
-
-def _quoted(word: str) -> str:
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

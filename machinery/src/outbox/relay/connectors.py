@@ -26,7 +26,6 @@ from outbox.events import catalog
 from outbox.events.catalog import Catalog
 from outbox.kafka.spec import TopicSpec
 from outbox.migrations import publication
-from outbox.relay import cloudevents
 
 Config = dict[str, str]
 
@@ -39,9 +38,17 @@ MARKERS_RETENTION_MS = 24 * 3_600_000
 TRANSFORMS = "transforms"
 REPLACEMENT = "transforms.outbox.route.topic.replacement"
 AGGREGATE_TYPE = "${routedByValue}"  # the EventRouter's word for it
-ROUTER = "org.apache.kafka.connect.transforms.RegexRouter"
+OF_KAFKA = "org.apache.kafka.connect.transforms"
+ROUTER = f"{OF_KAFKA}.RegexRouter"
 ALIAS = "topic-of-"  # begins the name of each aggregate's RegexRouter
 MARKERS_ROUTER = "prune-markers"
+
+# CloudEvents 1.0 headers in Kafka's binary mode, beside ours. The EventRouter copies columns of the outbox into
+# headers, and Connect's transforms insert constants.
+SOURCE = re.compile(r"[A-Za-z/][A-Za-z0-9._~:/@%-]*")  # what we take as a URI reference
+COLUMNS = {"ce_id": "id", "ce_type": "type", "ce_time": "occurred_at", "ce_subject": "aggregateid"}
+CONSTANTS = {"ce_specversion": "1.0", "content-type": "application/json"}
+PLACEMENT = "transforms.outbox.table.fields.additional.placement"
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ def load(settings: Settings, kind: str = OUTBOX) -> Connector:
             )
     events, source = catalog.of_project(settings), project.current().cloudevents_source
     if source:
-        config = cloudevents.add_headers(config, source, {name: topic_of(config, name) for name in events.aggregates})
+        config = add_cloudevents_headers(config, source, {name: topic_of(config, name) for name in events.aggregates})
     config = add_routers(config, events, settings.markers_topic)
     connector = Connector(kind, config["slot.name"], tuple(events.topics), config)
     _require_own_topics(settings, connector, events)
@@ -233,6 +240,54 @@ def default_topics(settings: Settings) -> set[str]:
 def transforms(config: Mapping[str, str]) -> Config:
     """The part of a configuration that routes: every transform with its options."""
     return {key: value for key, value in config.items() if key.partition(".")[0] == TRANSFORMS}
+
+
+def cloudevents_source_of(source: str, aggregate: str) -> str:
+    """The ``ce_source`` of the events of an aggregate type, which stands behind the project's ``cloudevents-source``:
+    ``ce_type``, a column, is the event type within it. Raises Failure `project-wrong` for no URI.
+    """
+    if not SOURCE.fullmatch(source):
+        raise Failure(
+            f"[tool.outbox] has cloudevents-source = {source!r}, which is no URI reference",
+            'write a path or a URI of letters, digits and ._~:/@%-, such as "/shop" or "https://shop.example"',
+            code="project-wrong",
+        )
+    return f"{source.rstrip('/')}/{aggregate}"
+
+
+def add_cloudevents_headers(config: Config, source: str, topics: Mapping[str, str]) -> Config:
+    """The configuration of the outbox's connector with headers of CloudEvents.
+
+    ``topics``: by aggregate type, the topic that the EventRouter gives to its events. Raises Failure `project-wrong`.
+    """
+    placed = [config.get(PLACEMENT, ""), *(f"{column}:header:{name}" for name, column in COLUMNS.items())]
+    made = config | {PLACEMENT: ",".join(filter(None, placed)), "time.precision.mode": "isostring"}
+    # Connect reads the literal of an InsertHeader, and would make the number 1 of 1.0. A field of the key stays a text;
+    # the EventRouter replaces the key.
+    name, value = "ce_specversion", CONSTANTS["ce_specversion"]
+    made |= _transform("specversion", "InsertField$Key", {"static.field": name, "static.value": value})
+    made |= _transform("specversion-header", "HeaderFrom$Key", {"fields": name, "headers": name, "operation": "copy"})
+    literal = CONSTANTS["content-type"]
+    made |= _transform("content-type", "InsertHeader", {"header": "content-type", "value.literal": literal})
+    behind, predicates = ["content-type"], [config["predicates"]] if "predicates" in config else []
+    for aggregate, topic in topics.items():
+        alias = f"source-of-{aggregate}"
+        header = {"header": "ce_source", "value.literal": cloudevents_source_of(source, aggregate)}
+        made |= _transform(alias, "InsertHeader", header) | {
+            f"transforms.{alias}.predicate": alias,
+            f"predicates.{alias}.type": f"{OF_KAFKA}.predicates.TopicNameMatches",
+            f"predicates.{alias}.pattern": re.escape(topic),
+        }
+        behind.append(alias)
+        predicates.append(alias)
+    routed = ["specversion", "specversion-header", config["transforms"], *behind]
+    return made | {"transforms": ",".join(routed), "predicates": ",".join(predicates)}
+
+
+def _transform(alias: str, kind: str, options: Config) -> Config:
+    """The options of a transform of Connect."""
+    named = {"type": f"{OF_KAFKA}.{kind}", **options}
+    return {f"transforms.{alias}.{option}": content for option, content in named.items()}
 
 
 def _require_own_topics(settings: Settings, outbox: Connector, events: Catalog) -> None:

@@ -18,7 +18,7 @@ from outbox.base.project import Project
 from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.references import MAPS
 from outbox.events.schema import CANONICAL_UUID, PERSONAL, EventSchema
-from outbox.relay import cloudevents
+from outbox.relay import connectors
 from outbox_lab.events.expansion import LISTS, SCHEMAS
 
 Json = Any
@@ -74,7 +74,7 @@ def _channel(topic: str, aggregates: Sequence[Aggregate]) -> dict[str, Json]:
 
 def _message(schema: EventSchema, aggregate: Aggregate, source: str) -> dict[str, Json]:
     [key] = [column for column in schema.columns if column.name == aggregate.key]
-    headers = _headers(schema, cloudevents.source_of(source, aggregate.name) if source else "")
+    headers = _headers(schema, connectors.cloudevents_source_of(source, aggregate.name) if source else "")
     marks = {"deprecated": schema.is_deprecated, "personal-data": schema.is_personal}
     examples = [one for one in schema.examples if schema.violation(one) is None]  # `outbox events check` names others
     kafka_key = {"type": "string", "description": f"The payload's {key.name}, as text.", **KEYS.get(key.type, {})}
@@ -112,8 +112,8 @@ def _headers(schema: EventSchema, source: str) -> dict[str, Json]:
         },
     }
     if source:
-        texts: dict[str, Json] = {name: {"type": "string"} for name in cloudevents.COLUMNS}
-        constants = {"ce_type": schema.type, "ce_source": source, **cloudevents.CONSTANTS}
+        texts: dict[str, Json] = {name: {"type": "string"} for name in connectors.COLUMNS}
+        constants = {"ce_type": schema.type, "ce_source": source, **connectors.CONSTANTS}
         texts |= {name: {"type": "string", "const": value} for name, value in constants.items()}
         made |= texts | {"ce_id": event_id, "ce_time": {"type": "string", "format": "date-time"}}
     return made
