@@ -60,9 +60,15 @@ class Follower:
         Raises Failure if Kafka is unavailable, if it sends nothing of these records for a while, or if the topic has
         dropped one of these offsets; Closed.
         """
-        self._resume()
-        if any(self._next.get(partition) != offset for partition, offset in start.items()):
-            self._begin(start)
+        is_next = all(self._next.get(partition) == offset for partition, offset in start.items())
+        with self._open() as client:
+            # Paused partitions are fetched on behind the last record that was received.
+            client.resume([TopicPartition(self._topic, partition) for partition in self._paused])
+            if not is_next:
+                client.assign([TopicPartition(self._topic, *place) for place in start.items()])
+        self._paused.clear()
+        if not is_next:
+            self._ahead = []
         received, self._next, self._ahead = deque(self._ahead), {}, []
         at, ahead = dict(start), list[Message]()
         progress_at = time.monotonic()
@@ -89,7 +95,9 @@ class Follower:
                 else:
                     ahead.append(message)
                     if len(ahead) > AHEAD_MAX_RECORDS:
-                        self._pause(partition)
+                        with self._open() as client:
+                            client.pause([TopicPartition(self._topic, partition)])
+                        self._paused.add(partition)
             # Records behind the end are no progress: they would hide that another partition sends nothing.
             if has_progress:
                 progress_at = time.monotonic()
@@ -108,24 +116,6 @@ class Follower:
         self._is_closed = True  # before the lock, which a read that waits hardly ever gives away
         with self._lock:
             self._client.close()
-
-    def _begin(self, start: Mapping[int, int]) -> None:
-        with self._open() as client:
-            client.assign([TopicPartition(self._topic, *place) for place in start.items()])
-        self._ahead = []
-
-    def _pause(self, partition: int) -> None:
-        """Fetch nothing of a partition that was read to its end, until the next read."""
-        with self._open() as client:
-            client.pause([TopicPartition(self._topic, partition)])
-        self._paused.add(partition)
-
-    def _resume(self) -> None:
-        """Fetch on in paused partitions, from the record after the last one received."""
-        if self._paused:
-            with self._open() as client:
-                client.resume([TopicPartition(self._topic, partition) for partition in self._paused])
-            self._paused.clear()
 
     def _poll(self) -> Message | None:
         with self._open() as client:

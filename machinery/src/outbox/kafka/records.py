@@ -161,7 +161,8 @@ def dropped_until(settings: Settings, name: str) -> datetime | None:
     person has deleted records. A partition without any record has dropped all by age, because retention by size leaves
     the newest: there the topic's own retention is the bound.
     """
-    firsts = _firsts(settings, name)
+    cut = {number: marks for number, marks in topics.watermarks(settings, name).items() if marks[0] > 0}
+    firsts = [next(read(settings, name, {number: marks}), None) for number, marks in cut.items()]
     emptied = None
     if None in firsts:  # a topic that keeps its records for ever was emptied by a person, at any time
         retention_ms = int(topics.config(settings, name)["retention.ms"])
@@ -181,12 +182,6 @@ def arrival(settings: Settings, name: str, within: Within) -> datetime | None:
     """When the first of the records arrived that a topic has within these offsets; None if it has none."""
     firsts = [next(read(settings, name, {number: marks}), None) for number, marks in within.items()]
     return min((_timestamp(first) for first in firsts if first), default=None)
-
-
-def _firsts(settings: Settings, name: str) -> list[Message | None]:
-    """The first record that is left in each partition that has dropped some."""
-    cut = {number: marks for number, marks in topics.watermarks(settings, name).items() if marks[0] > 0}
-    return [next(read(settings, name, {number: marks}), None) for number, marks in cut.items()]
 
 
 def headers_of(message: Message) -> Sequence[Header]:
