@@ -49,6 +49,12 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> N
     monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
 
 
+def assert_relays(settings: Settings) -> None:
+    """A new event comes, and each event has come once."""
+    insert(settings, row())
+    assert sorted(record.id for record in relayed(settings)) == ids(settings)
+
+
 # First start ------------------------------------------------------------------------------------------------------
 
 
@@ -155,8 +161,7 @@ def test_a_connector_has_what_is_rendered_whatever_is_applied(
     assert lifecycle.apply(chain) == "updated"
     assert (Rest(chain).config() or {})["poll.interval.ms"] == "11"
     assert lifecycle.apply(chain) == "unchanged"
-    insert(chain, row())
-    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+    assert_relays(chain)
 
 
 def test_stopped_or_removed_it_goes_on_where_it_was_and_forgotten_it_begins_again(chain: Settings) -> None:
@@ -167,8 +172,7 @@ def test_stopped_or_removed_it_goes_on_where_it_was_and_forgotten_it_begins_agai
     wait_for("it to stop", lambda: lifecycle.status(chain).tasks == [], timeout_s=30)
     assert not lifecycle.status(chain).is_running
     lifecycle.apply(chain)
-    insert(chain, row())
-    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+    assert_relays(chain)
 
     assert lifecycle.remove(chain) is True
     assert lifecycle.status(chain).connector == "MISSING"
@@ -226,8 +230,7 @@ def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgre
     (stored,) = [entry["offset"] for entry in answer["offsets"]]
     assert stored["lsn"] < stored["lsn_commit"]
     lifecycle.apply(chain)
-    insert(chain, row())
-    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+    assert_relays(chain)
 
 
 def test_a_slot_ahead_whose_log_is_released_is_refused(chain: Settings, postgres: Postgres) -> None:
@@ -268,8 +271,7 @@ def test_a_failed_task_is_reported_and_restarted_by_apply(chain: Settings) -> No
     assert status.stderr.startswith(f"outbox: connector {chain.connector} failed: {error} — ")
     assert "`outbox connect apply`" in status.stderr
     assert lifecycle.apply(chain) == "restarted"
-    insert(chain, row())
-    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+    assert_relays(chain)
 
 
 def test_a_connector_that_no_worker_runs_is_restarted_by_apply(chain: Settings) -> None:
@@ -284,8 +286,7 @@ def test_a_connector_that_no_worker_runs_is_restarted_by_apply(chain: Settings) 
     wait_for("the connector to be unassigned", lambda: Rest(chain).state().is_unassigned, timeout_s=30)
     assert lifecycle.apply(chain) == "restarted"
     assert lifecycle.status(chain).is_running
-    insert(chain, row())
-    assert sorted(record.id for record in relayed(chain)) == ids(chain)
+    assert_relays(chain)
 
 
 # The log ----------------------------------------------------------------------------------------------------------
