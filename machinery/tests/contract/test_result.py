@@ -11,10 +11,9 @@ import pytest
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.remembering.strategy import BUILT_IN, find
-from outbox_lab.testing.contract import ways
-from outbox_lab.testing.contract.delivery import Delivery, placed
+from outbox_lab.testing.contract.contract import WAYS, survived_by
+from outbox_lab.testing.contract.delivery import Database, Delivery, Difference, Reader, RowPlace, difference, placed
 from outbox_lab.testing.contract.events import Sent
-from outbox_lab.testing.contract.result import Database, Difference, Place, Reader, difference
 from tests.support import declared_sinks
 from tests.support.declared import Events, payload
 from tests.support.deliveries import PROMISES
@@ -37,8 +36,8 @@ def test_the_header_of_a_strategy_says_what_it_survives(name: str) -> None:
 
 
 def test_ways_that_a_strategy_does_not_promise_are_left_out() -> None:
-    all_ways = [way for way in ways.WAYS if not way.is_of_function]
-    left_out = {name: len(all_ways) - len(ways.survived_by(SPECS[name])) for name in PROMISES}
+    all_ways = [way for way in WAYS if not way.is_of_function]
+    left_out = {name: len(all_ways) - len(survived_by(SPECS[name])) for name in PROMISES}
     assert left_out == {
         "dedup": 0, "merge": 0, "versions": 0, "upsert": 1, "offsets": 2, "naive": 4,
     }  # fmt: skip
@@ -62,7 +61,7 @@ def test_an_event_that_is_not_asked_for_is_not_set_aside(databases: Settings, tm
 
 
 def test_a_difference_names_the_row_and_both_values() -> None:
-    place = Place("stock", "item_id 1")
+    place = RowPlace("stock", "item_id 1")
     row = {"unit": "KGM", "stock": 1}
     assert difference({place: row}, {place: dict(row)}) is None
     assert difference({place: row}, {}) == Difference(place, row, None)

@@ -16,8 +16,7 @@ from outbox.base.settings import Settings, SourceRole
 from outbox.base.wait import wait_for
 from outbox.events import catalog
 from outbox.http.idempotency import Answer, Key, first_answer
-from outbox_lab.testing.asgi import Application, as_wsgi
-from outbox_lab.testing.helpers import all_at_once, outbox_records, query
+from outbox_lab.testing.helpers import Application, all_at_once, as_wsgi, outbox_records, query
 from tests import items
 from tests.stock import Client, audit
 from tests.support.made_events import nth_key

@@ -24,8 +24,7 @@ from outbox.base.settings import Secret, Settings
 from outbox.http.change import WriteHeaders
 from outbox.http.problems import Kind
 from outbox.writing.event import Event
-from outbox_lab.testing.asgi import Application, as_wsgi
-from outbox_lab.testing.helpers import query
+from outbox_lab.testing.helpers import Application, as_wsgi, query
 from tests.support.made_events import nth_key
 from tests.transactions import new_item
 

@@ -14,8 +14,7 @@ from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
 from outbox.sink.decoding.decoder import DecodedEvent
-from outbox_lab.testing.contract.events import History, Lifecycle, histories
-from outbox_lab.testing.contract.values import values
+from outbox_lab.testing.contract.events import History, Lifecycle, histories, values
 
 SETTINGS = load(environment=False)
 ORDERS = discovery.chosen(SETTINGS, "activity")

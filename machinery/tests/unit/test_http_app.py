@@ -26,8 +26,8 @@ from outbox.commands.serve import serve
 from outbox.http.body import MAX_BYTES
 from outbox.http.idempotency import KeyReused
 from outbox.http.problems import Kind
-from outbox_lab.testing.asgi import Application, as_wsgi
 from outbox_lab.testing.failures import raises
+from outbox_lab.testing.helpers import Application, as_wsgi
 from tests.support import echo
 from tests.support.echo import PATH
 

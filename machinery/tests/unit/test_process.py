@@ -351,7 +351,7 @@ WAITS = """
 import threading
 from outbox.base.errors import Failure
 from outbox_lab.stack import interrupt
-from outbox_lab.soak.fault import wait_or_not_fired
+from outbox_lab.soak.nemesis import wait_or_not_fired
 
 interrupt.once()
 codes = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_lab.stack.shown import Shown
+from outbox_lab.stack.development import Shown
 
 CODE = """
 import json

@@ -1,15 +1,12 @@
-"""The walkthrough's containers, without Docker: real processes that a thread starts again when they have ended."""
+"""The walkthrough's containers, without Docker: real processes that start again when they have ended."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +15,7 @@ from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
 from outbox_lab.stack import ports
+from outbox_lab.stack.stack import quiet
 from outbox_lab.testing.failures import raises
 from outbox_lab.walkthrough import containers
 from outbox_lab.walkthrough.containers import Containers
@@ -38,53 +36,39 @@ SINK = ("-m", "outbox", "sink")
 WORKER = ("-m", "outbox", containers.WORKER_CLASS)
 
 
+RESTART = 'while :; do "$@"; done'  # as Docker does with `restart: unless-stopped`
+
+
 class Engine:
-    """Starts commands again that have ended, as Docker does with `restart: unless-stopped`."""
+    """Runs commands in the place of Docker."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._others = {one.pid for one in psutil.Process().children(recursive=True)}  # of earlier tests
-        self._running: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._shells: list[psutil.Popen] = []
         (folder / "outbox").mkdir()
         (folder / "outbox" / "__init__.py").touch()
         (folder / "outbox" / "__main__.py").write_text(PROGRAM)
-        self._thread.start()
 
     def run(self, *commands: tuple[str, ...]) -> None:
         """Run these commands until the end; returns when they have started."""
         for command in commands:
-            self._running[command] = self._started(command)
+            argv = ["sh", "-c", RESTART, "sh", sys.executable, *command]
+            self._shells.append(psutil.Popen(argv, cwd=self._folder, env={"PATH": os.environ["PATH"]}))
         for command in commands:
             mark = self._folder / f"started-{'-'.join(command[2:])}"
             wait_for("the command to start", mark.exists, timeout_s=30)
 
     def processes(self) -> list[psutil.Process]:
         """The processes that the PID namespace shows: no other of this machine."""
-        return [one for one in psutil.Process().children(recursive=True) if one.pid not in self._others]
-
-    def stop_restarting(self) -> None:
-        """Leave ended what ends from now on."""
-        self._is_over.set()
-        self._thread.join()
+        return [one for shell in self._shells for one in shell.children(recursive=True)]
 
     def end(self) -> None:
         """End everything."""
-        self.stop_restarting()
-        for process in self.processes():
+        running = self.processes()
+        for process in (*self._shells, *running):
             process.kill()
-        for running in self._running.values():
-            running.wait()
-
-    def _started(self, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, *command], cwd=self._folder, env={"PATH": os.environ["PATH"]})
-
-    def _run(self) -> None:
-        while not self._is_over.wait(0.05):
-            for command, running in [*self._running.items()]:
-                if running.poll() is not None:
-                    self._running[command] = self._started(command)
+        for shell in self._shells:
+            shell.wait()
 
 
 @pytest.fixture
@@ -192,53 +176,46 @@ def test_one_walkthrough_runs_at_a_time(settings: Settings, shared: Path) -> Non
 # Switching ----------------------------------------------------------------------------------------------------------
 
 
-class Relay:
-    """In place of Connect: what is asked of it, and what the file of the mode said then."""
-
-    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._file = file
-        self.calls: list[tuple[str, str]] = []
-        monkeypatch.setattr(lifecycle, "disable_exactly_once", lambda _: self._note("disable"))
-        monkeypatch.setattr(lifecycle, "apply", lambda settings: self._note(f"apply {settings.exactly_once}"))
-        monkeypatch.setattr(containers.Container, "stop", lambda part: self._note(f"stop {part.name}"))
-
-    def _note(self, what: str) -> None:
-        said = self._file.read_text().split() if self._file.exists() else [str(os.getpid()), "configured"]
-        assert said[0] == str(os.getpid())
-        self.calls.append((what, said[1]))
-
-
 @pytest.fixture
-def asked(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return Relay(shared / containers.MODE_FILE, monkeypatch)
+def calls(shared: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is asked of Connect, and what the file of the mode says then."""
+    made, file = list[tuple[str, str]](), shared / containers.MODE_FILE
 
+    def note(what: str) -> None:
+        walkthrough, mode = file.read_text().split() if file.exists() else (str(os.getpid()), "configured")
+        assert walkthrough == str(os.getpid())
+        made.append((what, mode))
 
-def quiet(_: str) -> None:
-    """Show nothing."""
+    monkeypatch.setattr(lifecycle, "disable_exactly_once", lambda _: note("disable"))
+    monkeypatch.setattr(lifecycle, "apply", lambda settings: note(f"apply {settings.exactly_once}"))
+    monkeypatch.setattr(containers.Container, "stop", lambda part: note(f"stop {part.name}"))
+    return made
 
 
 def test_the_worker_reads_its_mode_when_it_starts_and_is_left_as_it_was_configured(
-    chain: Containers, asked: Relay, shared: Path
+    chain: Containers, calls: list[tuple[str, str]], shared: Path
 ) -> None:
     chain.switch(exactly_once=False, report=quiet)
-    assert asked.calls == [("disable", "false"), ("stop connect", "false"), ("apply False", "false")]
+    assert calls == [("disable", "false"), ("stop connect", "false"), ("apply False", "false")]
     assert chain.settings.exactly_once is False
-    asked.calls.clear()
+    calls.clear()
     chain.restore(quiet)
-    assert asked.calls == [("stop connect", "configured"), ("apply True", "configured")]
+    assert calls == [("stop connect", "configured"), ("apply True", "configured")]
     assert [*shared.iterdir()] == []
     chain.restore(quiet)
-    assert len(asked.calls) == 2
+    assert len(calls) == 2
 
 
-def test_a_killed_worker_starts_in_the_requested_mode(chain: Containers, asked: Relay, shared: Path) -> None:
+def test_a_killed_worker_starts_in_the_requested_mode(
+    chain: Containers, calls: list[tuple[str, str]], shared: Path
+) -> None:
     chain.switch(exactly_once=False, report=quiet)
-    asked.calls.clear()
+    calls.clear()
     chain.request(exactly_once=True)
     chain.worker.kill()
     chain.start_worker(quiet)
-    assert asked.calls == [("apply True", "true")]
+    assert calls == [("apply True", "true")]
     assert chain.settings.exactly_once is True
     chain.restore(quiet)
-    assert asked.calls == [("apply True", "true")], "it runs as it was configured"
+    assert calls == [("apply True", "true")], "it runs as it was configured"
     assert [*shared.iterdir()] == []

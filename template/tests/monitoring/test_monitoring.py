@@ -206,7 +206,7 @@ def test_what_is_scraped_is_where_compose_runs_it() -> None:
 def runs_sinks(service: Mapping[str, Any]) -> bool:
     """Whether its command is `python -m outbox sink`, or becomes that."""
     command = " ".join(service.get("command", []))
-    return "-m outbox sink" in command or "-m outbox_lab.walkthrough.naive" in command
+    return "-m outbox sink" in command or "-m outbox_lab.walkthrough.containers" in command
 
 
 def test_the_files_are_copied_to_where_they_are_looked_for() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outbox.commands import Entry
 
 COMMANDS = {
-    "dev": Entry("Run", "outbox_lab.commands.dev:dev", "run everything in one terminal; restart what you edit"),
+    "dev": Entry("Run", "outbox_lab.commands.stack:dev", "run everything in one terminal; restart what you edit"),
     "new": Entry("Run", "outbox_lab.commands.new:new", "write the files of an event, a version or a sink"),
     "demo": Entry(
         "Run", "outbox_lab.commands.demo:demo", "the walkthrough: break the chain on purpose, compare every total"

@@ -59,11 +59,11 @@ def demo(*, once: bool, seed: int | None, shared: Path | None, page: tuple[str, 
     It runs on a new, empty stack of its own in .outbox/demo. With --containers it runs on the chain of docker-compose,
     and compares with what that had at the beginning.
     """
-    from outbox_lab.walkthrough import player, workload
-    from outbox_lab.walkthrough.story import Story
+    from outbox_lab.walkthrough import workload
+    from outbox_lab.walkthrough.story import Story, load_player
 
     interrupt.once()
-    chosen = player.load()
+    chosen = load_player()
     chosen.page = page or chosen.page
     screen = chosen.screen
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
@@ -110,8 +110,7 @@ def _home() -> Path:
 def chain_of_processes(planned: Workload, report: Callable[[str], None]) -> Chain:
     """A new, empty stack, and the sinks in one process. It starts as the first fault needs it: exactly-once is off."""
     from outbox.sink import discovery
-    from outbox_lab.stack.deployment import PATIENT_MS
-    from outbox_lab.stack.stack import Stack
+    from outbox_lab.stack.stack import PATIENT_MS, Stack
     from outbox_lab.walkthrough.chain import Processes
     from outbox_lab.walkthrough.story import watched
 

@@ -15,13 +15,13 @@ import click
 from outbox.base import project, settings
 from outbox.base.errors import Failure
 from outbox.base.wait import timeout_scale
-from outbox_lab.soak.fault import Fault
 from outbox_lab.soak.faults import FAULTS
+from outbox_lab.soak.nemesis import Fault
 from outbox_lab.soak.record import Folder, Plan
 from outbox_lab.stack import interrupt
 
 if TYPE_CHECKING:
-    from outbox_lab.soak.verdict import Verdict
+    from outbox_lab.soak.judge import Verdict
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
@@ -74,7 +74,7 @@ def soak(
 
     if judged is not None:
         folder = Folder(judged)
-        _tell(run.judge(domain.load(folder.plan.seed), folder), folder)
+        _tell(run.judge_again(domain.load(folder.plan.seed), folder), folder)
     chosen = _chosen(faults)
     seed = random.randrange(10**6) if seed is None else seed  # noqa: S311
     loaded = domain.load(seed)

@@ -22,7 +22,7 @@ from outbox_lab.walkthrough.workload import Listener, Request
 CLIENTS = 4
 TIMEOUT_S = 5.0
 SET_UP_TIMEOUT_S = 60.0
-ANSWERED_TIMEOUT_S = 120.0  # after the last fault, for more attempts than `checkers.LAST`
+ANSWERED_TIMEOUT_S = 120.0  # after the last fault, for more attempts than `judge.LAST`
 ATTEMPTS = 6  # then a client gives up: the outcome stays unknown
 AGAIN_S = (0.2, 3.0)  # how long a client waits before it repeats a request: from, to
 KEPT = 200  # answered requests whose keys may be used again much later
@@ -49,7 +49,14 @@ class Clients:
     def set_up(self) -> None:
         """Let the domain create its entities. Raises Failure if the service refuses."""
         with requests.Session() as session:
-            self._domain.set_up(lambda planned: [self._made(session, request) for request in planned])
+
+            def made(request: Request) -> Any:
+                attempt = self._attempt(session, SET_UP, request, key_of(request), SET_UP_TIMEOUT_S)
+                if attempt.outcome != "ok":
+                    raise Failure(f"the service answered {attempt.status} to {request.kind}: {attempt.answer}")
+                return attempt.answer
+
+            self._domain.set_up(lambda planned: [made(request) for request in planned])
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -65,31 +72,20 @@ class Clients:
     def wait_answered(self) -> None:
         """Wait until a change that is sent from now on is acknowledged, after the last fault.
 
-        Return after a while without one, too: then `checkers.silence` has a finding.
+        Return after a while without one, too: then `judge.silence` has a finding.
         """
-        under_way = CLIENTS  # at most
-        before = self._recorder.acknowledged
-
-        def is_acknowledged() -> bool:
-            return self._recorder.acknowledged > before + under_way
-
+        enough = self._recorder.acknowledged + CLIENTS  # as many as are under way at most
+        what, recorder, needs = "acknowledged changes", self._recorder, self.require_running
         with suppress(TimeoutError):
-            wait_for("acknowledged changes", is_acknowledged, timeout_s=ANSWERED_TIMEOUT_S, needs=self.require_running)
+            wait_for(what, lambda: recorder.acknowledged > enough, timeout_s=ANSWERED_TIMEOUT_S, needs=needs)
 
     def require_running(self) -> None:
         """Raises Failure if a client has ended by an exception, such as one of the domain."""
         for one in self._running:
             error = one.exception() if one.done() else None
             if error is not None:
-                raise Failure(
-                    f"a client has ended: {type(error).__name__}: {error}", code="soak-client-ended"
-                ) from error
-
-    def _made(self, session: requests.Session, request: Request) -> Any:
-        attempt = self._attempt(session, SET_UP, request, key_of(request), SET_UP_TIMEOUT_S)
-        if attempt.outcome != "ok":
-            raise Failure(f"the service answered {attempt.status} to {request.kind}: {attempt.answer}")
-        return attempt.answer
+                why = f"a client has ended: {type(error).__name__}: {error}"
+                raise Failure(why, code="soak-client-ended") from error
 
     def _run(self, client: int) -> None:
         chance = random.Random(f"{self._seed} client {client}")  # noqa: S311

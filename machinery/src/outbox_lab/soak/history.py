@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from functools import cached_property
@@ -136,11 +136,6 @@ class Recorder:
     def close(self) -> None:
         """End the history."""
         self._file.close()
-
-
-def read(lines: Iterable[str]) -> History:
-    """The history in these lines."""
-    return History(tuple(Attempt(**json.loads(line)) for line in lines))
 
 
 # While it ran ------------------------------------------------------------------------------------------------------

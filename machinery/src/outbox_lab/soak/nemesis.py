@@ -1,20 +1,134 @@
-"""The nemesis: it breaks the chain in an order that a seed decides, and notes that each fault has happened."""
+"""A fault is one way to break the chain, with evidence. The nemesis injects faults in an order that a seed decides."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+import psycopg2
+
+from outbox.base.errors import Failure
 from outbox.base.terminal import Progress
-from outbox.base.wait import nothing
-from outbox_lab.soak.fault import Fault, Strike
+from outbox.base.wait import nothing, wait_for
 from outbox_lab.soak.history import Injection
-from outbox_lab.soak.testbed import Testbed
+from outbox_lab.soak.testbed import Done, Testbed
+from outbox_lab.stack import interrupt
+from outbox_lab.stack.process import Process
+
+T = TypeVar("T")
+
+
+class NotFired(Exception):
+    """A fault has not happened. The message says why."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to break the chain: a row of the table in `outbox_lab.soak.faults`."""
+
+    name: str
+    summary: str
+    # Break it, and return the evidence. Raises NotFired without any.
+    inject: Callable[[Strike], str]
+    # Undo it, and return once the part works again. Also called if ``inject`` has failed. Some pass by themselves.
+    heal: Callable[[Strike], None] = lambda _: None
+    # What it breaks. Each may end what depends on it, and no other fault breaks it at the same time.
+    parts: tuple[str, ...] = ()
+    # What else no other fault may break meanwhile, because this one needs it.
+    needs: tuple[str, ...] = ()
+    lasts_s: tuple[float, float] = (0.0, 0.0)  # from, to: how long it lasts before it is healed
+    is_possible: Callable[[Testbed], object] = lambda _: True  # on this chain; else it is never drawn
+
+
+@dataclass
+class Strike:
+    """One injection of a fault, and what becomes known of it meanwhile."""
+
+    fault: Fault
+    testbed: Testbed
+    chance: random.Random
+    victims: tuple[str, ...] = ()  # the processes of the fault's parts that it may end; without any, all of them
+    invalid: int = 0  # how many invalid records it has sent, or may have sent
+    sink: str = ""  # that it has chosen
+    letters: set[str] = field(default_factory=set)  # the identities of dead letters that its records have become
+
+    @property
+    def part(self) -> str:
+        """The one part that the fault breaks."""
+        return self.fault.parts[0]
+
+    @property
+    def server(self) -> Process:
+        """The process of that part of the stack."""
+        return self.testbed.stack.part(self.part)
+
+    def heal_links(self) -> None:
+        """Let everything pass again on the links that the fault breaks."""
+        for name in self.testbed.links.keys() & {*self.fault.parts}:
+            self.testbed.links[name].heal()
+
+
+def wait_or_not_fired(what: str, condition: Callable[[], T | None], *, timeout_s: float, poll_s: float = 0.05) -> T:
+    """Wait as `wait_for` does, for something without which a fault has not happened: NotFired if it does not come.
+
+    Raises Failure once a signal has ended the run.
+    """
+    try:
+        return wait_for(what, condition, timeout_s=timeout_s, poll_s=poll_s, needs=interrupt.require_none)
+    except TimeoutError as error:
+        raise NotFired(str(error)) from error
+
+
+def despite_faults(condition: Callable[[], T]) -> Callable[[], T | None]:
+    """The condition, which is not yet true while a database or a worker is unavailable: another fault may break it."""
+
+    def look() -> T | None:
+        with suppress(Failure, TimeoutError, psycopg2.Error):
+            return condition()
+        return None
+
+    return look
+
+
+# Nothing was done, because a server was unavailable. An operator runs the command again.
+UNAVAILABLE = {
+    *("connect-unavailable", "kafka-unavailable", "topic-silent", "timeout"),
+    *("database-unavailable", "database-connection-lost", "database-busy"),
+}
+AGAIN_S = 1.0
+AGAIN_TIMEOUT_S = 300.0
+
+
+def run(
+    testbed: Testbed,
+    *words: str,
+    expected: Collection[str] = (),
+    temporary: Collection[str] = (),
+    links: Sequence[str] = (),
+) -> Done:
+    """Run a command, and again while what it needs is unavailable or it ends with a ``temporary`` code.
+
+    Raises NotFired if it ends unexpectedly.
+    """
+
+    def ended() -> Done | None:
+        done = testbed.run(*words, links=links)
+        return None if done.code in {*UNAVAILABLE, *temporary} else done
+
+    done = wait_or_not_fired(f"what `outbox {' '.join(words)}` needs", ended, timeout_s=AGAIN_TIMEOUT_S, poll_s=AGAIN_S)
+    if done.status != 0 and done.code not in expected:
+        raise NotFired(f"outbox {' '.join(words)} ended with {done.code or done.status}: {done.end}")
+    return done
+
+
+# The nemesis -------------------------------------------------------------------------------------------------------
 
 AT_ONCE = 3
 BESIDE_SHARE = 1 / 3  # of the faults begin while others last
@@ -79,44 +193,40 @@ class Nemesis:
         began_s = time.monotonic()
         until_s = began_s + duration_s
         running: set[Future[None]] = set()
+
+        def wait_for_room(at_most: int) -> None:
+            """Wait until at most so many faults last. Raises what one that has ended raised."""
+            nonlocal running
+            while len(running) > at_most:
+                watch()
+                done, running = futures.wait(running, POLL_S, return_when=futures.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
                 for number, draw in enumerate(draws(self._seed, self._faults, pause_s)):
-                    running = self._wait_for_room(running, AT_ONCE - 1 if draw.is_beside else 0, watch)
+                    wait_for_room(AT_ONCE - 1 if draw.is_beside else 0)
                     self._wait_until(min(time.monotonic() + draw.pause_s, until_s), watch)
-                    running = _unfinished(running, 0)
                     if self._is_over(until_s):
                         break
                     watch()  # there may have been neither a wait nor a pause
                     running.add(pool.submit(self._inject, number, draw, began_s, until_s))
                 if self._is_ended:
-                    self._report(f"no fault begins any more; healing those that last: {self._now}")
-                self._wait_for_room(running, 0, watch)
+                    self._report(f"no fault begins any more; healing {', '.join(self.lasting) or 'nothing'}")
+                wait_for_room(0)
             except BaseException as error:
                 self._stopped.set()
-                self._report(
-                    f"no fault begins any more ({type(error).__name__}); waiting for those under way: {self._now}"
-                )
+                name = type(error).__name__
+                self._report(f"no fault begins any more ({name}); waiting for {', '.join(self.lasting) or 'nothing'}")
                 raise
 
     def end(self) -> None:
         """Begin no further fault: `run` returns when all that have begun are healed."""
         self._is_ended = True  # and nothing else: a signal may be what calls this
 
-    @property
-    def _now(self) -> str:
-        return ", ".join(self.lasting) or "none"
-
     def _is_over(self, until_s: float) -> bool:
         return self._is_ended or time.monotonic() >= until_s
-
-    @staticmethod
-    def _wait_for_room(running: set[Future[None]], at_most: int, watch: Watch) -> set[Future[None]]:
-        """Wait until at most so many faults last. Returns these."""
-        while len(running) > at_most:
-            watch()
-            running = _unfinished(running)
-        return running
 
     def _wait_until(self, until_s: float, watch: Watch = nothing) -> None:
         """Wait until then, or until the run ends early or breaks off."""
@@ -175,13 +285,3 @@ class Nemesis:
             return False
         self._report(f"{name}: healed")
         return True
-
-
-def _unfinished(running: set[Future[None]], timeout_s: float = POLL_S) -> set[Future[None]]:
-    """The injections that still run when one has ended, or after a moment. Raises what one that has ended raised."""
-    if not running:
-        return running
-    done, left = futures.wait(running, timeout_s, return_when=futures.FIRST_COMPLETED)
-    for one in done:
-        one.result()
-    return left

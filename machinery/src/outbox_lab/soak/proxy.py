@@ -47,19 +47,11 @@ class Proxy:
         """Close every connection and refuse new ones. Returns how many there were."""
         return self._call(self._cut())
 
-    def freeze(self) -> int:
-        """Keep every connection, accept new ones, and let no byte pass, as a network that swallows all packets does.
-        Returns how many connections there are.
+    def hold(self, *, requests: bool = True, answers: bool = True) -> int:
+        """Keep every connection, accept new ones, and let no byte pass, as a network that swallows all packets does; or
+        none of what clients send, or of what they get. Returns how many connections there are.
         """
-        return self._call(self._hold(requests=True, answers=True))
-
-    def hold_answers(self) -> int:
-        """Let only what clients send pass, and no answer. Returns how many connections there are."""
-        return self._call(self._hold(answers=True))
-
-    def hold_requests(self) -> int:
-        """Let only answers pass. Returns how many connections there are."""
-        return self._call(self._hold(requests=True))
+        return self._call(self._hold(requests=requests, answers=answers))
 
     def delay(self, seconds: float) -> int:
         """Let every chunk wait so long. Returns how many connections there are."""

@@ -21,9 +21,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from outbox.base.errors import Failure
-from outbox_lab.soak import history
 from outbox_lab.soak.domain import Domain
-from outbox_lab.soak.history import Checked, Death, History, Injection, Seen, TopicEvent
+from outbox_lab.soak.history import Attempt, Checked, Death, History, Injection, Seen, TopicEvent
 
 T = TypeVar("T")
 # A fault of one of these may let sinks read records again: they repeat a batch if they do not know its outcome.
@@ -100,27 +99,27 @@ class Folder:
 
     def record(self, domain: Domain) -> RunRecord:
         """All that is judged. Raises Failure if the run did not get so far."""
-        with self._opened("history.jsonl").open(encoding="utf-8") as lines:
-            attempts = history.read(lines)
-        with self._opened("events.jsonl").open("rb") as lines:
-            events = [msgspec.json.decode(line, type=TopicEvent) for line in lines]
         return RunRecord(
             domain,
             self.plan,
-            attempts,
-            replace(self._read("seen.json", Seen), events=events),
+            History(tuple(self.lines("history.jsonl", Attempt))),
+            replace(self._read("seen.json", Seen), events=self.lines("events.jsonl", TopicEvent)),
             injections=self._read("injections.json", list[Injection]),
             deaths=self._read("deaths.json", list[Death]),
             checks=self._read("checks.json", list[Checked]),
         )
 
     def _read(self, name: str, kind: type[T]) -> T:
-        return msgspec.json.decode(self._opened(name).read_bytes(), type=kind)
+        return msgspec.json.decode(self._existing(name).read_bytes(), type=kind)
 
-    def _opened(self, name: str) -> Path:
+    def lines(self, name: str, kind: type[T]) -> list[T]:
+        """The objects in the lines of a file."""
+        with self._existing(name).open("rb") as lines:
+            return [msgspec.json.decode(line, type=kind) for line in lines]
+
+    def _existing(self, name: str) -> Path:
         file = self.path / name
         if not file.is_file():
-            raise Failure(
-                f"there is no {file}: the run did not get that far", "judge another run", code="soak-incomplete"
-            )
+            why = f"there is no {file}: the run did not get that far"
+            raise Failure(why, "judge another run", code="soak-incomplete")
         return file

@@ -24,7 +24,6 @@ from outbox.kafka import topics
 from outbox.kafka.spec import TopicSpec
 from outbox.relay import connectors, lifecycle
 from outbox.relay.connectors import Connector
-from outbox.relay.rest import Rest, State
 from outbox.sink import discovery
 from outbox.sink.spec import SinkSpec
 from outbox_lab.soak.domain import NO_OPTIONS, Options
@@ -213,20 +212,15 @@ class Testbed:
         return self.stack.links
 
     @cached_property
-    def worker(self) -> Process:
+    def worker(self) -> Connect:
         """The Connect worker."""
-        return self.stack.part("connect")
-
-    @cached_property
-    def second_url(self) -> str:
-        """Where the second worker listens."""
-        return f"http://{ports.LOOPBACK}:{ports.choose(0)[0]}"
+        return Connect(self.stack.through("connect-kafka", "debezium-postgres"))
 
     @cached_property
     def second_worker(self) -> Connect:
         """Another worker of the same group, which some faults start."""
         through = self.stack.through("connect-kafka", "debezium-postgres")
-        return Connect(through.replace(connect_url=self.second_url), "connect-2")
+        return Connect(through.replace(connect_url=f"http://{ports.LOOPBACK}:{ports.choose(0)[0]}"), "connect-2")
 
     @cached_property
     def service(self) -> ServiceCommand:
@@ -325,10 +319,6 @@ class Testbed:
                 raise
             lifecycle.remove(settings, own, drop_slot=True)
             return lifecycle.apply(settings, own, on_release)
-
-    def relay_state(self, connector: Connector) -> State:
-        """The states of a connector and its task. Raises Failure if Connect is unavailable."""
-        return Rest(self.settings, connector).state()
 
     @contextmanager
     def holding(self, parts: Collection[str]) -> Iterator[None]:

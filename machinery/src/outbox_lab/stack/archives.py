@@ -19,8 +19,7 @@ from outbox.jvm import archive
 from outbox.jvm.jars import jars, spark_jars
 from outbox.sink import discovery
 from outbox_lab.stack.command import Command
-from outbox_lab.stack.deployment import Deployment
-from outbox_lab.stack.stack import Stack
+from outbox_lab.stack.stack import Deployment, Stack
 
 MORE_TIME = 5  # without an archive, and with one to write: on a busy machine a start takes minutes
 
@@ -46,7 +45,8 @@ def record(stack: Stack, report: Progress) -> list[str]:
 
 
 def _run(stack: Stack, report: Progress) -> None:
-    Deployment(stack).start_relay(report)
+    stack.up(report=report)
+    Deployment(stack).update(report)
     settings = stack.settings
     name = next(name for name, sink in discovery.sinks(settings).items() if sink.job.events)
     report(f"sink {name}: runs until it has caught up")

@@ -39,6 +39,7 @@ class Connect(Jvm):
     def __init__(self, settings: Settings, name: str = "connect") -> None:
         super().__init__(name, settings.home)
         self._settings = settings
+        self.url = settings.connect_url
         self._config = self.folder / "worker.properties"
 
     def arguments(self) -> Sequence[str | Path]:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import os
+import re
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,10 +33,8 @@ from outbox.events import catalog
 from outbox.sink import discovery
 from outbox_lab.stack import ports
 from outbox_lab.stack.command import ServiceCommand, sink
-from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
-from outbox_lab.stack.shown import Shown
-from outbox_lab.stack.stack import PARTS
+from outbox_lab.stack.stack import PARTS, Deployment
 
 SERVICE, SINKS, SCHEMA = "service", "sinks", "schema"
 PAGE = "/docs/swagger"  # outbox/web.py, asgi.py
@@ -104,7 +104,12 @@ class Development:
         self._servers: Iterator[str] = iter(())  # the parts of the stack, in turns for ever
         self._starting: ServiceCommand | None = None  # the service, until it is ready
         self._logs: dict[str, tuple[GrowingFile, Shown]] = {}
-        self._folders = _folders()
+        ours = project.current()
+        self._folders = {
+            SERVICE: [ours.root / ours.service.partition(":")[0].partition(".")[0]],
+            SINKS: [ours.root.joinpath(*ours.sinks_package.split("."))],
+            SCHEMA: [ours.connect, ours.events, ours.migrations],
+        }
         self._sink_files = sink_files()
         self._seen = self._look()
 
@@ -114,14 +119,9 @@ class Development:
         stack.up(report=lambda line: self._show("stack", line))
         servers = {name: stack.part(name) for name in PARTS}
         settings = self._deployment.settings  # with the ports that the stack has chosen
-        self._parts = {
-            process.name: Part(process, time.monotonic())
-            for process in (
-                *servers.values(),
-                self._deployment.service,
-                *(sink(settings, name) for name in self._sinks),
-            )
-        }
+        sinks = [sink(settings, name) for name in self._sinks]
+        started = (*servers.values(), self._deployment.service, *sinks)
+        self._parts = {process.name: Part(process, time.monotonic()) for process in started}
         self._servers = itertools.cycle(servers)
         root = project.current().root
         self._logs = {
@@ -142,7 +142,9 @@ class Development:
         for name in (*self._developed, next(self._servers)):
             self._look_after(name, self._parts[name])
         if self._starting and self._starting.is_ready():
-            self._show_ready(self._starting.url())
+            url = self._starting.url()
+            page = f"; its API: {url}{PAGE}" if ports.answers(f"{url}{PAGE}") else ""
+            self._show("dev", f"the service is on {url}{page}")
             self._starting = None
 
     def apply(self, what: str) -> None:
@@ -216,10 +218,6 @@ class Development:
         for line in ("failed:", *lines) if len(lines) > 1 else (f"failed: {lines[0]}",):
             self._show("dev", line)
 
-    def _show_ready(self, url: str) -> None:
-        page = f"; its API: {url}{PAGE}" if ports.answers(f"{url}{PAGE}") else ""
-        self._show("dev", f"the service is on {url}{page}")
-
     def _follow(self) -> None:
         for name, (log, shown) in self._logs.items():
             for line in shown.lines(log.lines()):
@@ -228,7 +226,7 @@ class Development:
     def _changed(self) -> list[str]:
         """The parts whose files have changed since the last call, or only the schema, which starts all others again."""
         before, self._seen = self._seen, self._look()
-        changed = {what: _difference(before[what], self._seen[what]) for what in self._seen}
+        changed = {what: {file for file, _ in before[what].items() ^ self._seen[what].items()} for what in before}
         if changed[SCHEMA]:
             return [SCHEMA]
         return [*([SERVICE] if changed[SERVICE] else []), *self._changed_sinks(changed[SINKS])]
@@ -265,21 +263,6 @@ def sink_files() -> Mapping[str, Sequence[Path]]:
     return found
 
 
-def _difference(before: Mapping[Path, int], after: Mapping[Path, int]) -> set[Path]:
-    """The files that were changed, made or deleted."""
-    return {file for file, _ in before.items() ^ after.items()}
-
-
-def _folders() -> Mapping[str, list[Path]]:
-    """The folders of what is developed."""
-    ours = project.current()
-    return {
-        SERVICE: [ours.root / ours.service.partition(":")[0].partition(".")[0]],
-        SINKS: [ours.root.joinpath(*ours.sinks_package.split("."))],
-        SCHEMA: [ours.connect, ours.events, ours.migrations],
-    }
-
-
 def file_states(folders: list[Path]) -> dict[Path, int]:
     """When each file was changed last. Files and folders may be removed meanwhile: an editor, or git, does so."""
     states = {}
@@ -289,3 +272,74 @@ def file_states(folders: list[Path]) -> dict[Path, int]:
                 with suppress(OSError):
                     states[file] = file.stat().st_mtime_ns
     return states
+
+
+QUIET = ("debug", "info")
+# Levels of the servers' lines, as log4j2.properties and Postgres write them; a STATEMENT or DETAIL has values.
+LEVEL = re.compile(
+    r"^\d{4}-\d\d-\d\d[ T][\d:.,]+ .*?\b"
+    r"(TRACE|DEBUG\d?|INFO|LOG|NOTICE|WARN|WARNING|ERROR|FATAL|PANIC|DETAIL|HINT|QUERY|CONTEXT|STATEMENT)\b:? "
+)
+LOUD = ("WARN", "WARNING", "ERROR", "FATAL", "PANIC")
+FRAME = re.compile(r'^ +File "(.+?)", line \d+')
+JVM_FRAME = re.compile(r"^\s+(at |\.\.\. \d+ more)")
+# Each start of Spark prints these.
+NOISE = ("NOTE: Picked up ", "WARNING: Using incubator modules", "Setting default log level", "To adjust logging level")
+LEFT_OUT = ("timestamp", "level", "event", "exception", "logger")
+
+
+class Shown:
+    """Lines of one log, as they are shown. ``root`` is the project's folder."""
+
+    def __init__(self, root: Path, *, verbose: bool = False) -> None:
+        self._root, self._verbose = root, verbose
+        self._is_foreign = False  # whether the last frame of a traceback is not of the project
+        self._is_loud = True  # whether the last line with a level was shown: those below belong to it
+
+    def lines(self, logged: Iterable[str]) -> Iterator[str]:
+        """Show what a log has got since the last call."""
+        for line in logged:
+            record = _record(line)
+            if record is None:
+                yield from self._of_text(line)
+            else:
+                self._is_loud = True
+                if self._verbose or record["level"] not in QUIET:
+                    yield from self._of_record(record)
+
+    def _of_text(self, line: str) -> Iterator[str]:
+        if frame := FRAME.match(line):
+            self._is_foreign = not is_ours(Path(frame[1]), self._root)
+        elif not line.startswith("    "):
+            self._is_foreign = False
+        if level := LEVEL.match(line):
+            self._is_loud = level[1] in LOUD
+        is_shown = self._is_loud and not (self._is_foreign or JVM_FRAME.match(line) or line.startswith(NOISE))
+        if line.strip() and (self._verbose or is_shown):
+            yield line.replace(f"{self._root}/", "")
+
+    def _of_record(self, record: dict[str, object]) -> Iterator[str]:
+        fields = (f"{name}={_first(value)}" for name, value in record.items() if name not in LEFT_OUT)
+        yield " ".join([str(record["level"]).upper(), _first(record["event"]), *fields])
+        yield from Shown(self._root).lines(str(record.get("exception", "")).splitlines())
+
+
+def is_ours(file: Path, root: Path) -> bool:
+    """Whether a file is one of the project."""
+    return file.is_relative_to(root) and not {".venv", "site-packages", "machinery"} & {*file.relative_to(root).parts}
+
+
+def _record(line: str) -> dict[str, object] | None:
+    """The record of our own log that a line is; None for other lines."""
+    if not line.startswith("{"):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and {"level", "event"} <= found.keys() else None
+
+
+def _first(value: object) -> str:
+    """The first line of a value."""
+    return next(iter(str(value).strip().splitlines()), "")

@@ -9,11 +9,12 @@ from outbox.base.heavy import exports
 if TYPE_CHECKING:
     from outbox.base.settings import SinkRole, SourceRole
     from outbox.base.wait import wait_for
-    from outbox_lab.testing.asgi import Application, as_wsgi
     from outbox_lab.testing.command import run
     from outbox_lab.testing.helpers import (
+        Application,
         ServiceClient,
         all_at_once,
+        as_wsgi,
         check_events,
         chosen_seed,
         outbox_records,
@@ -23,29 +24,18 @@ if TYPE_CHECKING:
     from outbox_lab.testing.sinks import deliver, differing_keys, rebuild
     from outbox_lab.testing.transform_rules import check_transform, example_events
 else:  # when they are used: the watchdog of a test run, which is a module of this package, needs none of them
-    __getattr__ = exports(
-        __name__,
-        {
-            "Application": "outbox_lab.testing.asgi:Application",
-            "ServiceClient": "outbox_lab.testing.helpers:ServiceClient",
-            "SinkRole": "outbox.base.settings:SinkRole",
-            "SourceRole": "outbox.base.settings:SourceRole",
-            "all_at_once": "outbox_lab.testing.helpers:all_at_once",
-            "as_wsgi": "outbox_lab.testing.asgi:as_wsgi",
-            "check_events": "outbox_lab.testing.helpers:check_events",
-            "check_transform": "outbox_lab.testing.transform_rules:check_transform",
-            "chosen_seed": "outbox_lab.testing.helpers:chosen_seed",
-            "deliver": "outbox_lab.testing.sinks:deliver",
-            "differing_keys": "outbox_lab.testing.sinks:differing_keys",
-            "example_events": "outbox_lab.testing.transform_rules:example_events",
-            "outbox_records": "outbox_lab.testing.helpers:outbox_records",
-            "query": "outbox_lab.testing.helpers:query",
-            "rebuild": "outbox_lab.testing.sinks:rebuild",
-            "run": "outbox_lab.testing.command:run",
-            "seeded": "outbox_lab.testing.helpers:seeded",
-            "wait_for": "outbox.base.wait:wait_for",
-        },
-    )
+    NAMES = {
+        "outbox.base.settings": ["SinkRole", "SourceRole"],
+        "outbox.base.wait": ["wait_for"],
+        "outbox_lab.testing.command": ["run"],
+        "outbox_lab.testing.helpers": [
+            *("Application", "ServiceClient", "all_at_once", "as_wsgi", "check_events", "chosen_seed"),
+            *("outbox_records", "query", "seeded"),
+        ],
+        "outbox_lab.testing.sinks": ["deliver", "differing_keys", "rebuild"],
+        "outbox_lab.testing.transform_rules": ["check_transform", "example_events"],
+    }
+    __getattr__ = exports(__name__, {name: f"{module}:{name}" for module, names in NAMES.items() for name in names})
 
 __all__ = [
     "Application",

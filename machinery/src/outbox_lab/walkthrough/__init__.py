@@ -21,31 +21,24 @@ if TYPE_CHECKING:
     from outbox_lab.stack.process import Process as Part
     from outbox_lab.walkthrough.chain import Chain
     from outbox_lab.walkthrough.faults import Checkpoint, crash_sinks, rewind_sink, terminate_replication
-    from outbox_lab.walkthrough.player import Player
-    from outbox_lab.walkthrough.story import Phase, Screen, Step, Story
+    from outbox_lab.walkthrough.story import Phase, Player, Screen, Step, Story
 else:  # when they are used: a workload needs none of them
+    NAMES = {
+        "outbox.base.database": ["connect"],
+        "outbox.base.settings": ["SinkRole", "SourceRole"],
+        "outbox.kafka.clients": ["client_config", "consumer_config"],
+        "outbox.kafka.records": ["headers_of"],
+        "outbox_lab.walkthrough.chain": ["Chain"],
+        "outbox_lab.walkthrough.faults": ["Checkpoint", "crash_sinks", "rewind_sink", "terminate_replication"],
+        "outbox_lab.walkthrough.story": ["Phase", "Player", "Screen", "Step", "Story"],
+    }
     __getattr__ = exports(
         __name__,
         {
-            "Chain": "outbox_lab.walkthrough.chain:Chain",
-            "Checkpoint": "outbox_lab.walkthrough.faults:Checkpoint",
             "Part": "outbox_lab.stack.process:Process",
-            "Phase": "outbox_lab.walkthrough.story:Phase",
-            "Player": "outbox_lab.walkthrough.player:Player",
-            "Screen": "outbox_lab.walkthrough.story:Screen",
-            "SinkRole": "outbox.base.settings:SinkRole",
-            "SourceRole": "outbox.base.settings:SourceRole",
-            "Step": "outbox_lab.walkthrough.story:Step",
-            "Story": "outbox_lab.walkthrough.story:Story",
-            "client_config": "outbox.kafka.clients:client_config",
-            "connect": "outbox.base.database:connect",
             "connector_status": "outbox.relay.lifecycle:status",
-            "consumer_config": "outbox.kafka.clients:consumer_config",
-            "crash_sinks": "outbox_lab.walkthrough.faults:crash_sinks",
-            "headers_of": "outbox.kafka.records:headers_of",
-            "rewind_sink": "outbox_lab.walkthrough.faults:rewind_sink",
             "sink_specs": "outbox.sink.discovery:sinks",
-            "terminate_replication": "outbox_lab.walkthrough.faults:terminate_replication",
+            **{name: f"{module}:{name}" for module, names in NAMES.items() for name in names},
         },
     )
 

@@ -10,9 +10,8 @@ from typing import Protocol
 
 from outbox.base.settings import Settings
 from outbox.base.terminal import Progress
-from outbox_lab.stack.deployment import Deployment
 from outbox_lab.stack.process import Process
-from outbox_lab.stack.stack import Stack
+from outbox_lab.stack.stack import Deployment, Stack, quiet
 
 
 class Watched(Protocol):
@@ -64,37 +63,32 @@ class Chain(ABC):
         """Leave the chain as it was before the walkthrough. May be called at any time, and repeated."""
 
 
-class Processes(Chain):
+class Processes(Deployment, Chain):  # type: ignore[misc] # its cached properties are attributes of a chain
     """An embedded stack in a home folder of its own, the service, and the sinks in one process. Its data stays after
     ``restore``, so that it can be inspected.
     """
 
     def __init__(self, settings: Settings, sinks: Sequence[str]) -> None:
-        self._deployment = Deployment(Stack(settings), sinks)
-
-    @property
-    def settings(self) -> Settings:
-        return self._deployment.settings
+        super().__init__(Stack(settings), sinks)
 
     def sink_urls(self) -> list[str]:
-        return [self._deployment.sinks.url()]
+        return [self.sinks.url()]
 
-    def start(self, report: Progress) -> None:
-        self._deployment.start(report)
-        self.service, self.sinks = self._deployment.service, self._deployment.sinks
-        self.worker, self.broker = (self._deployment.stack.part(name) for name in ("connect", "kafka"))
+    def start(self, report: Progress = quiet) -> None:
+        super().start(report)
+        self.worker, self.broker = self.stack.part("connect"), self.stack.part("kafka")
 
     def request(self, *, exactly_once: bool) -> None:
-        self._deployment.stack = Stack(self.settings.replace(exactly_once=exactly_once))
+        self.stack = Stack(self.settings.replace(exactly_once=exactly_once))
 
     def start_worker(self, report: Progress) -> None:
-        self._deployment.stack.up(["connect"], report=report)
-        self._deployment.apply(report)
-        self.worker = self._deployment.stack.part("connect")
+        self.stack.up(["connect"], report=report)
+        self.apply(report)
+        self.worker = self.stack.part("connect")
 
     def switch(self, *, exactly_once: bool, report: Progress) -> None:
         self.request(exactly_once=exactly_once)
         self.start_worker(report)
 
     def restore(self, report: Progress) -> None:
-        self._deployment.stack.down(report=report)
+        self.stack.down(report=report)

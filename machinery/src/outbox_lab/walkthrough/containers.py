@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,13 +21,15 @@ import psutil
 
 from outbox.base import project
 from outbox.base.errors import Failure
-from outbox.base.settings import Settings
+from outbox.base.settings import Settings, load
 from outbox.base.terminal import Progress
 from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
+from outbox.sink import discovery
 from outbox.sink.running import metrics
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process, lives, send
+from outbox_lab.walkthrough import workload
 from outbox_lab.walkthrough.chain import Chain
 
 WORKER_CLASS = "org.apache.kafka.connect.cli.ConnectDistributed"
@@ -65,7 +68,15 @@ class Container(Process):
         self._started: list[psutil.Process] = []  # since the last start that we have seen
 
     def start(self) -> None:
-        self._watch_start()
+        def all_there() -> list[psutil.Process]:
+            found = self.mains()
+            return found if len(found) == self._count else []
+
+        remedy = "`docker compose ps` shows what does not run"
+        try:
+            self._started = wait_for(f"{self.name} to be started by Docker", all_there, timeout_s=START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise Failure(str(error), remedy, code="process-not-ready") from None
 
         def ready_and_alive() -> bool:
             self.require_running()
@@ -102,17 +113,6 @@ class Container(Process):
         return [process for main in self.mains() for process in (main, *_descendants(main))]
 
     # ----------------------------------------------------------------------------------------------------------------
-
-    def _watch_start(self) -> None:
-        def all_there() -> list[psutil.Process]:
-            found = self.mains()
-            return found if len(found) == self._count else []
-
-        remedy = "`docker compose ps` shows what does not run"
-        try:
-            self._started = wait_for(f"{self.name} to be started by Docker", all_there, timeout_s=START_TIMEOUT_S)
-        except TimeoutError as error:
-            raise Failure(str(error), remedy, code="process-not-ready") from None
 
     def _end(self, with_signal: signal.Signals) -> None:
         mains, family = self.mains(), self.processes()
@@ -165,9 +165,15 @@ class Containers(Chain):
         self._mode_file = shared / MODE_FILE
         hosts = SINK_HOSTS[: len(sinks)]
         self.service = Service(f"{settings.service_url}/readyz")
-        connectors = f"{settings.connect_url}/connectors"
-        login = settings.connect_login
-        self.worker = Container("connect", settings, find, count=1, owns=_is_worker, urls=[connectors], login=login)
+        self.worker = Container(
+            "connect",
+            settings,
+            find,
+            count=1,
+            owns=lambda command: WORKER_CLASS in command,
+            urls=[f"{settings.connect_url}/connectors"],
+            login=settings.connect_login,
+        )
         self._sink_urls = [f"http://{host}:{SINK_PORT}" for host in hosts]
         health = [f"{url}{metrics.HEALTH}" for url in self._sink_urls]
         self.sinks = Container("sink", settings, find, count=len(sinks), owns=_runs_one_of(sinks), urls=health)
@@ -225,10 +231,6 @@ class Containers(Chain):
         self.start_worker(report)
 
 
-def _is_worker(command: Sequence[str]) -> bool:
-    return WORKER_CLASS in command
-
-
 def _runs_one_of(sinks: Sequence[str]) -> Callable[[Sequence[str]], bool]:
     """Recognise ``python -m outbox sink NAME…``. Without names it runs the sinks of the project."""
 
@@ -251,3 +253,23 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.Error):
         return process.children(recursive=True)
     return []
+
+
+# python -m outbox_lab.walkthrough.containers: what docker-compose runs as the service sink-naive.
+
+
+def main() -> None:
+    """Become the naive sink of the workload. Without one, wait: Docker would start again what has ended."""
+    try:
+        name = workload.load(seed=0).naive
+        is_known = name in discovery.sinks(load())
+    except Failure as failure:
+        sys.exit(f"outbox: {failure}")
+    if name is not None and is_known:
+        os.execvp(sys.executable, ["python", "-m", "outbox", "sink", name])  # noqa: S606
+    print("the workload names no naive sink: there is nothing to run", flush=True)  # noqa: T201
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -79,9 +79,8 @@ class Checkpoint:
         uri = checkpoint_uri(settings, sink, generation)
         folder = checkpoint_folder(uri)
         if folder is None:
-            raise Failure(
-                f"the walkthrough cannot read the checkpoint {uri}", "use a folder", code="checkpoint-elsewhere"
-            )
+            raise Failure(f"the checkpoint {uri} cannot be read", "use a folder", code="checkpoint-elsewhere")
+        self.folder = folder
         self._planned, self._committed = folder / "offsets", folder / "commits"
 
     def planned(self) -> int:
@@ -170,7 +169,15 @@ class Window:
             self._release(name)
         self._wait("the sinks to commit", lambda: all(self._positions(name) == self._ends(name) for name in before))
         self._sinks.kill()
-        return {name: self._evidence(name) for name in self._names}
+        return {
+            name: Crash(
+                planned_batch=checkpoint.planned(),
+                committed_batch=checkpoint.committed(),
+                planned_end=sum(self._ends(name).values()),
+                position=sum(self._positions(name).values()),
+            )
+            for name, checkpoint in self._checkpoints.items()
+        }
 
     def wait_replayed(self, crashes: dict[str, Crash]) -> None:
         """Wait until the restarted sinks have processed the batch of the crash again."""
@@ -209,14 +216,6 @@ class Window:
         self._release(name)
         self._hold(name)  # we are behind the sink in the queue for the lock
         return False
-
-    def _evidence(self, name: str) -> Crash:
-        return Crash(
-            planned_batch=self._checkpoints[name].planned(),
-            committed_batch=self._checkpoints[name].committed(),
-            planned_end=sum(self._ends(name).values()),
-            position=sum(self._positions(name).values()),
-        )
 
     def _ends(self, name: str) -> dict[str, int]:
         """By topic where the last planned batch ends: the sum of its offsets over the partitions."""

@@ -5,6 +5,8 @@ It is told on any chain, also on one that has data: each expectation compares wi
 
 from __future__ import annotations
 
+import importlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,7 @@ from decimal import Decimal
 from outbox.audit import check
 from outbox.audit.declared import text_of
 from outbox.audit.report import ComparisonReport, Report, sum_of_sizes
+from outbox.base import project
 from outbox.base.errors import Failure, plural
 from outbox.base.wait import wait_for
 from outbox.events import catalog
@@ -98,14 +101,6 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Burst:
-    """Traffic as the source recorded it: events, and the change of each key's total."""
-
-    events: int
-    change: dict[str, Decimal]
-
-
-@dataclass(frozen=True)
 class Step:
     """A step of the story. ``play`` does and shows it; steps are played once each, in their order."""
 
@@ -124,6 +119,7 @@ class Story:
         self.workload = workload
         self._screen = screen
         self._names = watched(discovery.sinks(chain.settings), workload)
+        self._naive = self._names[1] if len(self._names) > 1 else None
         self._right = discovery.sinks(chain.settings)[workload.right]
         self.phases: list[Phase] = []  # those that were played, in their order
         self._stop_traffic: Callable[[], None] = lambda: None
@@ -180,13 +176,13 @@ class Story:
         self._traffic.set_up()
         self._traffic.run(REQUESTS_QUIET)
         report = self._settle()
-        written = report.outbox_events - self._first.outbox_events
-        self._screen.expect(not self._traffic.surprises, "every request got the expected response", self._answers())
-        self._screen.expect(
-            written == self._traffic.events > 0,
-            "each successful request wrote its events, no other wrote any",
-            f"{written} in the outbox, {self._traffic.events} expected",
-        )
+        written, traffic = report.outbox_events - self._first.outbox_events, self._traffic
+        answers = ", ".join(f"{count} × {kind}" for kind, count in sorted(traffic.answered.items()))
+        found = traffic.surprises[0] if traffic.surprises else answers
+        self._screen.expect(not traffic.surprises, "every request got the expected response", found)
+        claim = "each successful request wrote its events, no other wrote any"
+        found = f"{written} in the outbox, {traffic.events} expected"
+        self._screen.expect(written == traffic.events > 0, claim, found)
         self._screen.expect(self._added(report) == 0, "no duplicate on the topic", self._found(report))
         self._end_phase("1 no faults", report, {}, "sink B agrees with the source")
 
@@ -199,16 +195,12 @@ class Story:
         self._expect_mode("at-least-once")
         self._kill_worker_midstream()
         report = self._settle()
-        self._screen.expect(
-            self._added(report) > 0,
-            "the fault fired: Debezium resent events whose offsets were not stored",
-            self._found(report),
-        )
+        claim = "the fault fired: Debezium resent events whose offsets were not stored"
+        self._screen.expect(self._added(report) > 0, claim, self._found(report))
         self._expect_nothing_lost(report)
         resent, skipped = self._resent(report), self._skipped(report)
-        self._screen.expect(
-            resent == skipped, "sink A skips every one that it reads", f"{skipped} of {resent} on its topics"
-        )
+        found = f"{skipped} of {resent} on its topics"
+        self._screen.expect(resent == skipped, "sink A skips every one that it reads", found)
         self._end_phase("2 worker killed, exactly-once off", report, self._repeated(report), RESENT)
 
     def _exactly_once(self) -> None:
@@ -226,13 +218,10 @@ class Story:
         self._screen.expect(self._added(report) == 0, "no new duplicate on the topic", self._found(report))
         self._expect_nothing_lost(report)
         skipped = self._skipped(report)
-        self._screen.expect(
-            skipped == self._replayed.events > 0,
-            "sink A skips every event of the batch that it had applied",
-            f"{skipped} skipped",
-        )
-        change = self._replayed.change
-        if self._has_naive:
+        claim = "sink A skips every event of the batch that it had applied"
+        self._screen.expect(skipped == self._burst_events > 0, claim, f"{skipped} skipped")
+        change = self._burst_change
+        if self._naive:
             self._screen.expect(bool(change), "that batch changes totals", f"of {len(change)} keys")
         drift = _plus(self._repeated(report), change)
         claim = "sink B drifts further, key by key, by exactly that batch"
@@ -250,7 +239,7 @@ class Story:
             for phase in self.phases
         ]
         header = ["phase", "new duplicates on topic", "skipped by A", "drift of A"]
-        header += ["drift of B", "drifting keys"] if self._has_naive else []
+        header += ["drift of B", "drifting keys"] if self._naive else []
         self._screen.table(header, rows)
         self._screen.say("")
         self._screen.say(
@@ -317,17 +306,20 @@ class Story:
 
     def _burst(self) -> None:
         """Send traffic that nobody reads yet. Remember its events, and the change of each key's total."""
-        before = self._last
+
+        def relayed() -> Report | None:
+            report = check.check(self.chain.settings)
+            return None if report.in_flight else report
+
         self._traffic.run(REQUESTS_BURST)
-        after = self._relayed()
-        events = self._outbox_events(after) - self._outbox_events(before)
-        self._replayed = Burst(events, _minus(self._totals(after), self._totals(before)))
+        needs, what = self.chain.worker.require_running, "the outbox to be relayed"
+        after = wait_for(what, relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
+        before = self._last
+        counts = [(after.topic(name).outbox_events, before.topic(name).outbox_events) for name in self._right.topics]
+        self._burst_events = sum(now - then for now, then in counts)
+        self._burst_change = _minus(self._of_totals(after).totals, self._of_totals(before).totals)
 
     # Looking ------------------------------------------------------------------------------------------------------
-
-    @property
-    def _has_naive(self) -> bool:
-        return len(self._names) > 1
 
     def _settle(self) -> Report:
         report = check.check_settled(self.chain.settings, SETTLE_TIMEOUT_S, needs=self._require_chain)
@@ -339,26 +331,12 @@ class Story:
         self.chain.worker.require_running()
         self.chain.sinks.require_running()
 
-    def _relayed(self) -> Report:
-        """Wait until the whole outbox is on the topic."""
-
-        def relayed() -> Report | None:
-            report = check.check(self.chain.settings)
-            return None if report.in_flight else report
-
-        needs = self.chain.worker.require_running
-        return wait_for("the outbox to be relayed", relayed, timeout_s=SETTLE_TIMEOUT_S, poll_s=0.2, needs=needs)
-
     def published_events(self) -> int:
         names = catalog.of_project(self.chain.settings).topics
         return sum(sum(topics.last_stable_offsets(self.chain.settings, name).values()) for name in names)
 
     def unrelayed_events(self) -> int:
         return check.check(self.chain.settings).in_flight
-
-    def _outbox_events(self, report: Report) -> int:
-        """How many events of the sinks' topics the outbox has."""
-        return sum(report.topic(topic).outbox_events for topic in self._right.topics)
 
     # Comparing with the beginning ---------------------------------------------------------------------------------
 
@@ -387,10 +365,6 @@ class Story:
         """How many duplicates the right sink has skipped in a phase."""
         return report.sink(self.workload.right).duplicates - self._last.sink(self.workload.right).duplicates
 
-    def _totals(self, report: Report) -> Mapping[str, Decimal]:
-        """By key, the source's totals that the sinks are compared with."""
-        return self._of_totals(report).totals
-
     def _repeated(self, report: Report) -> Mapping[str, Decimal]:
         """By key, what the duplicates on the topics add up to."""
         return _minus(self._of_totals(report).repeated, self._of_totals(self._first).repeated)
@@ -405,10 +379,6 @@ class Story:
             "write one beside its comparisons of rows (docs/projections.md)",
             code="comparison-missing",
         )
-
-    def _drift(self, report: Report, sink: str) -> dict[str, Decimal]:
-        """By key, how much further a sink has drifted."""
-        return _minus(report.sink(sink).drift, self._first.sink(sink).drift)
 
     def _expect_nothing_lost(self, report: Report) -> None:
         lost = len(report.lost) - len(self._first.lost)
@@ -427,23 +397,19 @@ class Story:
         """Compare both sinks with the source, and add a line to the verdict. Sink B is off by this signed drift, in
         every key.
         """
-        right, naive = self.workload.right, self._names[1] if self._has_naive else None
+        right, naive = self.workload.right, self._naive
         drift_right = self._drift_total(report, right)
         rows = sum(one.differences.count for one in report.sink(right).comparisons)
         found_right = f"drift {text_of(drift_right)}" + (f", {plural(rows, 'row')} differ" if rows else "")
         self._screen.expect(drift_right == 0 and not rows, "sink A agrees with the source", found_right)
         drift_naive, found = None, dict[str, Decimal]()
         if naive:
-            drift_naive, found = self._drift_total(report, naive), self._drift(report, naive)
+            drift_naive = self._drift_total(report, naive)
+            found = _minus(report.sink(naive).drift, self._first.sink(naive).drift)
             self._screen.expect(found == _plus(drift, {}), claim, f"{text_of(drift_naive)} in {len(found)} keys")
         resent, skipped = self._resent(report), self._skipped(report)
         self.phases.append(Phase(name, resent, skipped, drift_right, drift_naive, drifting_keys=len(found)))
         self._last = report
-
-    def _answers(self) -> str:
-        if self._traffic.surprises:
-            return self._traffic.surprises[0]
-        return ", ".join(f"{count} × {kind}" for kind, count in sorted(self._traffic.answered.items()))
 
 
 def watched(known: Mapping[str, object], workload: Workload) -> list[str]:
@@ -469,3 +435,52 @@ def _minus(left: Mapping[str, Decimal], right: Mapping[str, Decimal]) -> dict[st
     """The differences that are not zero, by key."""
     differences = {key: left.get(key, Decimal(0)) - right.get(key, Decimal(0)) for key in {*left, *right}}
     return {key: difference for key, difference in differences.items() if difference}
+
+
+class Player:
+    """Plays the story on the terminal. ``player`` in ``[tool.outbox]`` names a subclass, as ``module:class``.
+
+    One object plays one run of `outbox demo`; it is made without arguments. Whatever it shows elsewhere, the exit
+    status of the command is decided by its ``screen``: the first expectation that did not hold. ``page`` is the host
+    and port for a player that serves a page. A free port takes the place of a taken one.
+    """
+
+    page = ("127.0.0.1", 8090)
+
+    def __init__(self) -> None:
+        self.screen = Screen()
+
+    def play(self, story: Story) -> None:
+        """Play all steps, and return after the last."""
+        story.play()
+
+    def wait(self) -> None:
+        """Called after the story unless it is played once: return when the user has seen enough. Ctrl-C interrupts."""
+        signal.pause()
+
+    def close(self) -> None:
+        """Called once at the end, also after a failure, while the chain still runs: end what this player started."""
+
+
+def load_player() -> Player:
+    """The project's player; the terminal's, which says so, if the folder of the named one was deleted.
+
+    Raises Failure if a player is named that cannot be made.
+    """
+    named = project.current().player
+    if not named:
+        return Player()
+    module, _, attribute = named.partition(":")
+    try:
+        player: Player = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            player = Player()
+            player.screen.say(f"there is no module {module}: the walkthrough is shown on the terminal only")
+            return player
+        raise Failure(
+            f"the walkthrough found no player {named}: {error}",
+            "write that class, or remove `player` from [tool.outbox] of pyproject.toml",
+            code="player-missing",
+        ) from error
+    return player

@@ -84,16 +84,18 @@ class Traffic:
             for _ in clients.map(lambda _: self._send_next(), range(count)):
                 pass
 
-    def start(self, count: int) -> Callable[[], None]:
+    def start(self, count: int) -> Callable[[], object]:
         """Send this many requests in the background. The returned function waits until all have a response."""
+        before = self.events
+
+        def run() -> int:
+            self.run(count)
+            return self.events - before
+
         pool = ThreadPoolExecutor(1)
-        running = self._background = pool.submit(self._run_and_count, count)
-
-        def finish() -> None:
-            running.result()
-            pool.shutdown()
-
-        return finish
+        running = self._background = pool.submit(run)
+        pool.shutdown(wait=False)
+        return running.result
 
     def require_events(self, needed: int) -> None:
         """Raise Failure if the background traffic ended with fewer events. Also raise what `plan` has raised."""
@@ -107,11 +109,6 @@ class Traffic:
     def stop(self) -> None:
         """Send no more requests. Background traffic ends soon."""
         self._stopped.set()
-
-    def _run_and_count(self, count: int) -> int:
-        before = self.events
-        self.run(count)
-        return self.events - before
 
     def _send_next(self) -> None:
         with self._one_at_a_time:

@@ -1,4 +1,4 @@
-"""Operations of people at any time: commands beside everything, rebuilds, and dead letters.
+"""Operations of people at any time: commands beside everything, rebuilds, dead letters; and hostile records.
 
 Commands hold no part, so they also run while other faults break what they need. An expected failure has a code (see
 `outbox_lab.soak.testbed.Done`). Any other end, such as a traceback, means that the fault has not happened.
@@ -7,19 +7,28 @@ Commands hold no part, so they also run while other faults break what they need.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, Message, Producer
 
 from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import SinkRole
 from outbox.base.wait import wait_for
+from outbox.events import catalog
+from outbox.kafka import records, topics
+from outbox.kafka.clients import client_config
 from outbox.sink import discovery
 from outbox.sink.remembering import fence
 from outbox.sink.repair.rebuild import derived_tables
 from outbox.sink.spec import SinkSpec
-from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.history import WRONG_RESULT, checked
+from outbox_lab.soak.nemesis import NotFired, Strike, despite_faults, run, wait_or_not_fired
 from outbox_lab.soak.testbed import SLOT_AHEAD, Done, Testbed
 
 Place = tuple[int, int]  # partition and offset
@@ -74,26 +83,23 @@ def rebuild(strike: Strike, source: str) -> str:
 
 
 def rebuildable(testbed: Testbed, source: str) -> list[str]:
-    """The sinks that a rebuild repairs."""
-    return [one.name for one in testbed.sink_specs if is_rebuildable(one, source)]
-
-
-def is_rebuildable(sink: SinkSpec, source: str) -> bool:
-    """Whether a rebuild computes the same result. It does not count repeats again, and makes no Delta table.
+    """The sinks of which a rebuild computes the same result. It does not count repeats again, and makes no Delta table.
 
     From the source it needs SQL of each projection, which some sinks have not, such as those of captured tables.
     """
-    with suppress(Failure):
-        sink.target.require_rebuildable(sink, source)
-        if source == "source":
-            derived_tables(sink)
-        return sink.strategy.repeats == "all"
-    return False
+    found = list[str]()
+    for sink in testbed.sink_specs:
+        with suppress(Failure):
+            sink.target.require_rebuildable(sink, source)
+            if source == "source":
+                derived_tables(sink)
+            if sink.strategy.repeats == "all":
+                found.append(sink.name)
+    return found
 
 
 # Dead letters ------------------------------------------------------------------------------------------------------
 
-DISCARDED_AT_ONCE = 100
 APPLIED = "SELECT name FROM public.sinks WHERE name = %s AND applied > 0"
 OPEN = "SELECT count(*) FROM public.dead_letters WHERE sink = %s AND reason = %s AND status = 'open'"
 
@@ -106,13 +112,6 @@ def replay_letters(strike: Strike) -> str:
 def _replay(testbed: Testbed, *words: str) -> Done:
     """Letters of hostile records stay open."""
     return run(testbed, "dead-letters", "replay", *words, expected={"dead-letters-stay-open"})
-
-
-def discard(testbed: Testbed, identities: Sequence[str]) -> None:
-    """Give up the dead letters of these identities, which no valid event has."""
-    for start in range(0, len(identities), DISCARDED_AT_ONCE):
-        some = identities[start : start + DISCARDED_AT_ONCE]
-        run(testbed, "dead-letters", "discard", *some, "--because", "a hostile record of the soak")
 
 
 def refuse_events(strike: Strike) -> str:
@@ -159,13 +158,190 @@ def _count_open(strike: Strike) -> int:
     return int(strike.testbed.query(OPEN, parameters, SinkRole.AUDITOR)[0][0])
 
 
-# Positions of sinks -----------------------------------------------------------------------------------------------
+# Hostile records, by a producer that is not the relay. Each is invalid, and becomes a dead letter of every sink that
+# asks for such events.
 
 POSITIONS = "SELECT sink, partition, next_offset FROM public.positions WHERE topic = %s AND sink = ANY(%s)"
+RECORDS = 20
+HUGE_BYTES = 900_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+DECADES_MS = 365 * DAY_MS * 30
+Headers = Mapping[str, bytes | None]
+LETTERS_TIMEOUT_S = 300.0  # sinks may be down, or begin again
+LETTERS_OF_ALL = "SELECT event_id::text FROM public.dead_letters WHERE topic = %s"
+LETTERS = """
+SELECT sink, identity, partition, "offset", event_id::text FROM public.dead_letters WHERE topic = %s AND sink = ANY(%s)
+"""
 
 
-def has_passed(testbed: Testbed, sinks: Sequence[str], topic: str, places: Collection[Place]) -> bool:
-    """Whether each sink has read these records of a topic."""
-    positions = testbed.query(POSITIONS, [topic, list(sinks)], SinkRole.AUDITOR)
-    read = {(sink, partition): next_offset for sink, partition, next_offset in positions}
-    return all(read.get((sink, partition), 0) > offset for sink in sinks for partition, offset in places)
+class HostileRecord(NamedTuple):
+    """A record for a topic."""
+
+    key: bytes | None
+    headers: Headers
+    value: bytes | None
+
+
+Delivered = Mapping[Place, HostileRecord]
+Make = Callable[[Testbed, str, random.Random], Iterator[HostileRecord]]  # records for a topic
+
+
+def discard_letters(strike: Strike) -> None:
+    """Give up their letters, as an operator does who has found their producer. No valid event has these identities."""
+    identities = sorted(strike.letters)
+    for start in range(0, len(identities), 100):
+        some = identities[start : start + 100]
+        run(strike.testbed, "dead-letters", "discard", *some, "--because", "a hostile record of the soak")
+
+
+def send(strike: Strike, make: Make) -> str:
+    """Send records to a topic. It has happened once all sinks have read them and set them aside."""
+    testbed = strike.testbed
+    topic = strike.chance.choice(sorted(catalog.of_project(testbed.settings).topics))
+    sinks = testbed.readers(topic)
+    if not sinks:
+        raise NotFired(f"no sink reads topic {topic}")
+    made = list(make(testbed, topic, strike.chance))
+    strike.invalid = len(made)  # one that fails may be there too
+    delivered = _produce(testbed, topic, made)
+    names = [one.name for one in sinks]
+
+    def read() -> list[list[str]]:
+        positions = testbed.query(POSITIONS, [topic, names], SinkRole.AUDITOR)
+        ends = {(sink, partition): next_offset for sink, partition, next_offset in positions}
+        is_read = all(ends.get((sink, partition), 0) > offset for sink in names for partition, offset in delivered)
+        return [_without_letter(strike, sinks, topic, delivered)] if is_read else []
+
+    what = f"{', '.join(names)} to read the records"
+    [lacking] = wait_or_not_fired(what, despite_faults(read), timeout_s=LETTERS_TIMEOUT_S, poll_s=1)
+    if lacking:
+        raise NotFired(f"{len(lacking)} records became no dead letter: {', '.join(lacking[:5])}")
+    return f"{topic}: {len(sinks)} sinks set {len(delivered)} records aside"
+
+
+def _produce(testbed: Testbed, topic: str, made: Sequence[HostileRecord]) -> Delivered:
+    """Send records, and return where they are. Raises NotFired if one does not arrive."""
+    delivered: dict[Place, HostileRecord] = {}
+    producer = Producer({**client_config(testbed.settings), "message.max.bytes": 2_000_000, "enable.idempotence": True})
+    failed: list[str] = []
+    for record in made:
+
+        def arrived(error: KafkaError | None, message: Message, record: HostileRecord = record) -> None:
+            if error is not None:
+                failed.append(str(error))
+            else:
+                delivered[message.partition() or 0, message.offset() or 0] = record
+
+        producer.produce(topic, record.value, key=record.key, headers=list(record.headers.items()), on_delivery=arrived)
+    left = producer.flush(60)
+    if left or failed or not made:
+        raise NotFired(f"{left + len(failed)} of {len(made)} records did not reach {topic}: {failed[:1]}")
+    return delivered
+
+
+def _without_letter(strike: Strike, sinks: Sequence[SinkSpec], topic: str, delivered: Delivered) -> list[str]:
+    """The records of which a sink has no letter: at their place, or of an earlier record with their id."""
+    by_place: dict[tuple[str, Place], str] = {}
+    by_id: dict[tuple[str, bytes | None], str] = {}
+    rows = strike.testbed.query(LETTERS, [topic, [one.name for one in sinks]], SinkRole.AUDITOR)
+    for sink, identity, partition, offset, event_id in rows:
+        by_place[sink, (partition, offset)] = identity
+        if event_id is not None:
+            by_id[sink, event_id.encode()] = identity
+    found: list[str] = []
+    for place, record in delivered.items():
+        for spec in sinks:
+            letter = by_place.get((spec.name, place)) or by_id.get((spec.name, record.headers.get("id")))
+            if letter is not None:
+                strike.letters.add(letter)
+            elif asks_for(strike.testbed, spec, topic, record):
+                found.append(f"{topic}-{place[0]}@{place[1]} of {spec.name}")
+    return found
+
+
+def asks_for(testbed: Testbed, sink: SinkSpec, topic: str, record: HostileRecord) -> bool:
+    """Whether a sink asks for the event that a record claims to be. It skips others without a look at them."""
+    type_ = record.headers.get("eventType")
+    events = [f"{one.name}.{(type_ or b'').decode()}" for one in catalog.of_project(testbed.settings).topics[topic]]
+    return type_ is None or not sink.decoders[topic].wanted_names.isdisjoint(events)
+
+
+# Make them ---------------------------------------------------------------------------------------------------------
+
+
+def foreign_records(_: Testbed, _topic: str, chance: random.Random) -> Iterator[HostileRecord]:
+    """Records without our headers."""
+    for _number in range(RECORDS):
+        value = chance.choice([b"hello", b"[]", b"", None, chance.randbytes(50)])
+        yield HostileRecord(chance.randbytes(8), {}, value)
+
+
+def malformed_records(testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
+    """Records with our headers, whose values break the contract."""
+    for _ in range(RECORDS):
+        headers, event = _example(testbed, topic, chance)
+        whole = json.dumps(event)
+        event.pop(chance.choice(sorted(event)))
+        value = chance.choice([json.dumps(event), whole[:-5], "{", "null", '{"a": NaN}'])
+        yield HostileRecord(str(uuid.uuid4()).encode(), headers, value.encode())
+
+
+def huge_records(testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
+    """Records of almost a megabyte."""
+    for _ in range(3):
+        headers, event = _example(testbed, topic, chance)
+        yield HostileRecord(b"huge", headers, json.dumps({**event, "more": "x" * HUGE_BYTES}).encode())
+
+
+def records_of_decades(testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
+    """Events with ids that are older than a sink takes, or of the future."""
+    now_ms = round(time.time() * 1000)
+    past = (0, now_ms - testbed.settings.sink_id_age_max_days * DAY_MS - HOUR_MS)
+    future = (now_ms + 2 * DAY_MS, now_ms + DECADES_MS)
+    for _ in range(RECORDS):
+        headers, event = _example(testbed, topic, chance)
+        event_id = _uuid_v7(chance, chance.randint(*chance.choice([past, future])))
+        yield HostileRecord(b"decades", {**headers, "id": event_id.encode()}, json.dumps(event).encode())
+
+
+def records_with_used_ids(testbed: Testbed, topic: str, chance: random.Random) -> Iterator[HostileRecord]:
+    """Records with ids of real events and a value that breaks the contract."""
+    for event_id in _used_ids(testbed, topic, chance):
+        headers, event = _example(testbed, topic, chance)
+        value = json.dumps({**event, "version": -1}).encode()
+        yield HostileRecord(b"used", {**headers, "id": event_id}, value)
+
+
+def _used_ids(testbed: Testbed, topic: str, chance: random.Random) -> list[bytes]:
+    """Ids of records at a random place of the topic, whether or not the outbox still has them.
+
+    Without those that have a dead letter already, such as those of hostile records.
+    """
+    within: dict[int, tuple[int, int]] = {}
+    for partition, (first, last) in topics.watermarks(testbed.settings, topic).items():
+        begin = chance.randint(first, max(first, last - 4 * RECORDS))
+        within[partition] = (begin, min(last, begin + 4 * RECORDS))
+    refused = {event_id for (event_id,) in testbed.query(LETTERS_OF_ALL, [topic], SinkRole.AUDITOR)}
+    found: list[bytes] = []
+    for message in records.read(testbed.settings, topic, within):
+        event_id = dict(message.headers() or []).get("id")
+        if isinstance(event_id, bytes) and event_id.decode() not in refused:
+            found.append(event_id)
+    return chance.sample(found, min(RECORDS, len(found)))
+
+
+def _example(testbed: Testbed, topic: str, chance: random.Random) -> tuple[Headers, dict[str, Any]]:
+    """The headers of a valid event of a topic, and its payload: an example of its schema."""
+    aggregates = catalog.of_project(testbed.settings).topics[topic]
+    chosen = chance.choice([schema for aggregate in aggregates for schema in aggregate.schemas])
+    event_id, version = _uuid_v7(chance, 1_790_000_000_000), str(chosen.version)
+    headers = {"id": event_id.encode(), "eventType": chosen.type.encode(), "schemaVersion": version.encode()}
+    return headers, dict(chosen.examples[0])
+
+
+def _uuid_v7(chance: random.Random, time_ms: int) -> str:
+    """A UUIDv7 of a time, in milliseconds since 1970."""
+    number = time_ms << 80 | chance.getrandbits(80)
+    number = number & ~(0xF << 76) | 0x7 << 76
+    return str(uuid.UUID(int=number & ~(0x3 << 62) | 0x2 << 62))

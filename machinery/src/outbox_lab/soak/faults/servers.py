@@ -1,9 +1,8 @@
-"""Postgres, Kafka, the Connect worker, the service and the links: killed, frozen, without a disk, cut."""
+"""Postgres, Kafka, Connect, connectors, the service and the links: killed, frozen, without a disk, cut, taken over."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -12,9 +11,13 @@ import psutil
 import psycopg2
 
 from outbox.base.database import connect
+from outbox.base.heavy import requests
 from outbox.base.settings import SourceRole
 from outbox.base.wait import wait_for
-from outbox_lab.soak.fault import NotFired, Strike, despite_faults, wait_or_not_fired
+from outbox.kafka import topics
+from outbox.relay.connectors import Connector
+from outbox.relay.rest import Rest
+from outbox_lab.soak.nemesis import NotFired, Strike, despite_faults, wait_or_not_fired
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.testbed import Testbed
 from outbox_lab.stack.process import Process
@@ -33,10 +36,6 @@ def kill(strike: Strike) -> str:
 def restart(strike: Strike) -> None:
     strike.server.start()
     strike.testbed.may_hang |= strike.part == "kafka"
-
-
-def freeze(strike: Strike) -> str:
-    return stop_all(strike.server)
 
 
 def stop_all(process: Process) -> str:
@@ -63,14 +62,9 @@ def thaw(strike: Strike) -> None:
 
 ROOM_BYTES = 32 * 1024  # in the part's own log, for the error
 NOTICED_TIMEOUT_S = 120.0
-UNLIMITED = "unlimited:unlimited"
 # As the C library calls the error, in the log of either.
 FAILING = re.compile(r".*File too large.*")
 WRITE = "SELECT pg_logical_emit_message(true, 'soak', 'one more byte')"
-
-
-def can_limit_files(_: Testbed) -> bool:
-    return shutil.which("prlimit") is not None  # only Linux limits the files of a process that runs
 
 
 def fail_writes(strike: Strike) -> str:
@@ -80,12 +74,17 @@ def fail_writes(strike: Strike) -> str:
     """
     server = strike.server
     size = server.log_size()
-    count = limit_files(server, f"{size + ROOM_BYTES}:unlimited")
+    count = _limit_files(server, f"{size + ROOM_BYTES}:unlimited")
 
     def noticed() -> str:
-        refusal = _refusal(strike)
+        how = ""
+        if strike.part == "postgres":  # a broker writes all the time, and ends by itself
+            try:
+                strike.testbed.superuser(WRITE)
+            except psycopg2.Error as error:
+                how = str(error).splitlines()[0]
         logged = FAILING.search(server.log_since(size))
-        how = refusal or ("" if server.is_running() else "it has ended")
+        how = how or ("" if server.is_running() else "it has ended")
         return f"{logged[0].strip()} ({how})" if logged and how else ""
 
     what = f"{strike.part} to log that it cannot write"
@@ -94,23 +93,13 @@ def fail_writes(strike: Strike) -> str:
 
 
 def allow_writes(strike: Strike) -> None:
-    limit_files(strike.server, UNLIMITED)
+    _limit_files(strike.server, "unlimited:unlimited")
     if not strike.server.is_ready():  # it may be about to end
         strike.server.kill()
     restart(strike)
 
 
-def _refusal(strike: Strike) -> str:
-    """How Postgres refuses to write; empty if it does not. A broker writes all the time, and ends by itself."""
-    if strike.part == "postgres":
-        try:
-            strike.testbed.superuser(WRITE)
-        except psycopg2.Error as error:
-            return str(error).splitlines()[0]
-    return ""
-
-
-def limit_files(process: Process, limit: str) -> int:
+def _limit_files(process: Process, limit: str) -> int:
     """Limit the size of the files of all its processes. Returns how many there are.
 
     As the user of each: root that has not every capability may not limit those of others, such as Postgres's.
@@ -127,12 +116,6 @@ def limit_files(process: Process, limit: str) -> int:
 
 
 # Links -------------------------------------------------------------------------------------------------------------
-
-DELAY_S = 0.3
-
-
-def slow_down(proxy: Proxy) -> int:
-    return proxy.delay(DELAY_S)
 
 
 def break_link(strike: Strike, affect: Callable[[Proxy], int], effect: str) -> str:
@@ -185,7 +168,7 @@ def kill_in_request(strike: Strike) -> str:
 def kill_after_commit(strike: Strike) -> str:
     testbed = strike.testbed
     proxy = testbed.links["client-service"]
-    proxy.hold_answers()
+    proxy.hold(requests=False)
     [(before,)] = testbed.query("SELECT max(expires_at) FROM public.idempotency_keys")
 
     def committed() -> list[str]:
@@ -219,18 +202,135 @@ def _kill_workers(testbed: Testbed) -> str:
 def set_clock_back(strike: Strike) -> str:
     testbed = strike.testbed
     before = testbed.query(PAST)  # of an earlier time
-    _make_ids(testbed, "uuidv7(interval '-1 hour')")
-
+    make_ids(strike, "uuidv7(interval '-1 hour')")
     written = despite_faults(lambda: len({*testbed.query(PAST)}.difference(before)))
     count = wait_or_not_fired("events with ids of the past", written, timeout_s=60, poll_s=0.2)
     return f"{count} events have ids of an hour ago"
 
 
-def set_clock_right(strike: Strike) -> None:
-    _make_ids(strike.testbed, "uuidv7()")
-
-
-def _make_ids(testbed: Testbed, default: str) -> None:
+def make_ids(strike: Strike, default: str = "uuidv7()") -> None:
+    """Let the database make event ids so."""
     statement = f"ALTER TABLE public.outbox ALTER COLUMN id SET DEFAULT {default}"
-    altered = despite_faults(lambda: testbed.query(statement) == [])
+    altered = despite_faults(lambda: strike.testbed.query(statement) == [])
     wait_for("the default of outbox.id to be set", altered, timeout_s=120, poll_s=0.5)
+
+
+TASK_TIMEOUT_S = 120.0
+FENCED_TIMEOUT_S = 15.0
+ZOMBIE_ATTEMPTS = 4
+# Materialized: else Postgres may ask the function first, for the sessions of everybody.
+TERMINATE = """
+WITH found AS MATERIALIZED (
+    SELECT pid FROM pg_stat_replication JOIN pg_replication_slots ON active_pid = pid
+     WHERE slot_name = %s AND pid <> ALL(%s)
+)
+SELECT pid FROM found WHERE pg_terminate_backend(pid)
+"""
+RUNNING_TIMEOUT_S = 240.0  # a transaction of a task that was fenced ends after a minute, and only then `apply` goes on
+# As Kafka's producer and Connect's task log it: the broker has refused a record or an offset of the old task.
+FENCED = re.compile(r"InvalidProducerEpochException|ProducerFencedException|fenced by another|newer producer")
+
+
+def terminate_replication(strike: Strike) -> str:
+    testbed = strike.testbed
+    pids: dict[str, list[int]] = {one.name: [] for one in testbed.connectors}
+    for _ in range(strike.chance.randint(1, 3)):
+        for slot, before in pids.items():
+            # One that ends slowly can be signalled twice: not one of those before.
+            rows = wait_or_not_fired(
+                f"another connection to read slot {slot}",
+                lambda: testbed.superuser(TERMINATE, [slot, list(before)]),  # noqa: B023
+                timeout_s=90,
+            )
+            before.append(int(rows[0][0]))
+    found = (f"{', '.join(map(str, of_slot))} of slot {slot}" for slot, of_slot in pids.items())
+    return f"backends {', and '.join(found)} were terminated"
+
+
+def wait_running(strike: Strike) -> None:
+    """Wait until the task of each connector runs, and apply a connector while it does not."""
+    testbed = strike.testbed
+    for connector in testbed.connectors:
+
+        def is_running(connector: Connector = connector) -> bool:
+            rest = Rest(testbed.settings, connector)
+            if not rest.state().is_running:
+                testbed.apply_one(connector)
+            return rest.state().is_running
+
+        what = f"the task of {connector.name} to run"
+        wait_for(what, despite_faults(is_running), timeout_s=RUNNING_TIMEOUT_S, poll_s=0.5)
+
+
+# Two workers -------------------------------------------------------------------------------------------------------
+
+
+def return_as_zombie(strike: Strike) -> str:
+    """The worker may see that it has left the group before it writes: then the other one is frozen."""
+    testbed = strike.testbed
+    connector = strike.chance.choice(testbed.connectors)
+    testbed.second_worker.start()
+    workers = [testbed.worker, testbed.second_worker]
+    for _ in range(ZOMBIE_ATTEMPTS):
+        _wait_relaying(testbed, connector)
+        if _task_of(testbed, connector, workers[1].url):
+            workers.reverse()
+        frozen, url = workers[0], workers[1].url
+        size = frozen.log_size()
+        frozen.pause()
+        taken = _wait_for_task(testbed, connector, url)
+        frozen.resume()
+        done = f"worker {taken} took the task of {connector.name} from {frozen.name}, which came back"
+        if not testbed.settings.exactly_once:
+            return done
+        with suppress(TimeoutError):
+            what = f"{frozen.name} to be fenced"
+            wait_for(what, lambda: FENCED.search(frozen.log_since(size)), timeout_s=FENCED_TIMEOUT_S)  # noqa: B023
+            return f"{done} and was fenced"
+    raise NotFired(f"{ZOMBIE_ATTEMPTS} times, a frozen worker came back and did not write")
+
+
+def rebalance(strike: Strike) -> str:
+    testbed = strike.testbed
+    testbed.second_worker.start()
+    testbed.worker.stop()
+    taken = [_wait_for_task(testbed, connector, testbed.second_worker.url) for connector in testbed.connectors]
+    testbed.worker.start()
+    return f"worker {taken[0]} took {len(taken)} tasks"
+
+
+def end_second_worker(strike: Strike) -> None:
+    testbed = strike.testbed
+    testbed.worker.resume()
+    testbed.worker.start()
+    testbed.second_worker.resume()
+    testbed.second_worker.stop()
+    wait_running(strike)
+
+
+def _wait_for_task(testbed: Testbed, connector: Connector, url: str) -> str:
+    """Wait until the worker with this URL has the task of a connector, and return its name."""
+    what = f"the worker at {url} to have the task of {connector.name}"
+    return wait_or_not_fired(what, lambda: _task_of(testbed, connector, url), timeout_s=TASK_TIMEOUT_S)
+
+
+def _task_of(testbed: Testbed, connector: Connector, url: str) -> str:
+    """The name of the worker with this URL, if it has the task of a connector; else empty."""
+    login = testbed.settings.connect_login
+    with suppress(ValueError, KeyError, requests.RequestException):
+        status = requests.get(f"{url}/connectors/{connector.name}/status", auth=login, timeout=5).json()
+        tasks = [task for task in status.get("tasks", []) if task["state"] == "RUNNING"]
+        if tasks and tasks[0]["worker_id"].endswith(url.removeprefix("http://")):
+            return str(tasks[0]["worker_id"])
+    return ""
+
+
+def _wait_relaying(testbed: Testbed, connector: Connector) -> None:
+    """Wait until a connector relays something. Raises NotFired if it does not."""
+
+    def records() -> int:
+        return sum(sum(topics.high_watermarks(testbed.settings, name).values()) for name in connector.topics)
+
+    before = records()
+    what = f"connector {connector.name} to relay something"
+    wait_or_not_fired(what, lambda: records() > before, timeout_s=TASK_TIMEOUT_S)

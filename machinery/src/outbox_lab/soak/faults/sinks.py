@@ -19,15 +19,13 @@ from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink import discovery
 from outbox.sink.remembering import fence
-from outbox.sink.remembering.positions import checkpoint_folder, checkpoint_uri
-from outbox_lab.soak.fault import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.faults.servers import stop_all
+from outbox_lab.soak.nemesis import NotFired, Strike, run, wait_or_not_fired
 from outbox_lab.soak.testbed import SinkPart, Testbed
-from outbox_lab.walkthrough.faults import Window
+from outbox_lab.walkthrough.faults import Checkpoint, Window
 
 OTHER = {"spark": "plain", "plain": "spark"}
 REACHED = "SELECT coalesce(sum(next_offset), 0)::bigint FROM public.positions WHERE sink = %s"
-GENERATION = "SELECT generation FROM public.sinks WHERE name = %s"
 BURST_EVENTS = 20
 COMMIT_TIMEOUT_S = 180.0
 REFUSED = "sink-has-driver"  # in the log, of each sink that another driver has
@@ -83,8 +81,8 @@ def kill(strike: Strike) -> str:
     return f"{process}, process {pid}, was killed"
 
 
-def has_spark(testbed: Testbed) -> bool:
-    return bool(testbed.sinks_on("spark"))
+def on_spark(testbed: Testbed) -> list[SinkPart]:
+    return testbed.sinks_on("spark")
 
 
 def freeze(strike: Strike) -> str:
@@ -97,7 +95,7 @@ def freeze(strike: Strike) -> str:
 
 
 def kill_spark(strike: Strike) -> str:
-    process, killed = _choose(strike, strike.testbed.sinks_on("spark")), list[int]()
+    process, killed = _choose(strike, on_spark(strike.testbed)), list[int]()
     for one in process.processes():
         with suppress(psutil.NoSuchProcess):
             if one.name() == "java":
@@ -120,13 +118,11 @@ def kill_between_commits(strike: Strike) -> str:
     window = Window(testbed.settings, process, process.names)
     process.kill()  # with a batch in hand it would not end gently while the window holds its lock
 
-    def count() -> int:
-        return int(testbed.query("SELECT count(*) FROM public.outbox")[0][0])
-
     def wait_for_events() -> None:
         """Until each sink has something to read."""
-        before = count()
-        wait_for("new events", lambda: count() > before + BURST_EVENTS, timeout_s=60)
+        counted = "SELECT count(*) FROM public.outbox"
+        enough = testbed.query(counted)[0][0] + BURST_EVENTS
+        wait_for("new events", lambda: testbed.query(counted)[0][0] > enough, timeout_s=60)
 
     try:
         crashes = window.kill_in_it(wait_for_events)
@@ -237,7 +233,7 @@ def kill_behind_topic(strike: Strike) -> str:
     for _ in range(WRITE_ATTEMPTS):
         with _waiting(strike, *LAST_STATEMENT):
             before, reached = committed(), _reached(testbed, strike.sink)
-            link.hold_requests()
+            link.hold(answers=False)
         with suppress(NotFired):  # a batch may have nothing to write
             wait_or_not_fired("a commit", lambda: committed() > before, timeout_s=WRITE_TIMEOUT_S)  # noqa: B023
         process.kill()
@@ -314,55 +310,40 @@ def rewind(strike: Strike) -> str:
 
 def damage_checkpoint(strike: Strike, damage: Callable[[Path, Random], str]) -> str:
     """Damage a checkpoint while its sink is down. It has happened once the sink has committed again."""
-    testbed, process = strike.testbed, _choose(strike, strike.testbed.sinks_on("spark"))
-    wait_committed(testbed, strike.sink)
+    testbed, process = strike.testbed, _choose(strike, on_spark(strike.testbed))
+    _wait_committed(testbed, strike.sink)
     process.kill()
-    done = damage(_folder(testbed, strike.sink), strike.chance)
+    done = damage(_checkpoint(testbed, strike.sink).folder, strike.chance)
     damaged_s = time.time()
     process.spawn()
-    return f"{strike.sink}: {done}; then {wait_committed(testbed, strike.sink, damaged_s)} was committed"
+    return f"{strike.sink}: {done}; then {_wait_committed(testbed, strike.sink, damaged_s)} was committed"
 
 
 def delete(folder: Path, _: Random) -> str:
-    last = _last_entry(folder / "commits").name
     shutil.rmtree(folder)
-    return f"{folder.name} was deleted, with commits up to {last}"
+    return f"{folder.name} was deleted"
 
 
 def truncate(folder: Path, chance: Random) -> str:
-    log = chance.choice(["commits", "offsets"])
-    entry = _last_entry(folder / log)
+    entry = max((folder / chance.choice(["commits", "offsets"])).glob("[0-9]*"), key=lambda entry: int(entry.name))
     content = entry.read_bytes()
     kept = chance.randrange(len(content))
     entry.write_bytes(content[:kept])
-    return f"{log}/{entry.name} was cut to {kept} of {len(content)} bytes"
+    return f"{entry.relative_to(folder)} was cut to {kept} of {len(content)} bytes"
 
 
-def _last_entry(log: Path) -> Path:
-    """The last entry of one of Spark's logs. Raises NotFired if it is empty."""
-    entries = sorted(log.glob("[0-9]*"), key=lambda entry: int(entry.name))
-    if not entries:
-        raise NotFired(f"{log} is empty")
-    return entries[-1]
-
-
-def wait_committed(testbed: Testbed, sink: str, since_s: float = 0.0) -> str:
+def _wait_committed(testbed: Testbed, sink: str, since_s: float = 0.0) -> str:
     """Wait until a sink has committed a batch after that moment, in the checkpoint that it has then. Returns which."""
 
     def committed() -> str | None:
-        folder = _folder(testbed, sink)
-        for entry in folder.glob("commits/[0-9]*"):
-            with suppress(FileNotFoundError):  # Spark deletes old entries
-                if entry.stat().st_mtime > since_s:
-                    return f"{folder.name}/commits/{entry.name}"
-        return None
+        checkpoint = _checkpoint(testbed, sink)
+        batch = checkpoint.committed()
+        time_ms = checkpoint.committed_at_ms(batch)
+        return f"batch {batch} of {checkpoint.folder.name}" if (time_ms or 0) > since_s * 1000 else None
 
-    return str(wait_or_not_fired(f"{sink} to commit a batch", committed, timeout_s=COMMIT_TIMEOUT_S))
+    return wait_or_not_fired(f"{sink} to commit a batch", committed, timeout_s=COMMIT_TIMEOUT_S)
 
 
-def _folder(testbed: Testbed, sink: str) -> Path:
-    [(generation,)] = testbed.query(GENERATION, [sink], SinkRole.AUDITOR)
-    folder = checkpoint_folder(checkpoint_uri(testbed.settings, sink, generation))
-    if folder is None:
-        raise NotFired(f"the checkpoint of sink {sink} is not on this host")
-    return folder
+def _checkpoint(testbed: Testbed, sink: str) -> Checkpoint:
+    [(generation,)] = testbed.query("SELECT generation FROM public.sinks WHERE name = %s", [sink], SinkRole.AUDITOR)
+    return Checkpoint(testbed.settings, sink, generation)

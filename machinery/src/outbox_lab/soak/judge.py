@@ -1,16 +1,20 @@
-"""The checkers: a function for each promise, which returns its violations. `verdict` has the promises in words."""
+"""The verdict on a run: every promise in words, with the checker that returns its violations, and what they find."""
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from http import HTTPStatus
 from itertools import chain
+from typing import Literal, NamedTuple
 
 from outbox_lab.soak.domain import options_of
 from outbox_lab.soak.history import (
+    SET_UP,
     WRONG_RESULT,
     Checked,
     ComparedTotals,
@@ -25,6 +29,8 @@ from outbox_lab.soak.record import RunRecord
 
 ZERO = Decimal(0)
 Totals = Mapping[str, Decimal]
+Cases = Iterable[str]  # what violates a promise
+Checker = Callable[[RunRecord], Cases]
 
 # The run: faults, ends of processes, and `outbox check` -----------------------------------------------------------
 
@@ -40,10 +46,6 @@ EXCUSES = {
 }
 # What no fault may bring about. The other checkers judge the rest, once everything has settled.
 LOSSES = {"events-lost", "versions-missing", "versions-repeated", "keys-spread", "foreign-events"}
-
-
-def unhealed_faults(run: RunRecord) -> Iterator[str]:
-    return (str(one) for one in run.injections if one.evidence and not (one.is_healed or one.is_broken_off))
 
 
 def unexplained_deaths(run: RunRecord) -> Iterator[str]:
@@ -77,13 +79,8 @@ def _is_loss(problem: Problem, of: Checked, run: RunRecord) -> bool:
         return problem.code in LOSSES
     if not run.seen.sinks:
         return False  # nobody knows which repeats they recognise
-    match {sink.name: sink.repeats for sink in run.seen.sinks}.get(problem.sink or ""):
-        case "none":
-            return False
-        case "re-reads":
-            return not of.duplicates
-        case _:
-            return True
+    repeats = {sink.name: sink.repeats for sink in run.seen.sinks}.get(problem.sink or "")
+    return repeats != "none" and not (repeats == "re-reads" and of.duplicates)
 
 
 def unsent_invalid_records(run: RunRecord) -> Iterator[str]:
@@ -96,12 +93,6 @@ def unsent_invalid_records(run: RunRecord) -> Iterator[str]:
 # The service: answers to clients, and what the source has of them --------------------------------------------------
 
 LAST = 20  # changes; clients that send at the same time are fewer
-
-
-def contradicting_answers(run: RunRecord) -> Iterator[str]:
-    for operation in run.history.operations.values():
-        if len(operation.answers) > 1:
-            yield f"{operation.key}: {', '.join(str(answer) for answer in operation.answers)}"
 
 
 def unexpected_statuses(run: RunRecord) -> Iterator[str]:
@@ -121,38 +112,26 @@ def silence(run: RunRecord) -> Iterator[str]:
         yield f"none of the last {LAST} changes was acknowledged"
 
 
-def accepted_misuses(run: RunRecord) -> Iterator[str]:
-    for one in run.history.misuses:
-        if one.outcome == "ok":
-            yield f"{one.key}: {one.method} {one.path} with another body was answered {one.status}"
-
-
-def keys_stored_twice(run: RunRecord) -> Iterator[str]:
-    times = Counter(answer.key for answer in run.seen.source.answers)
-    return (key for key, count in times.items() if count > 1)
-
-
 def untrue_answers(run: RunRecord) -> Iterator[str]:
     """An acknowledged change is there. A refused one is not, and the refusal is the stored one if it is stored.
 
-    A change with an unknown outcome is there or not: `incomplete_changes` demands that it is whole.
+    A change with an unknown outcome is there or not: it only has to be whole.
     """
     stored = {answer.key: answer for answer in run.seen.source.answers}
     for operation in run.history.operations.values():
         answer = stored.get(operation.key)
-        is_made = answer is not None and answer.status < HTTPStatus.BAD_REQUEST
         if operation.outcome == "unknown":
             continue
         if answer is None:
             if operation.outcome == "ok":
                 yield f"{operation.key}: acknowledged, and not there"
-        elif operation.outcome == "failed" and is_made:
+        elif operation.outcome == "failed" and answer.status < HTTPStatus.BAD_REQUEST:
             yield f"{operation.key}: failed with {operation.answers[0][0]}, and is there"
         elif (answer.status, answer.body) not in operation.answers:
             yield f"{operation.key}: answered {operation.answers[0]}, and stored as {answer.status, answer.body}"
 
 
-def untrue_reads(run: RunRecord) -> Iterable[str]:
+def untrue_reads(run: RunRecord) -> Cases:
     """The domain compares each read with the events, and with the changes acknowledged before it."""
     contradictions = options_of(run.domain).contradictions
     return contradictions(run.history, run.seen.firsts) if contradictions else ()
@@ -161,16 +140,8 @@ def untrue_reads(run: RunRecord) -> Iterable[str]:
 # The source: changes and their events ------------------------------------------------------------------------------
 
 
-def changes_of_two_keys(run: RunRecord) -> Iterator[str]:
-    return (change for change, keys in _promised(run).items() if keys > 1)
-
-
-def incomplete_changes(run: RunRecord) -> Iterable[str]:
-    """The changes with an answer and no rows, or with rows and no answer."""
-    return _promised(run).keys() ^ run.seen.source.changes.keys()
-
-
 def _promised(run: RunRecord) -> Counter[str]:
+    """By change, how many keys have a successful answer about it."""
     successes = (answer for answer in run.seen.source.answers if answer.status < HTTPStatus.BAD_REQUEST)
     return Counter(run.domain.change_of_answer(answer.body) for answer in successes)
 
@@ -228,10 +199,6 @@ def _blocks(seen: Seen) -> Mapping[tuple[str, int], list[TopicEvent]]:
     return found
 
 
-def spread_keys(run: RunRecord) -> Iterator[str]:
-    return (events[0].key for events in _by_key(run) if len({event.partition for event in events}) > 1)
-
-
 def version_gaps(run: RunRecord) -> Iterator[str]:
     """The first version of each key that does not go on by one."""
     for events in _by_key(run):
@@ -261,17 +228,16 @@ def miscounted_events(run: RunRecord, sink: Sink) -> Iterator[str]:
 
     More often is right if it may re-read.
     """
-    seen, applied = run.seen, sink.applied
-    if applied is None:
+    if sink.applied is None:
         return
-    records = Counter(event.id for event in seen.events)
-    for event_id, event in seen.firsts.items():
+    records = Counter(event.id for event in run.seen.events)
+    for event_id, event in run.seen.firsts.items():
         is_due = _is_due(sink, event)
-        times, due = applied.get(event_id, 0), records[event_id] if is_due else 0
+        times, due = sink.applied.get(event_id, 0), records[event_id] if is_due else 0
         if times < due or (is_due and times > due and not run.may_reread):
             yield f"{event_id} at {event.place}: applied {times} times, and {due} times on the topic"
-    for event_id in applied.keys() - seen.firsts.keys():
-        yield f"{event_id}: applied {applied[event_id]} times, and on no topic"
+    for event_id in sink.applied.keys() - run.seen.firsts.keys():
+        yield f"{event_id}: applied {sink.applied[event_id]} times, and on no topic"
 
 
 def events_not_once(run: RunRecord, sink: Sink) -> Iterator[str]:
@@ -312,11 +278,17 @@ def wrong_totals(run: RunRecord, sink: Sink, one: ComparedTotals) -> Iterator[st
 
     And the keys whose highest applied version is not that of their last event.
     """
-    seen = run.seen
-    due = _due(seen, sink, one)
+    counted = [*_counted(run.seen, sink, one)]
+    due = one.source if one.adds is None else _sums((event.key, number) for event, number in counted)
     for key, difference in _difference(due, one.source).items():
         yield f"{key}: the events on the topics add up to {difference} more than the source has"
-    yield from _behind(seen, sink, one)
+    if one.versions is not None and one.adds is not None:
+        latest = _highest(run.seen.firsts.values())
+        for place, version in _highest(event for event, _ in counted).items():
+            applied = one.versions.get(place[1])
+            # The sink may have applied later events of the key that the comparison is not about.
+            if applied is None or not version <= applied <= latest[place]:
+                yield f"{place[1]}: version {applied} is applied, and {version} is the last"
     promised = _repeated(run, sink, one)
     if promised is None:
         return
@@ -324,16 +296,6 @@ def wrong_totals(run: RunRecord, sink: Sink, one: ComparedTotals) -> Iterator[st
     for key in found.keys() | promised.keys():
         if found.get(key, ZERO) != promised.get(key, ZERO):
             yield f"{key}: off by {found.get(key, ZERO)}, and {promised.get(key, ZERO)} was repeated"
-
-
-def _due(seen: Seen, sink: Sink, one: ComparedTotals) -> Totals:
-    """The totals that a sink must have if it recognises every repeat."""
-    if one.adds is None:
-        return one.source
-    due: dict[str, Decimal] = defaultdict(Decimal)
-    for event, number in _counted(seen, sink, one):
-        due[event.key] += number
-    return due
 
 
 def _counted(seen: Seen, sink: Sink, one: ComparedTotals) -> Iterator[tuple[TopicEvent, Decimal]]:
@@ -344,22 +306,17 @@ def _counted(seen: Seen, sink: Sink, one: ComparedTotals) -> Iterator[tuple[Topi
             yield event, number
 
 
+def _sums(numbers: Iterable[tuple[str, Decimal]]) -> Totals:
+    found: dict[str, Decimal] = defaultdict(Decimal)
+    for key, number in numbers:
+        found[key] += number
+    return found
+
+
 def _difference(left: Totals, right: Totals) -> dict[str, Decimal]:
     """By key, what the left has more than the right; only keys that differ."""
     differences = {key: left.get(key, ZERO) - right.get(key, ZERO) for key in left.keys() | right.keys()}
     return {key: difference for key, difference in differences.items() if difference}
-
-
-def _behind(seen: Seen, sink: Sink, one: ComparedTotals) -> Iterator[str]:
-    """The sink may have applied later events of a key that the comparison is not about."""
-    if one.versions is None or one.adds is None:
-        return
-    counted = _highest(event for event, _ in _counted(seen, sink, one))
-    latest = _highest(seen.firsts.values())
-    for place, version in counted.items():
-        applied = one.versions.get(place[1])
-        if applied is None or not version <= applied <= latest[place]:
-            yield f"{place[1]}: version {applied} is applied, and {version} is the last"
 
 
 def _highest(events: Iterable[TopicEvent]) -> dict[tuple[str, str], int]:
@@ -381,7 +338,156 @@ def _repeated(run: RunRecord, sink: Sink, one: ComparedTotals) -> Totals | None:
         return None
     # A sink that does not count has read each record once.
     times: Mapping[str, int] = Counter(event.id for event in run.seen.events) if applied is None else applied
-    repeated: dict[str, Decimal] = defaultdict(Decimal)
-    for event, number in _counted(run.seen, sink, one):
-        repeated[event.key] += (max(times.get(event.id, 1), 1) - 1) * number
-    return repeated
+    return _sums(
+        (event.key, (max(times.get(event.id, 1), 1) - 1) * number) for event, number in _counted(run.seen, sink, one)
+    )
+
+
+# The promises ------------------------------------------------------------------------------------------------------
+
+# Judged in every run, even if nobody could read what it has left.
+OF_RUN: Mapping[str, Checker] = {
+    "a fault that began has happened": lambda run: (str(one) for one in run.injections if not one.evidence),
+    "a fault is healed": lambda run: (
+        str(one) for one in run.injections if one.evidence and not (one.is_healed or one.is_broken_off)
+    ),
+    "a process ends only by a fault": unexplained_deaths,
+    "the check finds no loss": losses,
+    "an invalid record is one of a fault": unsent_invalid_records,
+    "the sinks catch up": lambda run: (one.in_flight for one in run.checks if one.in_flight),
+}
+OF_CHAIN: Mapping[str, Checker] = {
+    "a key is answered once": lambda run: (
+        f"{one.key}: {', '.join(map(str, one.answers))}"
+        for one in run.history.operations.values()
+        if len(one.answers) > 1
+    ),
+    "a request has a status that the domain expects": unexpected_statuses,
+    "the service makes changes after the last fault": silence,
+    "a used key is refused to another request": lambda run: (
+        f"{one.key}: {one.method} {one.path} with another body was answered {one.status}"
+        for one in run.history.misuses
+        if one.outcome == "ok"
+    ),
+    "a key is stored once": lambda run: (
+        key for key, count in Counter(answer.key for answer in run.seen.source.answers).items() if count > 1
+    ),
+    "a stored key was sent by a client": lambda run: (
+        {answer.key for answer in run.seen.source.answers} - run.history.operations.keys()
+    ),
+    "an acknowledged change is there, a failed one is not": untrue_answers,
+    "a read returns the truth": untrue_reads,
+    "a change is made for one key": lambda run: (change for change, keys in _promised(run).items() if keys > 1),
+    "the source has a change once": lambda run: run.seen.source.changed_twice,
+    "a change is whole: its answer and its rows": lambda run: _promised(run).keys() ^ run.seen.source.changes.keys(),
+    "a change has its events, and an event its change": wrong_numbers_of_events,
+    # Of those that `outbox prune` has deleted: "a change has its events".
+    "an event of the outbox is on its topic": lambda run: run.seen.source.outbox - run.seen.firsts.keys(),
+    "a repeated event is the same event": differing_repeats,
+    "with exactly-once an event is on its topic once": unexplained_repeats,
+    "the events of a key are on one partition": lambda run: (
+        events[0].key for events in _by_key(run) if len({event.partition for event in events}) > 1
+    ),
+    "the versions of a key are 1, 2, 3 and so on, in this order": version_gaps,
+}
+OF_SINK: Mapping[str, Callable[[RunRecord, Sink], Cases]] = {
+    "sets no valid event aside": lambda _, sink: sink.set_aside,
+    "remembers every event": lambda _, sink: sink.forgotten - sink.set_aside,
+    "applies every record": miscounted_events,
+    "has every event once": events_not_once,
+    "has the events of a key in their order": disordered_effects,
+}
+
+
+def promises(run: RunRecord) -> Iterator[tuple[str, Callable[[], Cases]]]:
+    """Each promise about what the run has left, with its checker. The domain's invariants are among them."""
+    for text, check in OF_CHAIN.items():
+        yield text, partial(check, run)
+    for invariant, rows in run.seen.source.violations.items():
+        yield invariant, partial(tuple, rows)
+    for sink in run.seen.sinks:
+        for text, check_sink in OF_SINK.items():
+            yield f"{sink.name} {text}", partial(check_sink, run, sink)
+        for one in sink.comparisons:
+            text = f"{sink.name} has the {one.name} that its strategy promises"
+            yield text, partial(wrong_totals, run, sink, one)
+
+
+class Finding(NamedTuple):
+    """A promise that does not hold, how often, and the first cases."""
+
+    promise: str
+    cases: int
+    examples: Sequence[str]
+
+    def __str__(self) -> str:
+        more = f" and {self.cases - len(self.examples)} more" if self.cases > len(self.examples) else ""
+        return f"{self.promise}: {'; '.join(self.examples)}{more}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``valid``: every promise held, and every fault that began has happened. ``unknown``: the run cannot be judged."""
+
+    result: Literal["valid", "invalid", "unknown"]
+    findings: Sequence[Finding] = ()
+    operations: int = 0
+    unknown_operations: int = 0
+    events: int = 0
+    repeats: int = 0  # records on the topics that repeat an event
+    faults: int = 0
+    selected: int = 0  # how many kinds of faults were asked for
+    not_happened: Sequence[str] = ()  # those of them that the run had no time for
+    why_unknown: str = ""
+
+
+def judge(run: RunRecord, broken_off: str = "") -> Verdict:
+    """Let every checker look. Of a run that broke off for a reason, only at faults, deaths and checks."""
+    of_run = [(text, partial(check, run)) for text, check in OF_RUN.items()]
+    found, failed = _findings(of_run if broken_off else [*of_run, *promises(run)])
+    seen = run.seen
+    outcomes = Counter(operation.outcome for operation in run.history.operations.values())
+    why_unknown = broken_off or failed or ("" if found else _lacking(run))
+    return Verdict(
+        "invalid" if found else "unknown" if why_unknown else "valid",
+        found,
+        operations=outcomes.total(),
+        unknown_operations=outcomes["unknown"],
+        events=len(seen.firsts),
+        repeats=len(seen.events) - len(seen.firsts),
+        faults=len(run.injections),
+        selected=len(run.plan.faults),
+        not_happened=run.not_happened,
+        why_unknown=why_unknown,
+    )
+
+
+def _findings(judged: Iterable[tuple[str, Callable[[], Cases]]]) -> tuple[list[Finding], str]:
+    """The findings, and the checkers that have failed: the domain may not know what a service has answered."""
+    found: list[Finding] = []
+    failed: list[str] = []
+    for promise, check in judged:
+        try:
+            cases = sorted(check())
+        except Exception as error:
+            *_, frame = traceback.extract_tb(error.__traceback__)
+            where = f"{frame.filename}:{frame.lineno}"
+            failed.append(f'the checker of "{promise}" failed: {type(error).__name__}: {error} at {where}')
+        else:
+            if cases:
+                found.append(Finding(promise, len(cases), cases[:5]))
+    return found, "; ".join(failed)
+
+
+def _lacking(run: RunRecord) -> str:
+    """The reason why a run without findings is not valid, if any. The operations that set it up do not count."""
+    if not run.seen.sinks:
+        return "no sink was looked at"
+    sent = [operation for operation in run.history.operations.values() if operation.attempts[0].client != SET_UP]
+    if not any(operation.outcome == "ok" for operation in sent):
+        return "no operation succeeded"
+    if options_of(run.domain).contradictions and not any(read.outcome == "ok" for read in run.history.reads):
+        return "no read succeeded"
+    if run.plan.faults and len(run.not_happened) == len(run.plan.faults):
+        return "no fault happened"
+    return ""
