@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,7 @@ from outbox.events import catalog
 from outbox.sink import discovery
 from outbox_lab.stack import development, ports, stack
 from outbox_lab.stack.command import Command, ServiceCommand
-from outbox_lab.stack.development import QUICK_S, SCHEMA, SERVICE, Development, file_states
+from outbox_lab.stack.development import QUICK_S, SCHEMA, SERVICE, Development, Shown, file_states
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import PARTS, Deployment
 from tests.support.declared import declare, work_for
@@ -109,11 +112,9 @@ def developed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Developed:
     return Developed(settings, monkeypatch)
 
 
-def test_source_files_are_watched_and_may_be_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "within").mkdir()
-    for name in ("a.py", "b.sql", "notes.txt", "within/c.py"):
+def test_a_watched_file_may_be_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.py", "b.sql", "notes.txt"):
         (tmp_path / name).touch()
-    assert {file.name for file in file_states([tmp_path])} == {"a.py", "b.sql", "c.py"}
     stat = Path.stat
 
     def with_removal(path: Path, **options: bool) -> os.stat_result:
@@ -122,7 +123,7 @@ def test_source_files_are_watched_and_may_be_removed_meanwhile(tmp_path: Path, m
         return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", with_removal)
-    assert {file.name for file in file_states([tmp_path])} == {"b.sql", "c.py"}
+    assert {file.name for file in file_states([tmp_path])} == {"b.sql"}
 
 
 @pytest.mark.parametrize("name", ["connect", SERVICE])
@@ -240,3 +241,89 @@ def test_idle_chain_polls_less_often_unless_somebody_has_set_that(tmp_path: Path
     (tmp_path / "stack.env").write_text("OUTBOX_CONNECTOR_POLL_INTERVAL_MS=5\n")  # the default, on purpose
     found = load(tmp_path, environment=False, defaults=stack.PATIENT_MS)
     assert (found.connector_poll_interval_ms, found.sink_trigger_interval_ms) == (5, 100)
+
+
+# The log of a part as it is shown ------------------------------------------------------------------------------------
+
+CODE = """
+import json
+
+def parse(text):
+    secret = "hush"
+    return json.loads(text)
+
+def decide(text):
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise RuntimeError("not an order") from error
+
+def deep(levels):
+    return deep(levels - 1) if levels else decide("{")
+
+deep(LEVELS)
+"""
+
+
+def failed(folder: Path, levels: int = 0) -> list[str]:
+    """The traceback of a module of a project."""
+    (folder / "rules.py").write_text(CODE.replace("LEVELS", str(levels)))
+    command = [sys.executable, str(folder / "rules.py")]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr.splitlines()
+
+
+def record(level: str, **fields: object) -> str:
+    return json.dumps({"timestamp": "2026-11-29T02:00:00Z", "level": level, "event": "happened", **fields})
+
+
+@pytest.mark.parametrize("cut", [None, 3, 14])
+def test_a_traceback_has_the_project_s_frames_in_however_many_pieces_it_comes(tmp_path: Path, cut: int | None) -> None:
+    lines = ["before", *failed(tmp_path, levels=50), "after"]
+    shown = Shown(tmp_path)
+    pieces = [lines] if cut is None else [lines[:cut], lines[cut:]]
+    found = [line for piece in pieces for line in shown.lines(piece)]
+    assert (found[0], found[-1]) == ("before", "after")
+    text = "\n".join(found)
+    assert 'File "rules.py", line 6, in parse' in text
+    assert "return json.loads(text)" in text
+    assert "json.decoder.JSONDecodeError: " in text
+    assert "json/decoder.py" not in text
+    assert "hush" not in text
+    assert found.count("RuntimeError: not an order") == 1
+
+
+def test_records_below_a_warning_are_shown_if_asked_for(tmp_path: Path) -> None:
+    lines = [record("info"), record("warning", sink="orders", in_s=2), "printed by the project"]
+    noise = ["WARNING: Using incubator modules: jdk.incubator.vector"]
+    quiet = ["WARNING happened sink=orders in_s=2", "printed by the project"]
+    assert [*Shown(tmp_path).lines([*lines, *noise])] == quiet
+    assert [*Shown(tmp_path, verbose=True).lines([*lines, *noise])] == ["INFO happened", *quiet, *noise]
+
+
+def test_exception_of_a_record_has_the_project_s_frames(tmp_path: Path) -> None:
+    lines = [*Shown(tmp_path).lines([record("error", exception="\n".join(failed(tmp_path)))])]
+    assert lines[0] == "ERROR happened"
+    assert lines[-1] == "RuntimeError: not an order"
+    assert "json/decoder.py" not in "\n".join(lines)
+
+
+def test_servers_show_warnings_and_errors_without_statements_and_frames(tmp_path: Path) -> None:
+    log = """\
+2026-11-29 02:00:00.123 UTC [1] LOG:  database system is ready
+2026-11-29 02:00:00.124 UTC [1] app@shop ERROR:  division by zero
+2026-11-29 02:00:00.124 UTC [1] app@shop STATEMENT:  SELECT 'hush',
+    1 / 0
+2026-11-29T02:00:00,125 INFO  Connect: started
+2026-11-29T02:00:00,126 ERROR Connect: failed
+java.lang.RuntimeException: why
+\tat org.apache.kafka.Connect.main(Connect.java:1)
+Caused by: java.io.IOException: the cause
+\t... 3 more
+""".splitlines()
+    assert [line.rpartition(" UTC [1] ")[2] for line in Shown(tmp_path).lines(log)] == [
+        "app@shop ERROR:  division by zero",
+        "2026-11-29T02:00:00,126 ERROR Connect: failed",
+        "java.lang.RuntimeException: why",
+        "Caused by: java.io.IOException: the cause",
+    ]
+    assert len([*Shown(tmp_path, verbose=True).lines(log)]) == len(log)

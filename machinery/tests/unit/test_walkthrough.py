@@ -481,25 +481,17 @@ def test_set_up_fails_at_an_unexpected_response(monkeypatch: pytest.MonkeyPatch)
 class Listening(Fixed):
     """A workload that keeps the answers to what it planned."""
 
-    def __init__(self, *planned: Request) -> None:
-        super().__init__(*planned)
-        self.answers: list[tuple[str, int, Any]] = []
-
     def answered(self, request: Request, status: int, body: Any) -> None:
-        self.answers.append((request.kind, status, body))
+        self.read.append((request.kind, status, body))
 
 
 def test_a_workload_sees_the_answers_if_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = Listening(
-        Request("order", "/orders", {}, (201,)), Request("page", "/page", {}, (200,), method="GET", has_key=False)
-    )
+    page = Request("page", "/page", {}, (200,), method="GET", has_key=False)
+    workload = Listening(Request("order", "/orders", {}, (201,)), page)
     service = Service(orders=[201], page=[200])
     service.not_json = {"page"}
-    clients = traffic(service, workload, monkeypatch)
-    clients.set_up()
-    assert workload.answers == [], "set_up reads its own"
-    clients.run(2)
-    assert sorted(workload.answers, key=str) == [("order", 201, {"ok": True}), ("page", 200, None)]
+    traffic(service, workload, monkeypatch).run(2)
+    assert sorted(workload.read, key=str) == [("order", 201, {"ok": True}), ("page", 200, None)]
 
 
 def test_a_workload_that_stops_writing_events_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
