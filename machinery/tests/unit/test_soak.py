@@ -35,7 +35,7 @@ from outbox_lab.commands.soak import soak
 from outbox_lab.soak import Request, clients, domain, nemesis, run, testbed
 from outbox_lab.soak.clients import Clients
 from outbox_lab.soak.faults import FAULTS, operations
-from outbox_lab.soak.history import SET_UP, Attempt, Checked, Death, History, Problem, Recorder
+from outbox_lab.soak.history import SET_UP, Checked, Death, History, Problem, Recorder
 from outbox_lab.soak.nemesis import Fault, Nemesis, NotFired, Strike, Watch, wait_or_not_fired
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.record import Folder, Plan
@@ -580,7 +580,7 @@ def sent(settings: Settings, domain: Any, until: Callable[[], bool]) -> History:
         one.set_up()
         with one.sending():
             wait_for("the clients", until, timeout_s=60, needs=one.require_running)
-    return History(tuple(folder.lines("history.jsonl", Attempt)))
+    return folder.history
 
 
 def test_a_client_that_ends_ends_the_run(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -21,6 +22,7 @@ from outbox_lab.soak.history import (
     History,
     Injection,
     Problem,
+    Recorder,
     Seen,
     Sink,
     Source,
@@ -516,11 +518,13 @@ def test_the_record_of_a_run_is_the_same_after_it_was_kept_in_files(tmp_path: Pa
     plan = replace(PLAN, exactly_once=False, faults=["kafka-killed"], timeout_scale=2.0)
     deaths = [Death("sinks-0", 12.0, "killed")]
     checks = [Checked("at the end", 1, [Problem("sink-drift", "drifts", "totals")], "nothing")]
-    expected = record(seen, History(), plan, injections=SENT, deaths=deaths, checks=checks)
+    sent = replace(attempt(1), body={"name": "\ud800"}, expected=[OK])  # half of a surrogate pair
+    expected = record(seen, History((sent,)), plan, injections=SENT, deaths=deaths, checks=checks)
     folder = Folder(tmp_path)
     for name, content in {"run": plan, "injections": SENT, "deaths": deaths, "checks": checks}.items():
         folder.write(f"{name}.json", content)
     folder.write_seen(seen)
-    folder.history_file.write_text("")
+    with closing(Recorder(folder.history_file)) as recorder:
+        recorder.add(sent)
     assert folder.record(expected.domain) == expected
     assert len((tmp_path / "events.jsonl").read_bytes().splitlines()) == len(EVENTS)

@@ -13,6 +13,7 @@ stack/logs/       the logs of all parts
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -97,13 +98,21 @@ class Folder:
     def plan(self) -> Plan:
         return self._read("run.json", Plan)
 
+    @property
+    def history(self) -> History:
+        """The requests. A client may have sent text that msgspec does not read, such as half of a surrogate pair."""
+        with self._existing("history.jsonl").open(encoding="utf-8") as lines:
+            return History(tuple(Attempt(**json.loads(line)) for line in lines))
+
     def record(self, domain: Domain) -> RunRecord:
         """All that is judged. Raises Failure if the run did not get so far."""
+        with self._existing("events.jsonl").open("rb") as lines:
+            events = [msgspec.json.decode(line, type=TopicEvent) for line in lines]
         return RunRecord(
             domain,
             self.plan,
-            History(tuple(self.lines("history.jsonl", Attempt))),
-            replace(self._read("seen.json", Seen), events=self.lines("events.jsonl", TopicEvent)),
+            self.history,
+            replace(self._read("seen.json", Seen), events=events),
             injections=self._read("injections.json", list[Injection]),
             deaths=self._read("deaths.json", list[Death]),
             checks=self._read("checks.json", list[Checked]),
@@ -111,11 +120,6 @@ class Folder:
 
     def _read(self, name: str, kind: type[T]) -> T:
         return msgspec.json.decode(self._existing(name).read_bytes(), type=kind)
-
-    def lines(self, name: str, kind: type[T]) -> list[T]:
-        """The objects in the lines of a file."""
-        with self._existing(name).open("rb") as lines:
-            return [msgspec.json.decode(line, type=kind) for line in lines]
 
     def _existing(self, name: str) -> Path:
         file = self.path / name
