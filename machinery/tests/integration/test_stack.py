@@ -129,12 +129,6 @@ def small(home: Path) -> Iterator[Stack]:
     stack.down()
 
 
-@pytest.fixture(scope="module")
-def interrupted(homes: Homes) -> Path:
-    """A home in which starts are interrupted."""
-    return homes.new("interrupted")
-
-
 # Up ---------------------------------------------------------------------------------------------------------------
 
 
@@ -222,22 +216,21 @@ def test_the_next_up_finds_data_ports_and_passwords(up: Stack) -> None:
     assert remembered(up.settings) == known
 
 
-@pytest.mark.parametrize("seen", ["postgres", "kafka", "connect"])
-def test_down_ends_what_a_killed_start_has_left(seen: str, interrupted: Path) -> None:
-    # The same home three times over: each start goes one part further, and begins on what the last one left.
-    home = interrupted
-    part = Process(seen, home)
-    command = [sys.executable, "-m", "outbox", "up"]
-    with subprocess.Popen(command, env=environment(home), cwd=ROOT) as starting:
-        try:
-            wait_for(f"something of {seen}", part.processes, timeout_s=60, poll_s=0.01)
-            assert starting.poll() is None
-        finally:
-            starting.kill()
-    assert starting.returncode == -signal.SIGKILL
-    # Mostly something outlives the command here; not always, as a tool like initdb ends when nobody reads what it says.
-    Stack(load(home)).down()
-    assert leftovers(home) == []
+def test_down_ends_what_a_killed_start_has_left(home: Path) -> None:
+    # Each start goes one part further, and begins on what the last one left.
+    for seen in ("postgres", "connect"):
+        part = Process(seen, home)
+        command = [sys.executable, "-m", "outbox", "up"]
+        with subprocess.Popen(command, env=environment(home), cwd=ROOT) as starting:
+            try:
+                wait_for(f"something of {seen}", part.processes, timeout_s=60, poll_s=0.01)
+                assert starting.poll() is None
+            finally:
+                starting.kill()
+        assert starting.returncode == -signal.SIGKILL
+        # Mostly something outlives the command here; not always, as initdb ends when nobody reads what it says.
+        Stack(load(home)).down()
+        assert leftovers(home) == []
 
 
 def test_two_commands_at_once_on_one_home_are_told_so(small: Stack) -> None:
@@ -453,20 +446,24 @@ def test_no_server_has_a_secret_in_its_environment(up: Stack, part: str) -> None
         assert [name for name, value in found.items() if any(secret in value for secret in secrets)] == []
 
 
+def validate(settings: Settings, config: Mapping[str, str]) -> None:
+    """Let Debezium try a connector's configuration."""
+    url = f"{settings.connect_url}/connector-plugins/PostgresConnector/config/validate"
+    assert requests.put(url, json={**config, "name": "theirs"}, auth=settings.connect_login, timeout=60).ok
+
+
 @pytest.mark.parametrize("question", [CLEAR_TEXT, MD5], ids=["clear text", "md5"])
 def test_debezium_sends_its_password_to_no_other_server(up: Stack, question: bytes) -> None:
     # Also for somebody who may configure connectors.
     settings = up.settings
     user, secret = settings.role_name(SourceRole.CDC), settings.source_db_cdc_password.get_secret_value()
-    url = f"{settings.connect_url}/connector-plugins/PostgresConnector/config/validate"
-    config = {**connectors.load(settings).config, "name": "theirs"}
+    config = dict(connectors.load(settings).config)
     del config["driver.requireAuth"]
     for password in ({}, {"database.password": "${env:OUTBOX_SOURCE_DB_CDC_PASSWORD}"}):
         with listening(question) as fake:
             address = {"database.hostname": ports.LOOPBACK, "database.port": str(fake.port)}
-            answer = requests.put(url, json={**config, **address, **password}, auth=settings.connect_login, timeout=60)
+            validate(settings, {**config, **address, **password})
             assert fake.logins
-        assert answer.ok
         assert not fake.has_got(user, secret)
 
 
@@ -474,11 +471,9 @@ def test_debezium_sends_its_password_to_no_other_server(up: Stack, question: byt
 def test_debezium_sends_no_password_if_it_is_asked_in_another_way(up: Stack, question: bytes) -> None:
     # Somebody may listen in the place of a Postgres that is down.
     settings = up.settings
-    url = f"{settings.connect_url}/connector-plugins/PostgresConnector/config/validate"
     with listening(question) as fake:
-        config = connectors.load(settings.replace(source_db_url=settings.source_db_url.replace(port=fake.port))).config
-        config |= {"name": "theirs", "database.password": "hush"}
-        assert requests.put(url, json=config, auth=settings.connect_login, timeout=60).ok
+        theirs = settings.replace(source_db_url=settings.source_db_url.replace(port=fake.port))
+        validate(settings, {**connectors.load(theirs).config, "database.password": "hush"})
         assert fake.logins
     assert fake.answers == []
 

@@ -22,7 +22,6 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.base.wait import WaitTimeoutError
 from outbox_lab.commands import demo
-from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.walkthrough import containers, faults, story, workload
 from outbox_lab.walkthrough.chain import Chain
@@ -548,13 +547,6 @@ def test_without_a_workload_it_is_a_failure(name: str, monkeypatch: pytest.Monke
     named(monkeypatch, workload=name)
     with raises("workload-missing", "[tool.outbox]"):
         workload.load(seed=1)
-
-
-def test_the_command_says_that_it_is_missing_or_of_another_project(tmp_path: Path) -> None:
-    done = outbox("demo", "--once", home=tmp_path)
-    assert done.returncode == 1
-    assert "workload" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["naive", None, "unknown"])

@@ -105,16 +105,6 @@ class Kafka(Jvm):
             ),
         }
 
-    def users(self) -> Mapping[str, str]:
-        """The passwords of those who may log in."""
-        kept = internals.read(self.home)
-        passwords = {
-            BROKER: kept.kafka_password,
-            WORKER: kept.connect_password,
-            CLIENT: self._settings.kafka_password,
-        }
-        return {name: password.get_secret_value() for name, password in passwords.items()}
-
     def is_ready(self) -> bool:
         if not ports.is_open(self._port):
             return False
@@ -128,7 +118,15 @@ class Kafka(Jvm):
         """Format the storage once. An interrupted formatting is repeated."""
         if (self._data / "meta.properties").exists():
             return
-        users = [f"--add-scram {MECHANISM}=[name={name},password={word}]" for name, word in self.users().items()]
+        kept = internals.read(self.home)
+        users = [
+            f"--add-scram {MECHANISM}=[name={name},password={password.get_secret_value()}]"
+            for name, password in (
+                (BROKER, kept.kafka_password),
+                (WORKER, kept.connect_password),
+                (CLIENT, self._settings.kafka_password),
+            )
+        ]
         words = ["kafka.tools.StorageTool format --ignore-formatted --config", self._config.name, *users]
         # In a file, because everybody sees the arguments of a process.
         arguments = self.folder / "format.arguments"

@@ -72,10 +72,13 @@ def end(folder: Path, *, keep_logs: bool) -> None:
     from outbox_lab.stack.stack import Stack
 
     Stack(load(folder, environment=False)).down(gently=False)
-    if keep_logs:
-        _delete_all_but_logs(folder)
-    else:
+    if not keep_logs:
         shutil.rmtree(folder, ignore_errors=True)
+    for path in folder.glob("*/*"):
+        if path.is_file():
+            path.unlink()
+        elif path.name != "logs":
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(root: Path) -> None:
@@ -116,17 +119,6 @@ def _lock(files: ExitStack, file: Path, options: int = 0) -> IO[str] | None:
     except (FileNotFoundError, BlockingIOError):
         return None
     return owner
-
-
-def _delete_all_but_logs(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), key=lambda path: len(path.parts), reverse=True):
-        if "logs" in path.relative_to(folder).parts or path.name == OWNER:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            if not any(path.iterdir()):
-                path.rmdir()
-        else:
-            path.unlink()
 
 
 if __name__ == "__main__":

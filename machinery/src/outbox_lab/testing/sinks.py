@@ -10,20 +10,17 @@ from contextlib import closing
 from typing import Any
 from uuid import UUID
 
-from psycopg2 import extensions
-
 from outbox.audit import rows
 from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.events.schema import EventSchema
 from outbox.kafka.topics import Topic
 from outbox.sink import comparison_files, discovery
-from outbox.sink.comparison_files import Comparison
-from outbox.sink.decoding.batch import Batch, Chunking
+from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DAY_MS
 from outbox.sink.decoding.records import Place, Record, Records
 from outbox.sink.repair.rebuild import from_source
-from outbox.sink.writer import Counts, SinkWriter
+from outbox.sink.writer import Counts
 
 TOPIC_ID = "topic-1"
 MADE_AT_MS = 20_000 * DAY_MS  # by the ids of made-up events; in October 2024
@@ -49,7 +46,8 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
             start = writer.positions(topic, TOPIC_ID).get(0, 0)
             read = [_as_kafka_has_it(one) for one in records if one["topic"] == topic]
             on_topic[topic] = {(0, offset): record for offset, record in enumerate(read, start)}
-            counts.append(_apply(writer, chosen.chunking(topic), topic, on_topic[topic]))
+            chunk = chosen.chunking(topic).chunk(at_places(read, [*on_topic[topic]]))
+            counts.append(writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: start + len(read)}, chunk)))
     return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
 
 
@@ -82,21 +80,12 @@ def differing_keys(settings: Settings, sink: str) -> dict[str, set[str]]:
     with closing(connect(settings, SourceRole.AUDITOR)) as source, closing(connect(settings, SinkRole.AUDITOR)) as held:
         for one in comparison_files.load(discovery.chosen(settings, sink)):
             if one.sink is not None or one.table is not None:
-                found[one.name] = _differing(source, held, rows.describe(source, one), sink)
+                described = rows.describe(source, one)
+                due = {key: columns for _, key, _, columns in rows.read_source(source, described)}
+                has = {key: columns for name, key, _, columns in rows.read_sinks(held, described) if name == sink}
+                absent = None if described.columns else "0"
+                found[one.name] = {key for key in {*due, *has} if due.get(key, absent) != has.get(key, absent)}
     return found
-
-
-def _differing(source: extensions.connection, held: extensions.connection, one: Comparison, sink: str) -> set[str]:
-    due = {key: columns for _, key, _, columns in rows.read_source(source, one)}
-    has = {key: columns for name, key, _, columns in rows.read_sinks(held, one) if name == sink}
-    absent = None if one.columns else "0"
-    return {key for key in {*due, *has} if due.get(key, absent) != has.get(key, absent)}
-
-
-def _apply(writer: SinkWriter, chunking: Chunking, topic: str, records: Mapping[Place, Record]) -> Counts:
-    start = writer.positions(topic, TOPIC_ID).get(0, 0)
-    chunk = chunking.chunk(at_places(list(records.values()), list(records)))
-    return writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: start + len(records)}, chunk))
 
 
 def at_places(records: Sequence[Record], places: Sequence[tuple[int, int]]) -> Records:
