@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 from confluent_kafka import Producer
 from outbox.base.settings import DOTENV, Settings
+from outbox.http.change import Key
 from outbox.http.database import make_engine
-from outbox.http.idempotency import Key
 from outbox.kafka.clients import client_config
 from outbox.web import Change
 from outbox.writing.event import Event

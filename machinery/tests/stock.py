@@ -1,18 +1,32 @@
-"""Shared by tests of the fixture domain: clients of its service, and an audit of its books."""
+"""Shared by tests of the fixture domain: its services, their clients, and an audit of its books."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import requests
 from werkzeug.test import TestResponse
 
+from outbox.base import project
 from outbox.base.settings import Settings
 from outbox_lab.stack.command import ServiceCommand, service
 from outbox_lab.testing.helpers import ServiceClient, query
+from tests.support import suite
+
+# One in each framework, with the same routes.
+SERVICES = {"flask": "stock.service:create_app", "fastapi": "stock.async_service:create_app"}
+
+
+def project_of(service: str, folder: Path) -> Path:
+    """A copy of the fixture domain that runs this service."""
+    root = suite.copied_to(folder / "project")
+    file = root / project.FILE
+    file.write_text(file.read_text().replace(SERVICES["flask"], service))
+    return root
 
 
 class Client(ServiceClient):

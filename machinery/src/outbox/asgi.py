@@ -30,11 +30,18 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outbox.base.settings import Settings
-from outbox.http import body, gate, idempotency, problems
+from outbox.http import body, change, gate, problems
 from outbox.http.async_database import make_async_engine
-from outbox.http.change import KEY_DESCRIPTION, KEY_PATTERN, TRACEPARENT_DESCRIPTION, BaseChange, BaseService
+from outbox.http.change import (
+    KEY_DESCRIPTION,
+    KEY_PATTERN,
+    TRACEPARENT_DESCRIPTION,
+    BaseChange,
+    BaseService,
+    Key,
+    first_answer,
+)
 from outbox.http.gate import Health, Metrics, Token
-from outbox.http.idempotency import Key
 from outbox.http.problems import FieldError, Kind, Kinds, Problem, responses
 from outbox.writing.event import Event
 
@@ -71,7 +78,7 @@ WriteHeaders = Annotated[Headers, Depends(_headers)]
 
 
 @dataclass(frozen=True)
-class Answer(idempotency.Answer):
+class Answer(change.Answer):
     """The response to a request: HTTP status and JSON."""
 
     def response(self, collection: str = "") -> Response:
@@ -99,11 +106,6 @@ class Change(BaseChange[AsyncConnection]):
         An event without a traceparent gets that of the request.
         """
         await self.connection.run_sync(self._append, *events)
-
-    async def flush(self) -> None:
-        """Send what the ORM session holds, if there is one."""
-        if "session" in vars(self):
-            await self.session.flush()
 
 
 class Service(BaseService):
@@ -160,14 +162,12 @@ class Service(BaseService):
             async with self.engine.begin() as connection:
                 made = Change(connection, key, header.traceparent)
                 await change(made, body)
-                answer = idempotency.claimed(made.answer, key)
-                if not answer.is_repeated:
-                    await made.flush()
-                return Answer(**vars(answer))
+                if not made.claimed.is_repeated and "session" in vars(made):
+                    await made.session.flush()
+                return Answer(**vars(made.claimed))
         except tuple(self._refusals) as refusal:
-            refused = problems.answer(refusal, self._refusals)
             async with self.engine.begin() as connection:
-                return Answer(**vars(await connection.run_sync(idempotency.first_answer, key, refused)))
+                return Answer(**vars(await connection.run_sync(first_answer, key, self._refused(refusal))))
 
 
 class Application(FastAPI):
@@ -249,7 +249,7 @@ async def _respond_to_starlette(_: Request, error: Exception) -> Response:
     """Keep the status and headers (Allow) of an HTTPException."""
     assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for that
     detail = error.detail if error.detail != HTTPStatus(error.status_code).phrase else None
-    return _response(problems.of_framework(error.status_code, detail), error.headers)
+    return _response(problems.of_status(error.status_code, detail), error.headers)
 
 
 async def _respond_to_invalid(_: Request, error: Exception) -> Response:

@@ -41,11 +41,10 @@ from sqlalchemy import Connection, Engine
 from werkzeug.exceptions import HTTPException
 
 from outbox.base.settings import Settings
-from outbox.http import body, gate, idempotency, problems
-from outbox.http.change import BaseChange, BaseService, WriteHeaders
+from outbox.http import body, change, gate, problems
+from outbox.http.change import BaseChange, BaseService, Key, WriteHeaders, first_answer
 from outbox.http.database import make_engine
 from outbox.http.gate import Health, Metrics, Token
-from outbox.http.idempotency import Key
 from outbox.http.problems import READING, WRITING, FieldError, Kind, Kinds, Problem, responses
 from outbox.writing.event import Event
 
@@ -61,7 +60,7 @@ B = TypeVar("B")
 
 
 @dataclass(frozen=True)
-class Answer(idempotency.Answer):
+class Answer(change.Answer):
     """The response to a request: HTTP status and JSON."""
 
     def response(self, collection: str = "") -> Response:
@@ -145,11 +144,10 @@ class Service(BaseService):
             with self.engine.begin() as connection:
                 made = Change(connection, key, header.traceparent)
                 change(made, body)
-                return Answer(**vars(idempotency.claimed(made.answer, key)))
+                return Answer(**vars(made.claimed))
         except tuple(self._refusals) as refusal:
-            refused = problems.answer(refusal, self._refusals)
             with self.engine.begin() as connection:
-                return Answer(**vars(idempotency.first_answer(connection, key, refused)))
+                return Answer(**vars(first_answer(connection, key, self._refused(refusal))))
 
 
 def _show_api(app: Flask) -> None:
@@ -210,7 +208,7 @@ def _show_problems(app: Flask, refusals: Kinds) -> None:
             return respond(error)
         # werkzeug's default descriptions are written for people with browsers.
         detail = error.description if error.description != type(error).description else None
-        problem = problems.of_framework(error.code or HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+        problem = problems.of_status(error.code or HTTPStatus.INTERNAL_SERVER_ERROR, detail)
         return _response(problem, {name: value for name, value in error.get_headers() if name != "Content-Type"})
 
 

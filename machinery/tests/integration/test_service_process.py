@@ -1,8 +1,9 @@
-"""The service as a process, under load, while its database or itself is stopped, killed or frozen."""
+"""The service as a process: its database or itself stopped, killed or frozen under load; its log and its spans."""
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 import uuid
@@ -14,12 +15,14 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import requests
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as Proto
 from requests.exceptions import ChunkedEncodingError
 
-from outbox.base import project
+from outbox.base import project, spans, trace
 from outbox.base.settings import Settings, address
 from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
@@ -27,15 +30,17 @@ from outbox_lab.stack import ports
 from outbox_lab.stack.command import Command, service
 from outbox_lab.stack.ports import LOOPBACK
 from outbox_lab.stack.stack import Stack
-from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.helpers import chosen_seed, query, seeded
 from outbox_lab.testing.homes import Homes
-from tests.stock import audit
-from tests.support.services import SERVICES, project_of
+from tests.stock import SERVICES, audit, move, project_of, serving
+from tests.support.collector import Collector, Span, collecting
 
 CLIENTS = 4
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+PARENT = "00f067aa0ba902b7"
+OF_WORKERS = 20  # movements, so that each of two workers makes some
 
 
 @pytest.fixture(scope="module")
@@ -168,19 +173,35 @@ def test_a_database_that_ends_under_load_gives_503_until_it_is_back(
     assert_sound(settings, work)
 
 
-def test_an_idle_service_outlives_a_restart_of_its_database(private: Stack, served: Command) -> None:
-    settings, postgres = private.settings, private.part("postgres")
-    ready = f"{settings.service_url}/readyz"
+def test_an_idle_service_outlives_a_restart_and_logs_trace_ids(private: Stack, served: Command) -> None:
+    postgres, (traced, unsampled) = private.part("postgres"), (uuid.uuid4().hex, uuid.uuid4().hex)
+    ready = f"{private.settings.service_url}/readyz"
 
-    def ask() -> set[int]:
+    def ask(traceparent: str | None = None) -> int:
+        return requests.get(ready, headers={"traceparent": traceparent}, timeout=60).status_code
+
+    def ask_many() -> set[int]:
         # More requests than there are connections, so that each of these is used.
         with ThreadPoolExecutor(16) as pool:
-            return set(pool.map(lambda _: requests.get(ready, timeout=30).status_code, range(64)))
+            return set(pool.map(lambda _: ask(), range(64)))
 
-    assert ask() == {200}
+    assert ask_many() == {200}
+    # The last line of a process that was killed may be a half.
+    before = len(served.log_file.read_text().splitlines())
+    assert ask(f"00-{traced}-{PARENT}-01") == 200
     postgres.stop()
-    postgres.start()
-    assert ask() == {200}
+    try:
+        assert ask(f"00-{unsampled}-{PARENT}-00") == 503
+        assert [ask() for _ in range(32)] == [503] * 32, "more than there are threads"
+    finally:
+        postgres.start()
+    assert ask_many() == {200}
+    lines = [json.loads(line) for line in served.log_file.read_text().splitlines()[before:]]
+    assert [(line["event"], line.get("trace_id")) for line in lines] == [
+        ("request completed", traced),
+        ("database unavailable", unsampled),
+        *[("database unavailable", None)] * 32,
+    ]
 
 
 def test_a_frozen_database_gives_503_in_bounded_time(private: Stack, served: Command) -> None:
@@ -230,62 +251,19 @@ def test_metrics_add_up_over_all_workers(private: Stack, served: Command) -> Non
     assert counted(settings) - before == work.answered[201]
 
 
-def test_a_service_without_a_token_ends_with_one_line(tmp_path: Path) -> None:
-    done = outbox("serve", home=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("outbox: OUTBOX_SERVICE_TOKEN is not set"), line
-
-
-def test_its_log_is_json_from_the_first_line_to_the_last(apart: Settings) -> None:
-    process = service(apart)
-    process.start()
-    process.stop()
-    told = [json.loads(line)["event"] for line in process.log_file.read_text().splitlines()]
-    assert told[0].startswith("Starting gunicorn")
-    assert told[-1].startswith("Shutting down")
-
-
-def test_its_counts_are_removed_with_it(apart: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_log_is_json_and_its_counts_are_removed_with_it(
+    apart: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = tmp_path / "counts"
     counts.mkdir()
     monkeypatch.setenv("TMPDIR", str(counts))
-    process = service(apart)
-    process.start()
-    try:
-        (counted,) = counts.iterdir()
-        assert list(counted.glob("*.db"))
-    finally:
-        process.stop()
-    assert not counted.exists()
-
-
-def test_each_line_of_a_traced_request_carries_its_id(private: Stack, served: Command) -> None:
-    settings, (traced, unsampled) = private.settings, (uuid.uuid4().hex, uuid.uuid4().hex)
-    ready = f"{settings.service_url}/readyz"
-
-    def ask(traceparent: str | None) -> int:
-        return requests.get(ready, headers={"traceparent": traceparent}, timeout=60).status_code
-
-    before = len(served.log_file.read_text().splitlines())
-    assert ask(f"00-{traced}-00f067aa0ba902b7-01") == 200
-    private.part("postgres").stop()
-    try:
-        assert ask(f"00-{unsampled}-00f067aa0ba902b7-00") == 503
-        assert [ask(None) for _ in range(32)] == [503] * 32, "more than there are threads"
-    finally:
-        private.part("postgres").start()
-    told = [(line["event"], line.get("trace_id")) for line in lines(served, before)]
-    assert told == [
-        ("request completed", traced),
-        ("database unavailable", unsampled),
-        *[("database unavailable", None)] * 32,
-    ]
-
-
-def lines(process: Command, before: int) -> list[dict[str, object]]:
-    """The log, without so many lines at its begin: the last line of a killed process may be a half."""
-    return [json.loads(line) for line in process.log_file.read_text().splitlines()[before:]]
+    with serving(apart) as process:
+        (folder,) = counts.iterdir()
+        assert list(folder.glob("*.db"))
+    assert not folder.exists()
+    told = [json.loads(line)["event"] for line in process.log_file.read_text().splitlines()]
+    assert told[0].startswith("Starting gunicorn")
+    assert told[-1].startswith("Shutting down")
 
 
 def counted(settings: Settings) -> float:
@@ -316,3 +294,103 @@ def test_another_program_on_its_port_is_not_seen_as_the_service(apart: Settings)
         finally:
             other.shutdown()
             process.stop()
+
+
+# Spans -------------------------------------------------------------------------------------------------------------
+
+
+def status(settings: Settings, **request: Any) -> int:
+    """The status of the response to a movement."""
+    return move(settings, **request).status_code
+
+
+def written(settings: Settings) -> list[str | None]:
+    """The traceparents of all events."""
+    return [traceparent for (traceparent,) in query(settings, "SELECT traceparent FROM outbox ORDER BY id")]
+
+
+def of_trace(collector: Collector, trace_id: str) -> list[Span]:
+    """The spans of a trace, the request before its append."""
+    return sorted((span for span in collector.spans if span.trace_id == trace_id), key=lambda span: span.kind)
+
+
+@pytest.mark.parametrize("kind", SERVICES)
+def test_one_trace_leads_from_the_request_to_its_event(
+    apart: Settings, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = apart.replace(service_workers=2)  # each exports its own spans
+    monkeypatch.setenv(project.VARIABLE, str(project_of(SERVICES[kind], tmp_path)))
+    sampled, unsampled, refused, failed = (uuid.uuid4().hex for _ in range(4))
+    before = len(written(settings))
+    with collecting() as collector:
+        monkeypatch.setenv(ENDPOINT, collector.url)
+        with serving(settings) as process:
+            started = len(process.log_file.read_text())
+            assert status(settings, traceparent=f"00-{sampled}-{PARENT}-01") == 201
+            assert status(settings, traceparent=f"00-{unsampled}-{PARENT}-00") == 201
+            assert status(settings) == 201
+            assert status(settings, quantity=0, traceparent=f"00-{refused}-{PARENT}-01") == 422
+            log = process.log_file.read_text()[started:]
+            assert [status(settings) for _ in range(OF_WORKERS)] == [201] * OF_WORKERS
+            query(settings, "ALTER TABLE outbox RENAME TO outbox_away")
+            try:
+                assert status(settings, traceparent=f"00-{failed}-{PARENT}-01") == 500
+            finally:
+                query(settings, "ALTER TABLE outbox_away RENAME TO outbox")
+        # A span waits up to 5 s for others: the last ones came when the worker ended.
+        assert collector.paths == {"/v1/traces"}
+        request, append = of_trace(collector, sampled)
+        assert (request.name, request.kind, request.parent) == ("POST /movements", Proto.SPAN_KIND_SERVER, PARENT)
+        assert request.attributes == {
+            "http.request.method": "POST",
+            "http.route": "/movements",
+            "http.response.status_code": 201,
+            "url.path": "/movements",
+        }
+        assert request.service == f"{settings.topic_prefix}-service"
+        topic = f"{settings.topic_prefix}.item"
+        assert (append.name, append.kind, append.parent) == (f"append {topic}", Proto.SPAN_KIND_PRODUCER, request.id)
+        assert append.attributes == {
+            "messaging.system": "kafka",
+            "messaging.operation.name": "append",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": topic,
+            "messaging.batch.message_count": 1,
+        }
+        of_sampled, of_unsampled, of_none, *_ = written(settings)[before:]
+        assert of_sampled is not None
+        assert of_sampled[:-3] == append.place
+        assert trace.is_sampled(of_sampled)
+        assert trace.trace_id(of_unsampled) == unsampled
+        assert not trace.is_sampled(of_unsampled)
+        assert of_trace(collector, unsampled) == []
+        begun, own = of_trace(collector, str(trace.trace_id(of_none)))
+        assert (begun.parent, own.parent) == ("", begun.id), "a request without one begins a trace"
+        (rejected,) = of_trace(collector, refused)
+        assert (rejected.attributes["http.response.status_code"], rejected.failed) == (422, False)
+        request, append = of_trace(collector, failed)
+        assert (request.failed, request.attributes["error.type"]) == (True, "500")
+        assert (append.failed, append.attributes["error.type"]) == (True, "ProgrammingError")
+        sent = Counter(span.name for span in collector.spans)
+        assert sent == {"POST /movements": OF_WORKERS + 4, f"append {topic}": OF_WORKERS + 3}, (
+            "of all workers, none of probes"
+        )
+    assert sampled in log
+    assert "Traceback" not in log
+
+
+def test_a_collector_that_never_answers_holds_nothing_up(apart: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = apart.replace(service_workers=1)
+    before = len(written(settings))
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        with serving(settings) as process:
+            for _ in range(30):
+                began = time.monotonic()
+                assert status(settings) == 201
+                assert time.monotonic() - began < 5
+            began = time.monotonic()
+            process.stop()
+            assert time.monotonic() - began < spans.FLUSH_TIMEOUT_S + 5, "the SDK alone would wait for 30 s"
+    assert len(written(settings)) == before + 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from outbox.base.errors import Failure
+from outbox.events.catalog import Catalog
 from outbox.events.schema import EventSchema
 from outbox.events.values import convert
-from outbox_lab.events import Finding
 from outbox_lab.events.compatibility import compare, compare_schemas
 from outbox_lab.events.expansion import expanded
 from tests.support.declared import TOML, Events, payload
@@ -96,6 +97,7 @@ INCOMPATIBLE: list[tuple[Any, Any, str]] = [
     ({"type": "array"}, {"type": "array", "items": TEXT}, "keyword-changed"),
     ({"unknown": 1}, {"unknown": 2}, "keyword-changed"),
 ]
+CHANGED = ("keyword-changed", "")
 DEFS = {"text": TEXT, "other": {"$ref": "#/$defs/text"}}
 
 
@@ -111,72 +113,58 @@ def test_incompatible_edit_names_rule_and_property(place: Any, path: str, before
     assert (rule, path) in edit(place(before), place(after))
 
 
-def test_change_of_the_column_is_incompatible() -> None:
-    unbounded = {"type": "integer", "minimum": 0}
-    assert edit(of(BIGINT), of(unbounded)) == [("column-changed", "it")]
-    assert edit(nested(BIGINT), nested(unbounded)) == []
+def tree(rule: Any) -> dict[str, Any]:
+    """A rule that refers to itself."""
+    more = {"items": {"$ref": "#/$defs/node"}}
+    return of({"$ref": "#/$defs/node"}, {"node": {"properties": {"name": rule, "more": more}}})
 
 
-class TestProperties:
-    def test_new_optional_one_is_compatible(self) -> None:
-        assert edit(payload(), of(TEXT, required=False)) == []
-
-    def test_new_required_one_is_not(self) -> None:
-        assert ("required-changed", "it") in edit(payload(), of(TEXT))
-        assert ("required-changed", "it") in edit(
-            payload(), payload(allOf=[{"required": ["it"]}, of(TEXT, required=False)])
-        )
-
-    @pytest.mark.parametrize(
-        "closed", [{"additionalProperties": False}, {"additionalProperties": TEXT}, {"patternProperties": {"^i": TEXT}}]
-    )
-    def test_new_one_is_not_where_others_are_limited(self, closed: dict[str, Any]) -> None:
-        assert edit(payload(**closed), of(TEXT, required=False, **closed)) == [("property-not-allowed", "it")]
-        parts = [{"properties": {"a": TEXT}}], [{"properties": {"a": TEXT, "it": TEXT}}]
-        before, after = (payload(**closed, allOf=part) for part in parts)
-        assert edit(before, after) == [("property-not-allowed", "it")]
-
-    def test_rule_for_one_that_was_required_already_is_not(self) -> None:
-        assert ("property-not-allowed", "it") in edit(payload(required=("it",)), of(TEXT))
-
-    def test_one_in_an_object_of_any_content_is_not(self) -> None:
-        found = edit(of({"type": "object"}), of({"type": "object", "properties": {"new": TEXT}}))
-        assert found == [("property-not-allowed", "it.new")]
-
-    def test_removed_one_is_not(self) -> None:
-        assert ("property-removed", "it") in edit(of(TEXT, required=False), payload())
-
-    def test_required_one_that_becomes_optional_is_not(self) -> None:
-        found = edit(of(TEXT), of(TEXT, required=False))
-        assert found == [("column-changed", "it"), ("required-changed", "it")]
-
-    def test_optional_one_that_becomes_required_is_not(self) -> None:
-        assert ("required-changed", "it") in edit(of(TEXT, required=False), of(TEXT))
-
-    def test_order_is_free(self) -> None:
-        before, after = payload({"a": TEXT, "b": TEXT}, ("a", "b")), payload({"b": TEXT, "a": TEXT}, ("b", "a"))
-        assert edit(before, after) == []
+def multiplied(rule: Any) -> dict[str, Any]:
+    """References that multiply."""
+    below = [{"$ref": f"#/$defs/d{number + 1}"} for number in range(40)]
+    every = {f"d{number}": {"properties": {"a": one, "b": one}} for number, one in enumerate(below)}
+    return of({"$ref": "#/$defs/d0"}, {**every, "d40": rule})
 
 
-class TestReferences:
-    def test_edit_of_a_rule_that_refers_to_itself_is_not(self) -> None:
-        def tree(rule: Any) -> dict[str, Any]:
-            more = {"items": {"$ref": "#/$defs/node"}}
-            return of({"$ref": "#/$defs/node"}, {"node": {"properties": {"name": rule, "more": more}}})
+OPTIONAL = of(TEXT, required=False)
+LIMITED: list[dict[str, Any]] = [
+    {"additionalProperties": False},
+    {"additionalProperties": TEXT},
+    {"patternProperties": {"^i": TEXT}},
+]
+PARTS = [{"properties": {"a": TEXT}}], [{"properties": {"a": TEXT, "it": TEXT}}]
+NOT_ALLOWED = [("property-not-allowed", "it")]
+LONGER = {"type": "integer", "minimum": 0}
+ANY: dict[str, Any] = {"type": "object"}
 
-        assert edit(tree(TEXT | {"maxLength": 2}), tree(TEXT)) == [("not-comparable", "")]
-        assert edit(tree(TEXT), tree(TEXT | ANNOTATED)) == []
 
-    def test_references_that_multiply_are_not_followed(self) -> None:
-        both = {
-            f"d{one}": {"properties": {"a": (more := {"$ref": f"#/$defs/d{one + 1}"}), "b": more}} for one in range(40)
-        }
-        before, after = (of({"$ref": "#/$defs/d0"}, {**both, "d40": rule}) for rule in (TEXT, BIGINT))
-        assert edit(before, after) == [("not-comparable", "")]
-
-    def test_unevaluated_properties_depend_on_everything(self) -> None:
-        before, after = (of(rule, unevaluatedProperties=False) for rule in (TEXT | {"maxLength": 2}, TEXT))
-        assert ("keyword-changed", "") in edit(before, after)
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (payload(), OPTIONAL, []),
+        (payload({"a": TEXT, "b": TEXT}, ("a", "b")), payload({"b": TEXT, "a": TEXT}, ("b", "a")), []),
+        (payload(), of(TEXT), [("required-changed", "it")]),
+        (payload(), payload(allOf=[{"required": ["it"]}, OPTIONAL]), [CHANGED, ("required-changed", "it")]),
+        *((payload(**closed), {**OPTIONAL, **closed}, NOT_ALLOWED) for closed in LIMITED),
+        *((payload(**closed, allOf=PARTS[0]), payload(**closed, allOf=PARTS[1]), NOT_ALLOWED) for closed in LIMITED),
+        (payload(required=("it",)), of(TEXT), [*NOT_ALLOWED, ("required-changed", "it")]),  # any content was valid
+        (of(ANY), of(ANY | {"properties": {"new": TEXT}}), [("property-not-allowed", "it.new")]),
+        (OPTIONAL, payload(), [("property-removed", "it")]),
+        (of(TEXT), OPTIONAL, [("column-changed", "it"), ("required-changed", "it")]),
+        (OPTIONAL, of(TEXT), [("column-changed", "it"), ("required-changed", "it")]),
+        (of(BIGINT), of(LONGER), [("column-changed", "it")]),
+        (nested(BIGINT), nested(LONGER), []),
+        (tree(TEXT | {"maxLength": 2}), tree(TEXT), [("not-comparable", "")]),
+        (tree(TEXT), tree(TEXT | ANNOTATED), []),
+        (multiplied(TEXT), multiplied(BIGINT), [("not-comparable", "")]),
+        # They depend on everything.
+        (of(TEXT | {"maxLength": 2}, unevaluatedProperties=False), of(TEXT, unevaluatedProperties=False), [CHANGED]),
+    ],
+)
+def test_edit_of_properties_and_references(
+    before: dict[str, Any], after: dict[str, Any], found: list[tuple[str, str]]
+) -> None:
+    assert edit(before, after) == found
 
 
 class TestCatalogs:
@@ -184,57 +172,48 @@ class TestCatalogs:
     def events(self, tmp_path: Path) -> Events:
         common = {"$defs": {"text": TEXT | {"maxLength": 9}}}
         order = of({"$ref": "../common.schema.json#/$defs/text"})
-        events = Events(tmp_path).write("common.schema.json", common)
+        events = Events(tmp_path / "events").write("common.schema.json", common)
         events.aggregate("order", placed_v1=order, paid_v1=payload(), lost_v1=payload(deprecated=True))
+        events.aggregate("gone", left_v1=payload(deprecated=True))
         return events.aggregate("item", moved_v1=order)
 
     @staticmethod
-    def compared(events: Events, after: Events) -> list[Finding]:
-        before = events.load()
-        return compare(before, after.load())
+    def found(before: Catalog, after: Events) -> list[tuple[str, str, str]]:
+        return [(one.rule, one.file, one.property) for one in compare(before, after.load())]
 
-    def test_nothing_published_allows_everything(self, tmp_path: Path, events: Events) -> None:
-        assert self.compared(Events(tmp_path / "none"), events) == []
-
-    def test_new_events_and_versions_are_compatible(self, events: Events) -> None:
+    def test_what_is_new_or_only_written_otherwise_is_compatible(self, tmp_path: Path, events: Events) -> None:
+        assert self.found(Events(tmp_path / "none").load(), events) == []
         before = events.load()
         events.aggregate("order", placed_v2=payload(), sent_v1=payload()).aggregate("refund", paid_v1=payload())
-        assert compare(before, events.load()) == []
+        events.aggregate("item", f'{TOML}topic = "shop.item"\npartitions = 4\nsource = "items"\n')
+        events.write("common.schema.json", {"$defs": {"text": TEXT}})
+        assert self.found(before, events) == []
 
     def test_edit_of_a_shared_definition_counts_for_each_event(self, events: Events) -> None:
         before = events.load()
         events.write("common.schema.json", {"$defs": {"text": TEXT | {"maxLength": 8}, "more": BIGINT}})
-        assert [(one.rule, one.file, one.property) for one in compare(before, events.load())] == [
+        assert self.found(before, events) == [
             ("bound-narrowed", "item/moved.v1.schema.json", "it"),
             ("bound-narrowed", "order/placed.v1.schema.json", "it"),
         ]
-        events.write("common.schema.json", {"$defs": {"text": TEXT}})
-        assert compare(before, events.load()) == []
 
     def test_version_is_removed_only_after_it_was_deprecated(self, events: Events) -> None:
         before = events.load()
         for name in ("paid", "lost"):
             (events.folder / "order" / f"{name}.v1.schema.json").unlink()
-        assert [(one.rule, one.file) for one in compare(before, events.load())] == [
-            ("version-removed", "order/paid.v1.schema.json")
+        for name in ("gone", "item"):
+            shutil.rmtree(events.folder / name)
+        assert self.found(before, events) == [
+            ("aggregate-removed", "item/aggregate.toml", ""),
+            ("version-removed", "order/paid.v1.schema.json", ""),
         ]
 
     def test_deprecation_is_compatible_and_its_end_is_not(self, events: Events) -> None:
         before = events.load()
         events.aggregate("order", paid_v1=payload(deprecated=True))
-        assert compare(before, events.load()) == []
+        assert self.found(before, events) == []
         events.aggregate("order", lost_v1=payload())
-        assert [(one.rule, one.file) for one in compare(before, events.load())] == [
-            ("deprecation-withdrawn", "order/lost.v1.schema.json")
-        ]
-
-    def test_aggregate_is_removed_only_after_its_events_were_deprecated(self, events: Events, tmp_path: Path) -> None:
-        before = events.aggregate("gone", left_v1=payload(deprecated=True)).load()
-        for name in ("gone", "item"):
-            (events.folder / name).rename(tmp_path.parent / f"{tmp_path.name}-{name}")
-        assert [(one.rule, one.file) for one in compare(before, events.load())] == [
-            ("aggregate-removed", "item/aggregate.toml")
-        ]
+        assert self.found(before, events) == [("deprecation-withdrawn", "order/lost.v1.schema.json", "")]
 
     @pytest.mark.parametrize(
         ("toml", "rule"),
@@ -248,13 +227,7 @@ class TestCatalogs:
     def test_what_orders_or_routes_the_events_stays(self, events: Events, toml: str, rule: str) -> None:
         before = events.load()
         events.aggregate("item", toml)
-        [finding] = compare(before, events.load())
-        assert (finding.rule, finding.file, finding.property) == (rule, "item/aggregate.toml", rule.partition("-")[0])
-
-    def test_default_that_is_written_out_is_no_change(self, events: Events) -> None:
-        before = events.load()
-        events.aggregate("item", f'{TOML}topic = "shop.item"\npartitions = 4\nsource = "items"\n')
-        assert compare(before, events.load()) == []
+        assert self.found(before, events) == [(rule, "item/aggregate.toml", rule.partition("-")[0])]
 
 
 # Any edit: those that are called compatible must be.
@@ -280,15 +253,16 @@ LIMITING = {
 CONTENTS: list[st.SearchStrategy[Any]] = [RULES, NUMBERS, SIZES, ENUM, st.booleans()]
 
 
+KINDS = ["move", "move", "remove", "put", "add", "enum", "property"]
+
+
 def edited(data: st.DataObject, document: dict[str, Any]) -> dict[str, Any]:
     """The document after one edit or two."""
     made = copy.deepcopy(document)
     for _ in range(data.draw(st.integers(1, 2))):
         place = data.draw(st.sampled_from([one for one in places(made) if one]))
         with suppress(TypeError, AttributeError):  # a property may be called like a keyword
-            change(
-                data, data.draw(st.sampled_from(["move", "move", "remove", "put", "add", "enum", "property"])), place
-            )
+            change(data, data.draw(st.sampled_from(KINDS)), place)
         made = copy.deepcopy(made)  # parts that were drawn may be drawn again
     return made
 

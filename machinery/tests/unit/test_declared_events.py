@@ -1,7 +1,9 @@
-"""Any event can be declared by its schema: types of columns, and what has no place in Postgres."""
+"""Any event can be declared by its schema: types of columns, values that have no place in Postgres, older versions."""
 
 from __future__ import annotations
 
+import pickle
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.events.schema import Rejection, SqlType
+from outbox.events.catalog import Wanted
+from outbox.events.schema import DETAIL_MAX_CHARACTERS, EventSchema, Rejection, SqlType, shortened
+from outbox.events.upcasting import UPCAST_FAILED, Upcaster, name_of
 from outbox.events.values import convert, convert_all
 from outbox.sink.decoding.decoder import DecodedEvent, EventDecoder, Skipped
 from outbox.sink.decoding.records import Record
-from tests.support.declared import Events
+from outbox_lab.testing.failures import raises
+from tests.support.declared import EXAMPLE, Events, payload, schema_of
 from tests.support.declared_sinks import decoder
 from tests.support.made_events import NOW_MS
 from tests.support.record_corpus import ID
 
-KEY = {"type": "string"}
+CODE = {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}
 
 
-def declare(folder: Path, properties: dict[str, Any], required: list[str], **uses: str) -> EventDecoder:
-    document = {"type": "object", "properties": {"order": KEY, **properties}, "required": ["order", *required]}
-    document |= {"$defs": {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}}
-    toml = "".join(f'{use} = "{name}"\n' for use, name in {"key": "order", **uses}.items())
-    return decoder(Events(folder).aggregate("order", toml, placed_v1=document).load(), "order")
+def declare(folder: Path, rule: dict[str, Any], *, is_required: bool = True) -> EventDecoder:
+    """The decoder of an event with a key and a property ``it``."""
+    names = ["order", *(["it"] if is_required else [])]
+    document = {"required": names, "properties": {"order": {"type": "string"}, "it": rule}, "$defs": CODE}
+    return decoder(Events(folder).aggregate("order", 'key = "order"\n', placed_v1=document).load(), "order")
 
 
 def decode(decoder: EventDecoder, text: str) -> DecodedEvent | Rejection | Skipped:
     headers = [("id", ID.encode()), ("eventType", b"placed"), ("schemaVersion", b"1")]
-    return decoder.record(Record(b"a", headers, text.encode(), NOW_MS))
+    return decoder.record(Record(b"a", headers, f'{{"order": "a", "it": {text}}}'.encode(), NOW_MS))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def decode(decoder: EventDecoder, text: str) -> DecodedEvent | Rejection | Skipp
 def test_a_property_becomes_a_column(
     tmp_path: Path, rule: dict[str, Any], is_required: bool, type_: str, is_nullable: bool
 ) -> None:
-    declared = declare(tmp_path, {"it": rule}, ["it"] if is_required else [])
+    declared = declare(tmp_path, rule, is_required=is_required)
     assert declared.types["order.placed"][1] == ("it", type_, is_nullable)
 
 
@@ -72,7 +77,7 @@ def test_a_property_becomes_a_column(
     ],
 )
 def test_a_value_is_read_exactly(tmp_path: Path, rule: dict[str, Any], text: str, value: object) -> None:
-    found = decode(declare(tmp_path, {"it": rule}, ["it"]), f'{{"order": "a", "it": {text}}}')
+    found = decode(declare(tmp_path, rule), text)
     assert isinstance(found, DecodedEvent)
     assert found.values == ("a", value)
 
@@ -89,7 +94,7 @@ def test_a_value_is_read_exactly(tmp_path: Path, rule: dict[str, Any], text: str
     ],
 )
 def test_what_postgres_cannot_hold_is_set_aside(tmp_path: Path, rule: dict[str, Any], text: str) -> None:
-    found = decode(declare(tmp_path, {"it": rule}, ["it"]), f'{{"order": "a", "it": {text}}}')
+    found = decode(declare(tmp_path, rule), text)
     assert isinstance(found, Rejection)
     assert found.reason == "schema violation"
 
@@ -113,7 +118,6 @@ OF_TYPE: dict[SqlType, st.SearchStrategy[Any]] = {
 @pytest.mark.parametrize(
     ("type_", "value"),
     [
-        ("timestamptz", "0000-12-31T23:59:59Z"),
         ("timestamptz", "0000-12-31T10:00:00-14:00"),
         ("timestamptz", "0001-01-01T00:00:00+14:00"),
         ("timestamptz", "9999-12-31T23:59:59-14:00"),
@@ -138,3 +142,136 @@ def test_what_is_converted_all_at_once_is_as_one_by_one(type_: SqlType, data: st
     except ValueError:
         return
     assert [*found] == [convert(type_, value) for value in values]
+
+
+# Details and executors ---------------------------------------------------------------------------------------------
+
+
+def test_executor_gets_the_same_schema() -> None:
+    schema = EventSchema("item", "picked", 1, {"properties": {"id": {"type": "string", "format": "uuid"}}}, "id")
+    sent = pickle.loads(pickle.dumps(schema))  # noqa: S301
+    assert (sent.name, sent.columns) == (schema.name, schema.columns)
+    upper = {"id": "01A1FC75-167D-7239-AF57-D1EE1A62E0A6"}
+    assert sent.violation(upper) == schema.violation(upper) is not None
+    assert sent.violation({"id": upper["id"].lower()}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\0b", r"a\x00b"),
+        ("\x1b[2J\r\n\t", r"\x1b[2J\r\n\t"),
+        ("\x7f\x9b\u202e\u2028", r"\x7f\x9b\u202e\u2028"),
+        ("half \ud800", r"half \ud800"),
+        ("ü \U0001f600 \\ n", "ü \U0001f600 \\ n"),
+    ],
+)
+def test_detail_has_printable_characters_only(text: str, shown: str) -> None:
+    assert shortened(text) == shown
+    assert len(shortened(text * 1_000_000)) == DETAIL_MAX_CHARACTERS + 1
+
+
+@pytest.mark.parametrize("rule", [{"additionalProperties": False}, {"additionalProperties": {"type": "string"}}])
+@pytest.mark.parametrize("name", ["a\0b", "\x1b]0;title\x07"])
+def test_name_of_a_property_at_fault_is_printable(rule: dict[str, Any], name: str) -> None:
+    violation = schema_of({"properties": {"m": {"type": "object", **rule}}}).violation({"m": {name: 1}})
+    assert violation is not None
+    assert violation.detail.isprintable()
+    assert "$.m" in violation.detail
+
+
+# Older versions ----------------------------------------------------------------------------------------------------
+
+NEWER = payload({"label": {"type": "string", "maxLength": 5}}, ("label",))
+UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Events:
+    return Events(tmp_path).aggregate("order", placed_v1=payload(), placed_v2=NEWER)
+
+
+def wanted(events: Events, source: str) -> Wanted:
+    events.write("order/upcast.py", source)
+    [found] = events.load().wanted(["order.placed"])
+    return found
+
+
+def upcaster(events: Events, source: str) -> Upcaster:
+    found = wanted(events, source).accepts[1][1]
+    assert found is not None
+    return found
+
+
+def test_versions_are_passed_one_by_one(events: Events) -> None:
+    events.aggregate("order", placed_v4=payload({"label": {"type": "string"}, "more": {"type": "integer"}}, ("more",)))
+    source = (
+        "def placed_v1(payload):\n    return {**payload, 'label': 'a'}\n"
+        "def placed_v2(payload):\n    return {**payload, 'more': len(payload['label'])}\n"
+    )
+    accepts = wanted(events, source).accepts
+    assert {version: one is None for version, (_, one) in sorted(accepts.items())} == {1: False, 2: False, 4: True}
+    assert [one.upcast(EXAMPLE | {"label": "bc"}) for _, one in accepts.values() if one] == [
+        {**EXAMPLE, "label": "a", "more": 1},
+        {**EXAMPLE, "label": "bc", "more": 2},
+    ]
+
+
+def test_executor_needs_no_file(events: Events) -> None:
+    found = upcaster(events, UPCAST)
+    found.upcast(EXAMPLE)
+    sent = pickle.dumps(found)
+    (events.folder / "order" / "upcast.py").unlink()
+    assert pickle.loads(sent).upcast(EXAMPLE) == {**EXAMPLE, "label": ""}  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        *("None", "5", "{}", "payload", "{**payload, 'label': 1}", "{**payload, 'label': 'too long'}"),
+        *("{**payload, 'label': object()}", "{**payload, 'label': '\\ud800'}"),
+        "{**payload, 'label': '', 'x': __import__('decimal').Decimal('NaN')}",
+        *("{**payload, 'label': '', 'x': [None, {'y': -1e999}]}", "{**payload, 'label': '', 'x': float('nan')}"),
+        *("payload['missing']", "1 / 0", "exit(3)", "(_ for _ in ()).throw(GeneratorExit)", "placed_v1(payload)"),
+        "(lambda one: one.update(x=one) or one)({**payload, 'label': ''})",
+    ],
+)
+def test_mistake_sets_the_event_aside(events: Events, returned: str) -> None:
+    found = upcaster(events, f"def placed_v1(payload):\n    return {returned}\n").upcast(EXAMPLE)
+    assert isinstance(found, Rejection)
+    assert found.reason == UPCAST_FAILED
+    assert found.detail.startswith("placed_v1: ")
+
+
+def test_result_is_read_as_json_and_the_caller_keeps_its_payload(events: Events) -> None:
+    source = (
+        "import uuid\n"
+        "def placed_v1(payload):\n"
+        "    payload['label'] = ''\n"
+        "    return {**payload, 'a': uuid.UUID(int=1), 'b': (1, 2), 'c': 0.5, 'd': 2**70}\n"
+    )
+    passed = dict(EXAMPLE)
+    found: Any = upcaster(events, source).upcast(passed)
+    assert (found["a"], found["b"], found["d"]) == ("00000000-0000-0000-0000-000000000001", [1, 2], 2**70)
+    assert (type(found["c"]), found["c"]) == (Decimal, Decimal("0.5"))
+    assert passed == EXAMPLE
+
+
+@pytest.mark.parametrize(
+    "source", ["def placed_v1(payload:\n", "1 / 0\n", "import nowhere\n", "raise SystemExit\n", "\0", b"\xff\n"]
+)
+def test_file_that_cannot_run_is_reported(events: Events, source: str | bytes) -> None:
+    events.write("order/upcast.py", "")
+    (events.folder / "order" / "upcast.py").write_bytes(source if isinstance(source, bytes) else source.encode())
+    with raises("event-declaration-unusable", "upcast.py"):
+        events.load().wanted(["order"])
+
+
+@pytest.mark.parametrize("source", ["", "def placed_v2(payload):\n    return payload\n", "placed_v1 = 5\n"])
+def test_missing_function_is_named(events: Events, source: str) -> None:
+    with raises("upcaster-missing", "def placed_v1(payload)"):
+        wanted(events, source)
+
+
+def test_function_of_a_dotted_type() -> None:
+    assert name_of("line.taken-back", 2) == "line_taken_back_v2"

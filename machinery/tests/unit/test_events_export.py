@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from outbox.base.errors import Failure
 from outbox.base.project import Project
-from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.references import pointed_at
 from outbox.events.schema import EventSchema
@@ -27,7 +26,6 @@ from tests.support.declared import EXAMPLE, Events, payload
 from tests.support.event_project import TOML, Repository
 from tests.support.made_schemas import DOCUMENTS, value
 from tests.support.paths import ROOT
-from tests.support.suite import DOMAIN
 
 SPECIFICATION = ROOT / "tests" / "support" / "asyncapi" / "3.0.0.json.gz"
 COMMON = {
@@ -135,6 +133,10 @@ class TestAsyncApi:
         assert file.read_text() == done.stdout
         document = json.loads(done.stdout)
         valid(document)
+        found = [*references(document)]
+        assert len(found) > 10
+        assert None not in [pointed_at(document, reference) for reference in found], "it stands alone"
+        assert document["components"]["schemas"].keys() == document["components"]["messages"].keys()
         assert document["info"] == {"title": "shop", "version": "1.2.3"}
         assert "servers" not in document
         [channel] = document["channels"].values()
@@ -145,14 +147,6 @@ class TestAsyncApi:
         assert [name for name, one in messages.items() if one.get("x-personal")] == ["order.placed.v1"]
         assert messages["order.placed.v1"]["tags"] == [{"name": "personal-data"}]
         assert len(messages["order.placed.v1"]["examples"]) == 2
-
-    def test_document_stands_alone(self, known: Catalog) -> None:
-        document = asyncapi.document(Project(Path.cwd()), known)
-        found = [*references(document)]
-        assert len(found) > 10
-        for reference in found:
-            assert pointed_at(document, reference) is not None
-        assert document["components"]["schemas"].keys() == document["components"]["messages"].keys()
 
     @pytest.mark.parametrize("source", ["", "/shop/"])
     def test_examples_are_valid_messages(self, known: Catalog, source: str) -> None:
@@ -218,13 +212,10 @@ class TestAsyncApi:
         assert not keys["number.made.v1"].is_valid(7)
         assert not keys["uuid.made.v1"].is_valid("01A1FC75-167D-7239-AF57-D1EE1A62E0A6")
 
-    def test_fixture_domain(self) -> None:
-        valid(asyncapi.document(Project(DOMAIN), catalog.load(DOMAIN / "events", "stock")))
 
-
-@pytest.mark.parametrize("target", ["missing/events.json", ".", "pyproject.toml/events.json"])
+@pytest.mark.parametrize("target", ["missing/events.json", "."])
 def test_unwritable_file_is_one_line(repository: Repository, target: str) -> None:
     done = repository.run("export", "--asyncapi", str(repository.root / target))
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert f"{target} cannot be written: " in line or "cannot be written: Is a directory" in line
+    assert "cannot be written: " in line

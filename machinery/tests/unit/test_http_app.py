@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from urllib.parse import urljoin
 import pytest
 from fastapi import APIRouter, HTTPException
 from starlette.types import Message
+from structlog.testing import capture_logs
 from werkzeug.exceptions import NotFound
 from werkzeug.test import Client, TestResponse
 
@@ -24,8 +23,8 @@ from outbox.base import project
 from outbox.base.settings import Settings, load
 from outbox.commands.serve import serve
 from outbox.http.body import MAX_BYTES
-from outbox.http.idempotency import KeyReused
-from outbox.http.problems import Kind
+from outbox.http.change import Key
+from outbox.http.problems import KeyReused, Kind
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.helpers import Application, as_wsgi
 from tests.support import echo
@@ -46,9 +45,9 @@ class NoneLeft(OutOfStock):
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    home: Path = tmp_path_factory.mktemp("home")
-    return load(home, environment=False, service_token="secret")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    with capture_logs():  # to print a traceback takes seconds
+        yield load(tmp_path_factory.mktemp("home"), environment=False, service_token="secret")
 
 
 @pytest.fixture(scope="module", params=ADAPTERS)
@@ -63,19 +62,15 @@ def app(settings: Settings, adapter: str) -> Iterator[Application]:
         yield app
 
 
-@contextmanager
-def client_of(adapter: str, *arguments: Any) -> Iterator[Client]:
-    with as_wsgi(ADAPTERS[adapter](*arguments)) as app:
-        yield Client(app)
-
-
 def post(app: Application, body: bytes, content_type: str = "application/json") -> TestResponse:
     return Client(app).post(PATH, data=body, content_type=content_type, headers=AUTHORIZED)
 
 
-def test_a_body_in_utf_8_is_accepted(app: Application) -> None:
-    response = post(app, '{"text": "héllo \\u00e9 😀"}'.encode())
-    assert (response.status_code, response.text) == (200, "héllo é 😀")
+@pytest.mark.parametrize("text", ["héllo \u00e9 😀", "\\u0000 \t\x7f\ufffe\U0001f600"])
+@pytest.mark.parametrize("is_escaped", [True, False])
+def test_a_body_in_utf_8_is_accepted(app: Application, text: str, is_escaped: bool) -> None:
+    response = post(app, json.dumps({"text": text}, ensure_ascii=is_escaped).encode())
+    assert (response.status_code, response.text) == (200, text)
 
 
 def test_the_page_of_the_api_needs_no_token_and_loads_from_this_host_alone(app: Application, adapter: str) -> None:
@@ -112,15 +107,13 @@ def test_a_repeated_key_is_400(app: Application, body: str) -> None:
     assert_problem(post(app, body.encode()), 400)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "cp037"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32-be", "cp037"])
 @pytest.mark.parametrize("charset", ["", "; charset={encoding}"])
 def test_a_body_in_another_encoding_than_utf_8_is_400(app: Application, encoding: str, charset: str) -> None:
     assert_problem(post(app, BODY.encode(encoding), f"application/json{charset.format(encoding=encoding)}"), 400)
 
 
-@pytest.mark.parametrize(
-    "body", [b'{"text": "\xff"}', codecs.BOM_UTF16_LE + BODY.encode(), b'{"text": NaN}', b'{"x": 1e400}', b"1" * 5000]
-)
+@pytest.mark.parametrize("body", [b'{"text": "\xff"}', b'{"text": NaN}', b'{"x": 1e400}', b"1" * 5000])
 def test_a_body_that_is_not_json_is_400(app: Application, body: bytes) -> None:
     assert_problem(post(app, body), 400)
 
@@ -141,25 +134,22 @@ def test_a_text_that_no_database_holds_is_422_and_named(app: Application, body: 
     assert [error["field"] for error in json.loads(response.text)["errors"]] == [field]
 
 
-def test_other_characters_are_accepted(app: Application) -> None:
-    text = "\\u0000 \t\x7f\ufffe\U0001f600"
-    assert post(app, json.dumps({"text": text}).encode()).text == text
-
-
-def test_a_path_that_no_database_holds_is_404_and_named(app: Application) -> None:
-    response = Client(app).get("/texts/a%00b", headers=AUTHORIZED)
-    assert_problem(response, 404)
-    assert "name" in json.loads(response.text)["detail"]
-    assert Client(app).get("/texts/a%01b", headers=AUTHORIZED).text == "a\x01b"
-
-
-@pytest.mark.parametrize("cookie", ["", r'q="a\000b"'])
-def test_a_query_or_a_cookie_that_no_database_holds_is_422_and_named(app: Application, cookie: str) -> None:
-    client = Client(app, use_cookies=False)
-    query = "" if cookie else "?p=1&q=2&q=a%00b"
-    response = client.get(f"/texts/a{query}", headers={**AUTHORIZED, "Cookie": cookie})
-    assert_problem(response, 422)
-    assert [error["field"] for error in json.loads(response.text)["errors"]] == ["q"]
+@pytest.mark.parametrize(
+    ("url", "cookie", "status", "field"),
+    [
+        ("/texts/a%00b", "", 404, "name"),
+        ("/texts/a?p=1&q=2&q=a%00b", "", 422, "q"),
+        ("/texts/a", r'q="a\000b"', 422, "q"),
+    ],
+    ids=["path", "query", "cookie"],
+)
+def test_a_text_elsewhere_that_no_database_holds_is_refused_and_named(
+    app: Application, url: str, cookie: str, status: int, field: str
+) -> None:
+    response = Client(app, use_cookies=False).get(url, headers={**AUTHORIZED, "Cookie": cookie})
+    assert_problem(response, status)
+    found = json.loads(response.text)
+    assert f" {field} " in found["detail"] or [error["field"] for error in found["errors"]] == [field]
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"", 200), (b"{}", 200), (b"x", 400), (b"[]", 400)])
@@ -173,14 +163,11 @@ def test_a_request_that_needs_no_body_may_have_an_object(app: Application, body:
     ("body", "content_type", "status"),
     [
         (b"", None, 200),
-        (b"", "application/json", 200),
         (b"", "application/x-www-form-urlencoded", 200),  # as `curl --data ""` sends it
         (b"{}", "application/json", 200),
         (b"{}", None, 415),
-        (b"a=1", "application/x-www-form-urlencoded", 415),
         (b"[]", "application/json", 400),
         (b'{"reason": "x", "all": 1}', "application/json", 422),
-        (b'{"\\ud800": 1}', "application/json", 422),
     ],
 )
 def test_a_route_without_a_body_takes_none_or_an_empty_object(
@@ -189,7 +176,7 @@ def test_a_route_without_a_body_takes_none_or_an_empty_object(
     sent: dict[str, Any] = {"data": body, "content_type": content_type, "headers": AUTHORIZED}
     response = Client(app).open("/texts/a/read", method=method, **sent)
     assert response.status_code == status
-    if b"reason" in body:
+    if status == 422:
         assert [error["field"] for error in json.loads(response.text)["errors"]] == ["reason", "all"]
 
 
@@ -197,14 +184,19 @@ def test_a_route_with_a_body_needs_one(app: Application) -> None:
     assert_problem(Client(app).post(PATH, headers=AUTHORIZED), 415)
     assert_problem(post(app, b""), 400)
     assert_problem(post(app, b"{}"), 422)
+    invalid = post(app, b'{"text": 1}')
+    assert_problem(invalid, 422)
+    assert [error["field"] for error in json.loads(invalid.text)["errors"]] == ["text"]
+    assert_problem(post(app, json.dumps({"text": "x" * MAX_BYTES}).encode()), 413)
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("DELETE", "/healthz", 405)])
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("DELETE", PATH, 405)])
 def test_a_request_without_a_route_is_refused_whatever_its_body(
     app: Application, method: str, path: str, status: int
 ) -> None:
     response = Client(app).open(path, method=method, json={"field": 1}, headers=AUTHORIZED)
     assert_problem(response, status)
+    assert status == 404 or "POST" in response.headers["Allow"]
 
 
 def test_a_response_that_is_not_json_is_500(app: Application) -> None:
@@ -230,8 +222,8 @@ def test_an_exception_becomes_the_problem_that_is_declared_for_it(
         raise error if isinstance(error, Exception) else of_framework[adapter]
 
     refusals = {OutOfStock: Kind(HTTPStatus.CONFLICT, "/problems/out-of-stock", "Out of stock")}
-    with client_of(adapter, settings, refusals, fail) as client:
-        response = client.get("/fail", headers=AUTHORIZED)
+    with as_wsgi(ADAPTERS[adapter](settings, refusals, fail)) as app:
+        response = Client(app).get("/fail", headers=AUTHORIZED)
     assert_problem(response, status)
     assert json.loads(response.text)["type"] == type_
 
@@ -244,14 +236,9 @@ def test_every_path_needs_the_token(app: Application, path: str, token: str | No
     assert response.headers["WWW-Authenticate"] == "Bearer realm=service"
 
 
-def test_a_wrong_method_says_which_are_right(app: Application) -> None:
-    response = Client(app).put(PATH, headers=AUTHORIZED)
-    assert_problem(response, 405)
-    assert "POST" in response.headers["Allow"]
-
-
-def test_a_body_that_is_too_large_is_413(app: Application) -> None:
-    assert_problem(post(app, json.dumps({"text": "x" * MAX_BYTES}).encode()), 413)
+def test_a_service_is_never_open_by_default(tmp_path: Path, adapter: str) -> None:
+    with raises("service-token-missing"):
+        ADAPTERS[adapter](load(tmp_path, environment=False))
 
 
 def test_a_body_that_never_ends_is_refused_while_it_arrives(settings: Settings) -> None:
@@ -270,12 +257,6 @@ def test_a_body_that_never_ends_is_refused_while_it_arrives(settings: Settings) 
     asyncio.run(echo.create_async_app(settings)(scope, receive, send))
     assert answers[0]["status"] == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     assert sent == MAX_BYTES + len(part)
-
-
-def test_invalid_fields_are_named(app: Application) -> None:
-    response = post(app, b'{"text": 1}')
-    assert_problem(response, 422)
-    assert [error["field"] for error in json.loads(response.text)["errors"]] == ["text"]
 
 
 def test_every_response_that_is_no_success_is_described_as_a_problem(app: Application) -> None:
@@ -299,9 +280,8 @@ def test_requests_are_counted_by_the_template_of_their_route(app: Application, a
     assert "counted" not in counted
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1", "/{tenant}"])
-def test_a_template_has_the_prefixes_of_its_routers(settings: Settings, prefix: str) -> None:
-    inner, outer = APIRouter(prefix="/inner"), APIRouter(prefix=prefix)
+def test_a_template_has_the_prefixes_of_its_routers(settings: Settings) -> None:
+    inner, outer = APIRouter(prefix="/inner"), APIRouter(prefix="/{tenant}")
 
     @inner.get("/texts/{name}")
     async def read(name: str) -> str:
@@ -310,9 +290,9 @@ def test_a_template_has_the_prefixes_of_its_routers(settings: Settings, prefix: 
     outer.include_router(inner)
     with as_wsgi(Service("Any", settings).app(outer)) as app:
         client = Client(app)
-        assert client.get(f"{prefix}/inner/texts/a", headers=AUTHORIZED).status_code == HTTPStatus.OK
+        assert client.get("/shop/inner/texts/a", headers=AUTHORIZED).status_code == HTTPStatus.OK
         counted = client.get("/metrics", base_url="http://127.0.0.1:8080").text
-    assert f'route="{prefix}/inner/texts/{{name}}",status="200"' in counted
+    assert 'route="/{tenant}/inner/texts/{name}",status="200"' in counted
 
 
 @pytest.mark.parametrize("name", ["", "service.app", ":create_app", "service.app:", "service.app:create_app()"])
@@ -323,6 +303,30 @@ def test_a_service_must_be_named_by_module_and_function(
     monkeypatch.setenv(project.VARIABLE, str(tmp_path))
     with raises("project-wrong", "module:function"):
         serve.main([], standalone_mode=False)
+
+
+def key(body: str = "", method: str = "POST", path: str = "/items", query: bytes = b"") -> Key:
+    return Key.of_request("k", 24, method=method, route="/items", path=path, query=query, body=body.encode())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"a": 1, "b": {"c": 2.50, "d": null}}', '{ "b" : {"d":null,"c":2.50},\n"a":1}'),
+        ('{"a": "\\u00e9"}', '{"a": "\u00e9"}'),
+        ("{}", ""),
+    ],
+)
+def test_a_body_written_otherwise_is_the_same_request(one: str, other: str) -> None:
+    assert key(one) == key(other)
+
+
+def test_another_body_method_path_or_query_is_another_request() -> None:
+    bodies = ['{"a": 0.1}', '{"a": 0.10000000000000000001}', '{"a": 1}', '{"a": "1"}', '{"a": []}', '{"a": {}}', ""]
+    others = [key(method="PUT"), key(path="/items/1"), key(query=b"a=1"), key(path="/items?a=1")]
+    hashes = {one.request_hash for one in (*map(key, bodies), *others)}
+    assert len(hashes) == len(bodies) + len(others)
+    assert key().route != key(method="PUT").route
 
 
 def assert_problem(response: TestResponse, status: int) -> None:

@@ -111,49 +111,34 @@ def test_values_of_every_type_are_written_under_the_names_of_the_schema(
     assert {*least} == {"id", "number", "uuid", "items"}
 
 
-def test_a_class_is_one_version_of_one_event(events: Events, module: Callable[[Events], ModuleType]) -> None:
-    written = module(events)
+def test_a_class_is_one_version_of_one_event(
+    project: Project, events: Events, module: Callable[[Events], ModuleType]
+) -> None:
+    keyed = {"type": "object", "required": ["item-id"], "properties": {"item-id": PROPERTIES["uuid"]}}
+    events.aggregate("item", 'key = "item-id"', made_v1=keyed, taken_v1=keyed, lost_v1={**keyed, "deprecated": True})
+    written = module(events.aggregate("order", placed_v10=payload()))
     first = Event.of(written.OrderPlacedV1(id="a", number=1), traceparent="t")
     assert (first.aggregatetype, first.aggregateid, first.type, first.schema_version) == ("order", "a", "placed", 1)
     assert first.traceparent == "t"
     assert Event.of(written.OrderPlacedV2(id="a", number=1, label="")).schema_version == 2
-
-
-def test_a_key_may_have_any_name_and_type(events: Events, module: Callable[[Events], ModuleType]) -> None:
-    keyed = {"type": "object", "required": ["item-id"], "properties": {"item-id": PROPERTIES["uuid"]}}
-    written = module(events.aggregate("item", 'key = "item-id"', made_v1=keyed))
     assert Event.of(written.ItemMadeV1(item_id=UUID(int=1))).aggregateid == str(UUID(int=1))
-
-
-def test_the_newest_version_comes_first_and_a_deprecated_one_is_left_out(project: Project, events: Events) -> None:
-    events.aggregate("order", placed_v10=payload(), paid_v1=payload(deprecated=True))
-    text = payloads.write(project, events.load()).read_text()
+    assert written.ItemMadeV1 is not written.ItemTakenV1, "though their properties are equal"
+    text = payloads.file(project).read_text()
     places = [text.index(f"class OrderPlacedV{version}(") for version in (10, 2, 1)]
-    assert places == sorted(places)
-    assert "OrderPaid" not in text
-
-
-def test_events_of_equal_properties_keep_their_classes(events: Events, module: Callable[[Events], ModuleType]) -> None:
-    written = module(events.aggregate("item", added_v1=payload(), taken_v1=payload()))
-    assert written.ItemAddedV1 is not written.ItemTakenV1
+    assert places == sorted(places), "the newest version comes first"
+    assert "ItemLost" not in text, "it is deprecated"
 
 
 class TestStale:
-    def test_what_was_just_written_is_not(self, project: Project, events: Events) -> None:
+    def test_an_edited_schema(self, project: Project, events: Events) -> None:
         text = payloads.write(project, events.load()).read_text()
         assert rules(project, events) == []
         assert payloads.write(project, events.load()).read_text() == text
-
-    def test_an_edited_schema(self, project: Project, events: Events) -> None:
-        payloads.write(project, events.load())
+        events.aggregate("order", paid_v1=payload({"label": {"type": "string", "maxLength": 9}}))
+        assert rules(project, events) == [], "a bound changes no type"
         events.aggregate("order", paid_v1=payload({"note": {"type": "string"}}))
         assert rules(project, events) == ["payloads-stale"]
         payloads.write(project, events.load())
-        assert rules(project, events) == []
-
-    def test_a_bound_changes_no_type(self, project: Project, events: Events) -> None:
-        payloads.write(project, events.load())
-        events.aggregate("order", paid_v1=payload({"label": {"type": "string", "maxLength": 9}}))
         assert rules(project, events) == []
 
     @pytest.mark.parametrize("old", ["label: str\n", "ruff: noqa", "Generated"])
@@ -169,29 +154,24 @@ class TestStale:
         assert "class" not in payloads.write(project, events.load()).read_text()
         assert rules(project, events) == []
 
-    def test_no_module_or_another_one_is_not_looked_at(self, project: Project, events: Events) -> None:
-        assert rules(project, events) == []
-        payloads.file(project).write_text("PAYLOADS = 1\n")
-        assert rules(project, events) == []
-
-
-class TestRefused:
     def test_a_module_that_is_not_generated_is_kept(self, project: Project, events: Events) -> None:
+        assert rules(project, events) == [], "a project may have none"
         payloads.file(project).write_text("PAYLOADS = 1\n")
+        assert rules(project, events) == []
         with raises("payloads-not-generated"):
             payloads.write(project, events.load())
         assert payloads.file(project).read_text() == "PAYLOADS = 1\n"
 
+
+class TestRefused:
     def test_no_folder(self, tmp_path: Path, events: Events) -> None:
         with raises("payloads-folder-missing"):
             payloads.write(Project(tmp_path, payloads="none/payloads.py"), events.load())
 
     def test_two_events_of_one_class_name(self, project: Project, events: Events) -> None:
         with raises("payloads-unusable", "OrderLineAddedV1"):
-            payloads.write(
-                project,
-                events.aggregate("order-line", added_v1=payload()).aggregate("order", line_added_v1=payload()).load(),
-            )
+            events.aggregate("order-line", added_v1=payload()).aggregate("order", line_added_v1=payload())
+            payloads.write(project, events.load())
 
 
 def test_mypy_finds_a_missing_a_misspelt_and_a_mistyped_property(project: Project, events: Events) -> None:

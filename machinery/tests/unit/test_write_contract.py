@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import uuid
 from collections import UserDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -70,7 +71,6 @@ def written(payload: object, key: str = ID) -> str:
     [
         (Event("order", ID, "placed", {}, schema_version=2), "order/placed.v2.schema.json"),
         (Event("order", ID, "paid", {}), "order/paid.v1.schema.json"),
-        (Event("invoice", ID, "placed", {}), "invoice/placed.v1.schema.json"),
         (Event("", "", "", None), ".v1.schema.json"),
     ],
 )
@@ -86,6 +86,11 @@ def test_a_deprecated_event_is_refused(declare: Declare) -> None:
         written({"order_id": ID, "cents": 1})
 
 
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+DEEP = functools.reduce(lambda inner, _: [inner], range(250), list[Any]())
+
+
 class Cents(BaseModel):
     """A payload whose text is not that of its schema."""
 
@@ -96,7 +101,6 @@ class Cents(BaseModel):
     ("changed", "parts"),
     [
         ({"cents": -1}, ["$.cents"]),
-        ({"cents": "1"}, ["$.cents"]),
         ({"cents": None}, ["$.cents"]),
         ({"cents": float("nan")}, ["NaN"]),
         ({"note": float("inf")}, ["NaN"]),
@@ -115,6 +119,8 @@ class Cents(BaseModel):
         ({"at": datetime(2026, 1, 1)}, ["$.at"]),
         ({"at": "0001-01-01T00:00:00+12:00"}, ["$.at"]),
         ({"lines": [object()]}, ["object"]),
+        ({"lines": ENDLESS}, []),
+        ({"lines": DEEP}, []),
         ({("a", 1): 1}, ["tuple"]),
         ({None: 1}, ["NoneType"]),
     ],
@@ -134,16 +140,13 @@ def test_a_payload_that_is_no_object_of_the_schema_is_refused(declare: Declare, 
         written(payload)
 
 
-def test_a_payload_without_an_end_is_refused(declare: Declare) -> None:
+@pytest.mark.parametrize("column", ["aggregateid", "traceparent"])
+def test_a_column_that_would_not_fit_into_a_record_is_refused(declare: Declare, column: str) -> None:
     declare()
-    endless: list[Any] = []
-    endless.append(endless)
-    deep: list[Any] = []
-    for _ in range(250):
-        deep = [deep]
-    for lines in (endless, deep):
-        with raises("event-invalid"):
-            written({"order_id": ID, "cents": 1, "lines": lines})
+    event = Event("order", ID, "placed", {"order_id": ID, "cents": 1})
+    too_long: dict[str, Any] = {column: "ä" * 501}  # 1002 bytes
+    with raises("event-invalid", column):
+        rows([event, replace(event, **too_long)])
 
 
 @pytest.mark.parametrize("key", ["", ID.upper(), f"{ID} ", str(uuid.UUID(int=1)), None, uuid.UUID(ID)])
@@ -199,13 +202,6 @@ class Holder:
 def test_no_model_makes_null_of_what_is_no_number(value: float, model: Callable[[float], object]) -> None:
     with pytest.raises(ValueError, match="NaN"):
         encode(model(value))
-
-
-def test_an_event_is_refused_wherever_it_stands(declare: Declare) -> None:
-    declare()
-    good, bad = ({"order_id": ID, "cents": cents} for cents in (1, -1))
-    with raises("event-invalid"):
-        rows([Event("order", ID, "placed", payload) for payload in (good, good, bad)])
 
 
 # Typed objects -----------------------------------------------------------------------------------------------------
@@ -270,12 +266,6 @@ def test_a_typed_object_is_written_as_its_json(declare: Declare, payload: object
     assert written(payload) == f'{{"order_id":"{ID}","cents":{cents},"at":"2026-11-21T10:00:00Z"}}'
 
 
-def test_typed_objects_may_be_nested() -> None:
-    model = OfModel(order_id=uuid.UUID(ID), cents=7, at=AT)
-    found = json.loads(encode({"lines": [model, (OfStruct(uuid.UUID(ID), Decimal("7.10"), AT),)]}))
-    assert [line["cents"] for line in (found["lines"][0], *found["lines"][1])] == [7, 7.1]
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -286,6 +276,7 @@ def test_typed_objects_may_be_nested() -> None:
         ({1: 2}, '{"1":2}'),
         ("null", '"null"'),
         ([None, 1.5], "[null,1.5]"),
+        ([Cents(cents="7"), (Level.HIGH,)], '[{"cents":"7"},[3]]'),
         (Decimal("0.12345678901234567890123"), "0.12345678901234567890123"),
         (2**70, str(2**70)),
     ],
@@ -310,9 +301,6 @@ def test_any_json_is_written_as_pythons_own_would_be_or_refused(value: object) -
             encode(value)
     else:
         assert json.loads(encode(value)) == json.loads(text)
-
-
-# What a service has to install -------------------------------------------------------------------------------------
 
 
 def test_a_project_tests_its_events_without_a_database(declare: Declare) -> None:

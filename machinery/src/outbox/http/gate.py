@@ -49,12 +49,6 @@ class Metrics:
             registry=self.registry,
         )
 
-    def observe(self, method: str, route: str | None, status: int, started_at_s: float) -> None:
-        """Count a request that began at this time of the monotonic clock; ``route`` is a template."""
-        # The route template instead of the path, and known methods only: clients must not create label values.
-        labels = (method if method in METHODS else "other", route or "unknown", status)
-        self.requests.labels(*labels).observe(time.monotonic() - started_at_s)
-
     def render(self, host: str) -> bytes:
         """All metrics in Prometheus' text format. Raises HttpError 421 if the request names another host."""
         if not scraped.is_own_name(host):
@@ -105,7 +99,9 @@ def passing(
 
         def respond(route: str | None, status: int, location: str | None) -> None:
             answered.route, answered.status = route, status
-            metrics.observe(method, route, status, started_at_s)
+            # The route template instead of the path, and known methods only: clients must not create label values.
+            labels = (method if method in METHODS else "other", route or "unknown", status)
+            metrics.requests.labels(*labels).observe(time.monotonic() - started_at_s)
             if trace.is_sampled(traceparent):
                 logger.info("request completed", method=method, path=path, status=status, location=location)
 

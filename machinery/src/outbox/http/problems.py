@@ -11,9 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.base import log
 from outbox.http.database import is_unavailable
-from outbox.http.idempotency import PROBLEM, Answer, KeyReused
 
-MEDIA_TYPE = PROBLEM
+MEDIA_TYPE = "application/problem+json"
 RETRY_LATER = {"Retry-After": "1"}
 UNAVAILABLE = (
     "the database is unavailable and the outcome of the request is unknown;"
@@ -52,6 +51,11 @@ Kinds = Mapping[type[Exception], Kind]
 KEY_REUSED = Kind(HTTPStatus.CONFLICT, "/problems/idempotency-key-reused", "Idempotency-Key reused")
 
 
+class KeyReused(Exception):
+    def __init__(self) -> None:
+        super().__init__("the Idempotency-Key was used for another request")
+
+
 class HttpError(Exception):
     """An error of a request, with its problem and the headers of the response."""
 
@@ -60,18 +64,10 @@ class HttpError(Exception):
         self.problem, self.headers = problem, dict(headers or {})
 
 
-def of_kind(kind: Kind, detail: str) -> Problem:
-    return Problem(type=kind.type, title=kind.title, status=kind.status, detail=detail)
-
-
-def of_status(status: int, detail: str, errors: list[FieldError] | None = None) -> Problem:
-    """A problem without a type of its own: the HTTP status says enough."""
-    return Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors)
-
-
-def of_framework(status: int, detail: str | None) -> Problem:
-    """The problem of an error that a framework raised, without a detail of our own."""
-    return of_status(status, detail or HTTPStatus(status).description)
+def of_status(status: int, detail: str | None = None, errors: list[FieldError] | None = None) -> Problem:
+    """A problem without a type of its own: the HTTP status says enough, also as the detail."""
+    known = HTTPStatus(status)
+    return Problem(title=known.phrase, status=status, detail=detail or known.description, errors=errors)
 
 
 def of_fields(errors: list[FieldError]) -> Problem:
@@ -89,7 +85,7 @@ def of_error(error: Exception, kinds: Kinds) -> tuple[Problem, dict[str, str]]:
     """The problem of an error in a route, and further headers. An error that nobody declared is logged, and is 500."""
     kind = kind_of(error, {KeyReused: KEY_REUSED, **kinds})
     if kind is not None:
-        return of_kind(kind, str(error)), {}
+        return Problem(type=kind.type, title=kind.title, status=kind.status, detail=str(error)), {}
     if isinstance(error, HttpError):
         return error.problem, error.headers
     if isinstance(error, SQLAlchemyError) and is_unavailable(error):
@@ -97,12 +93,6 @@ def of_error(error: Exception, kinds: Kinds) -> tuple[Problem, dict[str, str]]:
         return of_status(HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE), RETRY_LATER
     logger.error("unexpected error", exc_info=error)
     return of_status(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected error; see the log of the service"), {}
-
-
-def answer(refusal: Exception, kinds: Kinds) -> Answer:
-    """The answer to a request that the service has refused, by an exception of one of these kinds."""
-    problem, _ = of_error(refusal, kinds)
-    return Answer(problem.status, dump(problem))
 
 
 def dump(problem: Problem) -> str:

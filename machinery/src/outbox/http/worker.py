@@ -352,7 +352,7 @@ def is_asgi(application: Any) -> bool:
 
 
 def _rejection(status: HTTPStatus) -> bytes:
-    problem = problems.dump(problems.of_status(status, status.description)).encode()
+    problem = problems.dump(problems.of_status(status)).encode()
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nConnection: close\r\n"
         f"Content-Type: {problems.MEDIA_TYPE}\r\nContent-Length: {len(problem)}\r\n\r\n"
