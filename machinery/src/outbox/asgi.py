@@ -42,15 +42,13 @@ from outbox.http.change import (
     first_answer,
 )
 from outbox.http.gate import Health, Metrics, Token
-from outbox.http.problems import FieldError, Kind, Kinds, Problem, responses
+from outbox.http.problems import READING, WRITING, FieldError, Kind, Kinds, Problem, responses
 from outbox.writing.event import Event
 
 __all__ = ["READING", "SECURITY", "WRITING", "Change", "Kind", "Service", "WriteHeaders", "responses"]
 
 # For /openapi.json alone: every path requires the token, `Gate` checks it.
 SECURITY = [Depends(HTTPBearer(scheme_name=gate.SCHEME, auto_error=False))]
-READING = {**problems.READING, **responses(HTTPStatus.UNPROCESSABLE_ENTITY)}  # a parameter may be invalid
-WRITING = problems.WRITING
 PUBLIC = ("/healthz", "/readyz", "/metrics", "/openapi.json", "/docs")
 PAGE = "fastapi_offline"  # the package that has what the page of the API loads
 
@@ -141,8 +139,9 @@ class Service(BaseService):
         app.add_middleware(Gate, token=Token(self.settings), metrics=self.metrics, refusals=self._refusals)
         app.add_exception_handler(HTTPException, _respond_to_starlette)
         app.add_exception_handler(RequestValidationError, _respond_to_invalid)
-        for router in [*routers, _health(self)]:
-            app.include_router(router)
+        for router in routers:  # FastAPI describes an error of its own where a route does not describe one
+            app.include_router(router, responses=responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+        app.include_router(_health(self))
         _show_api(app)
         return app
 
@@ -175,17 +174,8 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if not self.openapi_schema:
-            document = super().openapi()
             schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-            components = document.setdefault("components", {}).setdefault("schemas", {})
-            components |= {**schema.pop("$defs"), Problem.__name__: schema}
-            unused = {"HTTPValidationError", "ValidationError"}  # FastAPI's own error
-            for name in unused & components.keys():
-                del components[name]
-            invalid = responses(HTTPStatus.UNPROCESSABLE_ENTITY)[HTTPStatus.UNPROCESSABLE_ENTITY]
-            for operation in (one for path in document["paths"].values() for one in path.values()):
-                if "422" in operation["responses"]:
-                    operation["responses"]["422"] = invalid
+            super().openapi()["components"]["schemas"] |= {**schema.pop("$defs"), Problem.__name__: schema}
         return self.openapi_schema or {}
 
 
@@ -263,7 +253,7 @@ async def _respond_to_invalid(_: Request, error: Exception) -> Response:
 
 
 async def _check_body(request: Request) -> None:
-    sent = body.Sent(
+    body.check(
         method=request.method,
         content_type=request.headers.get("Content-Type", ""),
         body=await request.body(),
@@ -271,7 +261,6 @@ async def _check_body(request: Request) -> None:
         texts=[*request.query_params.multi_items(), *request.cookies.items()],
         takes_body=getattr(request.scope["route"], "body_field", None) is not None,
     )
-    body.check(sent)
 
 
 def _show_api(app: FastAPI) -> None:

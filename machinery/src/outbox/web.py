@@ -239,7 +239,7 @@ def _check_bodies(app: Flask) -> None:
     def check() -> None:
         if request.url_rule is None:
             return
-        sent = body.Sent(
+        body.check(
             method=request.method,
             content_type=request.content_type or "",
             body=request.get_data(),
@@ -247,7 +247,6 @@ def _check_bodies(app: Flask) -> None:
             texts=[*request.args.items(multi=True), *request.cookies.items(multi=True)],
             takes_body=_takes_body(current_app.view_functions[str(request.endpoint)]),
         )
-        body.check(sent)
 
 
 @cache

@@ -23,8 +23,7 @@ from outbox_lab.events import registry
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process
 from outbox_lab.testing.homes import Homes
-from tests.support.declared import EXAMPLE, payload
-from tests.support.event_project import TOML, Repository
+from tests.support.declared import EXAMPLE, PROJECT, Repository, payload
 
 VERSION = "3.3.3"
 ARCHIVE = f"io/apicurio/apicurio-registry-app/{VERSION}/apicurio-registry-app-{VERSION}-all.tar.gz"  # 158 MB
@@ -86,7 +85,7 @@ def server(homes: Homes) -> Iterator[Apicurio]:
 def repository(tmp_path: Path) -> Repository:
     """A project with topics of its own: four versions of events on two topics, and one that is not published."""
     made = Repository(tmp_path / "project")
-    made.write("pyproject.toml", TOML.replace("shop", f"shop-{tmp_path.name}"))
+    made.write("pyproject.toml", PROJECT.replace("shop", f"shop-{tmp_path.name}"))
     made.events.write("common.schema.json", COMMON)
     made.events.aggregate(
         "order", placed_v1=payload(examples=[EXAMPLE]), placed_v2=payload(LABEL, ("label",)), paid_v1=payload()

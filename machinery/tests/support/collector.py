@@ -12,8 +12,6 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from outbox.base.wait import wait_for
-
 Value = str | int | bool | float
 
 
@@ -52,15 +50,6 @@ class Collector:
         self.url = f"http://127.0.0.1:{port}"
         self.spans: list[Span] = []
         self.paths: set[str] = set()
-
-    def wait(self, count: int = 1, **attributes: Value) -> list[Span]:
-        """Wait for so many spans with these attributes, ``_`` in place of each dot."""
-
-        def found() -> list[Span] | None:
-            spans = [span for span in self.spans if attributes.items() <= _underscored(span.attributes).items()]
-            return spans if len(spans) >= count else None
-
-        return wait_for(f"{count} spans with {attributes}", found, timeout_s=60)
 
 
 @contextmanager
@@ -116,7 +105,3 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:
 
 def _attributes(pairs: Any) -> dict[str, Value]:
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
-
-
-def _underscored(attributes: Mapping[str, Value]) -> dict[str, Value]:
-    return {name.replace(".", "_"): value for name, value in attributes.items()}

@@ -15,12 +15,10 @@ import pytest
 
 from outbox.base import project
 from outbox.base.project import Project
-from outbox_lab.events import examples, revision
+from outbox_lab.events import checks, revision
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
-from tests.support.declared import EXAMPLE, Events, payload
-from tests.support.declared import TOML as TOML_EVENTS
-from tests.support.event_project import TOML, Repository
+from tests.support.declared import EXAMPLE, PROJECT, TOML, Events, Repository, payload
 
 LABEL = {"label": {"type": "string"}}
 UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
@@ -54,7 +52,7 @@ class TestList:
         repository.write("jobs_of_it/__init__.py", "")
         repository.write("jobs_of_it/all/__init__.py", "")
         repository.write("jobs_of_it/all/job.py", JOBS)
-        repository.write("pyproject.toml", TOML.replace("no_sinks", "jobs_of_it"))
+        repository.write("pyproject.toml", PROJECT.replace("no_sinks", "jobs_of_it"))
         done = repository.run()
         assert done.returncode == 0, done.stderr
         lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
@@ -113,7 +111,7 @@ class TestExamples:
     def test_invalid_one_is_named(self, events: Events, example: Any, property_: str) -> None:
         properties = {"it": {"type": "string"}, "at": {"type": "string", "format": "date-time"}}
         schema = payload(properties, examples=[EXAMPLE, example])
-        [finding] = examples.check(events.write("order/upcast.py", UPCAST).aggregate("item", moved_v2=schema).load())
+        [finding] = checks.examples(events.write("order/upcast.py", UPCAST).aggregate("item", moved_v2=schema).load())
         assert (finding.rule, finding.file, finding.property) == (
             "example-invalid",
             "item/moved.v2.schema.json",
@@ -157,17 +155,17 @@ class TestExamples:
     )
     def test_upcaster_that_cannot_be_relied_on(self, events: Events, source: str, rule: str, property_: str) -> None:
         events.aggregate("order", placed_v3=payload({"more": {"type": "integer"}}, ("more",)))
-        found = examples.check(events.write("order/upcast.py", source).load())
+        found = checks.examples(events.write("order/upcast.py", source).load())
         assert [(one.file, one.rule, one.property) for one in found] == [("order/upcast.py", rule, property_)]
 
     def test_upcaster_without_an_example_is_not_tested(self, events: Events) -> None:
         events.aggregate("order", placed_v1=payload()).write("order/upcast.py", UPCAST)
-        [finding] = examples.check(events.load())
+        [finding] = checks.examples(events.load())
         assert (finding.rule, finding.file) == ("example-missing", "order/placed.v1.schema.json")
 
     def test_file_that_cannot_run_is_a_failure(self, events: Events) -> None:
         with raises("event-declaration-unusable"):
-            examples.check(events.write("order/upcast.py", "def").load())
+            checks.examples(events.write("order/upcast.py", "def").load())
 
 
 class TestSinks:
@@ -177,7 +175,7 @@ class TestSinks:
     def shop(self, tmp_path: Path) -> Iterator[Repository]:
         made = Repository(tmp_path / "project")
         name = f"sinks_of_{tmp_path.name}"  # a process imports a package once
-        made.write("pyproject.toml", TOML.replace("no_sinks", name))
+        made.write("pyproject.toml", PROJECT.replace("no_sinks", name))
         for file in ("__init__.py", "orders/__init__.py"):
             made.write(f"{name}/{file}", "")
         made.write(f"{name}/orders/job.py", "from outbox.sinks import SinkJob\njob = SinkJob(events=['order'])\n")
@@ -252,7 +250,7 @@ class TestAgainst:
         assert "docs/events.md says which edit" in done.stderr
 
     def test_events_that_were_not_published_may_be_edited_and_removed(self, repository: Repository) -> None:
-        unpublished = f"{TOML_EVENTS}published = false\n"
+        unpublished = f"{TOML}published = false\n"
         for name in ("depot", "shelf"):
             repository.events.aggregate(name, unpublished, filled_v1=payload(LABEL))
         repository.commit()
@@ -275,14 +273,14 @@ class TestAgainst:
         assert ("version-removed", "order/placed.v2.schema.json", "") in repository.findings("--against", before)
 
     def test_folder_or_prefix_that_was_renamed_is_followed(self, repository: Repository) -> None:
-        repository.write("pyproject.toml", TOML.replace("shop", "store") + 'events = "declared"\n')
+        repository.write("pyproject.toml", PROJECT.replace("shop", "store") + 'events = "declared"\n')
         (repository.events.folder).rename(repository.root / "declared")
         assert repository.findings("--against", "HEAD") == [("topic-changed", "order/aggregate.toml", "topic")]
 
     def test_project_in_a_folder_of_the_repository(self, tmp_path: Path) -> None:
         whole = Repository(tmp_path / "whole")
         inner = whole.root / "services" / "shop"
-        whole.write("services/shop/pyproject.toml", TOML)
+        whole.write("services/shop/pyproject.toml", PROJECT)
         events = Events(inner / "connect" / "events").aggregate("order", placed_v1=payload(LABEL))
         whole.commit()
         events.aggregate("order", placed_v1=payload())
@@ -308,7 +306,7 @@ class TestAgainst:
     def test_git_that_cannot_answer_is_reported(
         self, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        repository.write("pyproject.toml", f'{TOML}events = "../elsewhere"\n')
+        repository.write("pyproject.toml", f'{PROJECT}events = "../elsewhere"\n')
         repository.commit()
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
         for root, problem in ((tmp_path, "not a git repository"), (repository.root, "outside repository")):

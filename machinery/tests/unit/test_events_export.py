@@ -22,8 +22,7 @@ from outbox.events.references import pointed_at
 from outbox.events.schema import EventSchema
 from outbox_lab.events import asyncapi
 from outbox_lab.events.expansion import expanded
-from tests.support.declared import EXAMPLE, Events, payload
-from tests.support.event_project import TOML, Repository
+from tests.support.declared import EXAMPLE, PROJECT, Events, Repository, payload
 from tests.support.made_schemas import DOCUMENTS, value
 from tests.support.paths import ROOT
 
@@ -82,7 +81,7 @@ PAYLOADS: list[dict[str, Any]] = [
 def repository(tmp_path: Path) -> Repository:
     """A project; its second aggregate shares the topic of the first."""
     made = Repository(tmp_path / "project")
-    made.write("pyproject.toml", f'[project]\nname = "shop"\nversion = "1.2.3"\n{TOML}')
+    made.write("pyproject.toml", f'[project]\nname = "shop"\nversion = "1.2.3"\n{PROJECT}')
     made.events.write("common.schema.json", COMMON)
     made.events.aggregate("order", placed_v1=PLACED, placed_v2=payload({"sku": {"type": "integer"}}), paid_v1=PAID)
     made.events.aggregate("refund", 'key = "id"\nversion = "number"\ntopic = "shop.order"\n', given_v1=payload())

@@ -20,8 +20,8 @@ from outbox.base import project
 from outbox.base.settings import load
 from outbox.events import catalog
 from outbox.sink import discovery
-from outbox_lab.events import consumers, examples, payloads
-from outbox_lab.new import history
+from outbox_lab.events import checks, payloads
+from outbox_lab.new.change import view_columns
 from outbox_lab.testing.failures import raises
 
 TOML = """
@@ -102,7 +102,7 @@ def test_two_of_each_are_valid_in_every_check_without_a_server(shop: Project) ->
         *("order.cancelled.v1", "order.paid.v1", "order.paid.v2", "order.paid.v3", "order.placed.v1"),
         *("order.placed.v2", "stock.counted.v1", "stock.created.v1"),
     ]
-    assert (examples.check(known), consumers.examine(settings)) == ([], ([], ""))
+    assert (checks.examples(known), checks.sinks(settings)) == ([], ([], ""))
     assert "class OrderPaidV3" in shop.files["service/payloads.py"]
     assert payloads.check(project.current(), known) == []
     names = ["activity", "lake", "lake-days", "orders", "paid-days", "pieces-held"]
@@ -119,7 +119,7 @@ def test_migrations_follow_each_other_and_the_machinery(shop: Project) -> None:
     first, second = (shop.root / "migrations" / "source" / name for name in ("0001_orders.py", "0002_shelf.py"))
     assert 'depends_on = ("source_machinery_0001",)' in first.read_text()
     assert 'down_revision = "source_domain_0001"' in second.read_text()
-    assert history.view_columns("source_orders") == {"key", "version", "cents", "note", "occurred_at", "status"}
+    assert view_columns("source_orders") == {"key", "version", "cents", "note", "occurred_at", "status"}
     shop.write("migrations/source/0003_more.py", 'revision = "b"\ndown_revision = "source_domain_0001"\n')
     with raises("migrations-branch", "b, source_domain_0002"):
         shop.new("aggregate", "late")
@@ -137,7 +137,7 @@ def test_migrations_follow_each_other_and_the_machinery(shop: Project) -> None:
 )  # fmt: skip
 def test_columns_of_a_view_are_read_from_its_migration(shop: Project, select: str, columns: set[str]) -> None:
     shop.write("migrations/source/0003_view.py", f'UP = """\nCREATE VIEW source_x AS\n    {select};\n"""\n')
-    assert history.view_columns("source_x") == columns
+    assert view_columns("source_x") == columns
 
 
 def test_an_upcaster_is_added_behind_what_is_there(shop: Project) -> None:
@@ -163,31 +163,22 @@ def test_an_upcaster_is_added_behind_what_is_there(shop: Project) -> None:
         (("aggregate", "orders", "--table", "orders"), "name-taken"),
         (("aggregate", "tasks", "--table", "outbox"), "name-taken"),
         (("aggregate", "task", "--table", "user"), "name-unusable"),
-        (("aggregate", "task", "--table", "a;b"), "name-unusable"),
         (("aggregate", "task", "--events", "9"), "name-unusable"),
         (("aggregate", "task", "--property", "order:text"), "name-unusable"),
-        (("aggregate", "task", "--property", "sink:text"), "name-unusable"),
         (("aggregate", "task", "--property", "event_id:uuid"), "name-unusable"),
-        (("aggregate", "task", "--property", "startsAt:timestamp"), "name-unusable"),
         (("aggregate", "task", "--property", "cents:money"), "name-unusable"),
-        (("aggregate", "task", "--property", "cents"), "name-unusable"),
         (("aggregate", "task", "--property", "cents:integer=1"), "name-unusable"),
         (("aggregate", "task", "--property", "owner:text:secret"), "name-unusable"),
         (("aggregate", "task", "--key", "owner:text:personal"), "event-declaration-unusable"),
         (("aggregate", "task", "--events", "a,b", "--status", "user"), "name-unusable"),
         (("aggregate", "task", "--property", "version:integer"), "name-unusable"),
-        (("aggregate", "task", "--key", "ready:boolean"), "event-declaration-unusable"),
         (("event", "order.placed"), "name-unusable"),
-        (("event", "order.Placed"), "event-declaration-unusable"),
-        (("event", "placed"), "name-unusable"),
         (("event", "task.done"), "name-unusable"),
         (("version", "order.lost"), "name-unusable"),
         (("version", "order.placed", "--property", "cents:integer"), "name-unusable"),
         (("version", "order.placed", "--property", "vat:integer=none"), "name-unusable"),
-        (("version", "order.placed", "--property", "paid_at:timestamp=never"), "name-unusable"),
         (("version", "order.placed", "--optional", "channel:text=shop"), "name-unusable"),
         (("version", "order.placed", "--remove", "order_id"), "name-unusable"),
-        (("version", "order.placed", "--remove", "colour"), "name-unusable"),
         (("sink", "Orders", "--events", "order"), "name-unusable"),
         (("sink", "class", "--events", "order"), "name-unusable"),
         (("sink", "order", "--events", "order"), "name-unusable"),
@@ -197,7 +188,6 @@ def test_an_upcaster_is_added_behind_what_is_there(shop: Project) -> None:
         (("sink", "orders", "--events", "order", "--total", "note"), "events-unsuitable"),
         (("sink", "orders", "--events", "order,stock", "--total", "cents"), "events-unsuitable"),
         (("sink", "orders", "--events", "order", "--status", "note"), "events-unsuitable"),
-        (("sink", "shelf", "--events", "stock", "--status", "kind"), "events-unsuitable"),
         (("sink", "days", "--events", "order", "--history", "--status", "kind"), "events-unsuitable"),
     ],
 )
@@ -284,7 +274,7 @@ def test_rows_of_personal_data_can_be_erased(shop: Project) -> None:
     assert statement in files[f"{shop.package}/patients/projections/patients.erase.sql"]
     project.load.cache_clear()
     catalog.load.cache_clear()
-    assert consumers.examine(load(environment=False)) == ([], "")
+    assert checks.sinks(load(environment=False)) == ([], "")
 
 
 def test_nothing_is_overwritten_and_nothing_is_written_in_part(shop: Project) -> None:

@@ -75,8 +75,8 @@ def run(program: str) -> str:
 
 @pytest.mark.parametrize(
     "variables",
-    [{}, {ENDPOINT: ""}, {ENDPOINT: "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}],
-    ids=["none", "empty", "disabled"],
+    [{ENDPOINT: ""}, {ENDPOINT: "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}],
+    ids=["empty", "disabled"],
 )
 def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -181,29 +181,26 @@ def test_links_are_bounded_and_the_others_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("traceparent", "valid"),
+    "invalid",
     [
-        (f"00-{TRACE}-{PARENT}-01", True),
-        (f"00-{TRACE}-{PARENT}-00", True),
-        (f"cc-{TRACE}-{PARENT}-01", True),
-        (f"ff-{TRACE}-{PARENT}-01", False),
-        (f"00-{'0' * 32}-{PARENT}-01", False),
-        (f"00-{TRACE}-{'0' * 16}-01", False),
-        (f"00-{TRACE.upper()}-{PARENT}-01", False),
-        (f"00-{TRACE}-{PARENT}-01\n", False),
-        (f"00-{TRACE}-{PARENT}", False),
-        ("", False),
-        (None, False),
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01\n",
+        f"00-{TRACE}-{PARENT}-1",
+        f"00-{TRACE}-{PARENT}",
+        "",
+        None,
     ],
 )
-def test_a_traceparent_is_taken_only_if_it_is_valid(traceparent: str | None, valid: bool) -> None:
-    assert trace.valid(traceparent) == (traceparent if valid else None)
-    assert trace.trace_id(traceparent) == (TRACE if valid else None)
-    assert valid or not trace.is_sampled(traceparent)
+def test_a_traceparent_that_is_not_valid_is_ignored(invalid: str | None) -> None:
+    assert trace.valid(invalid) is trace.trace_id(invalid) is None
+    assert not trace.is_sampled(invalid)
 
 
-@pytest.mark.parametrize(
-    ("flags", "sampled"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True), ("1", False)]
-)
+@pytest.mark.parametrize(("flags", "sampled"), [("00", False), ("01", True), ("02", False), ("ff", True)])
 def test_sampled_is_the_lowest_bit_of_the_flags(flags: str, sampled: bool) -> None:
-    assert trace.is_sampled(f"00-{TRACE}-{PARENT}-{flags}") == sampled
+    traceparent = f"cc-{TRACE}-{PARENT}-{flags}"  # of a later version
+    assert (trace.valid(traceparent), trace.trace_id(traceparent)) == (traceparent, TRACE)
+    assert trace.is_sampled(traceparent) == sampled

@@ -1,9 +1,12 @@
-"""append refuses what a sink would set aside, and writes exactly what it has validated."""
+"""The contract of an event: append refuses what a sink would set aside, and writes what it has validated; a reader
+takes any declared schema, and older versions.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
+import pickle
 import uuid
 from collections import UserDict
 from collections.abc import Callable
@@ -22,11 +25,19 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from outbox.base import project
-from outbox.events.values import NOT_ENCODABLE, encode
+from outbox.events.catalog import Wanted
+from outbox.events.schema import DETAIL_MAX_CHARACTERS, EventSchema, Rejection, SqlType, shortened
+from outbox.events.upcasting import UPCAST_FAILED, Upcaster, name_of
+from outbox.events.values import NOT_ENCODABLE, convert, convert_all, encode
+from outbox.sink.decoding.decoder import DecodedEvent, EventDecoder, Skipped
+from outbox.sink.decoding.records import Record
 from outbox.writing.event import Event, rows
 from outbox_lab.testing import check_events
 from outbox_lab.testing.failures import raises
-from tests.support.declared import Events
+from tests.support import record_corpus
+from tests.support.declared import EXAMPLE, Events, payload, schema_of
+from tests.support.declared_sinks import decoder
+from tests.support.made_events import NOW_MS
 
 ID = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
 SCHEMA: dict[str, Any] = {
@@ -309,3 +320,259 @@ def test_a_project_tests_its_events_without_a_database(declare: Declare) -> None
     check_events(good)
     with raises("event-invalid"):
         check_events(good, Event("order", ID, "placed", {"order_id": ID, "cents": -1}))
+
+
+# What a reader makes of it -----------------------------------------------------------------------------------------
+
+CODE = {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}
+
+
+def decoder_of(folder: Path, rule: dict[str, Any], *, is_required: bool = True) -> EventDecoder:
+    """The decoder of an event with a key and a property ``it``."""
+    names = ["order", *(["it"] if is_required else [])]
+    document = {"required": names, "properties": {"order": {"type": "string"}, "it": rule}, "$defs": CODE}
+    return decoder(Events(folder).aggregate("order", 'key = "order"\n', placed_v1=document).load(), "order")
+
+
+def decode(decoder: EventDecoder, text: str) -> DecodedEvent | Rejection | Skipped:
+    headers = [("id", record_corpus.ID.encode()), ("eventType", b"placed"), ("schemaVersion", b"1")]
+    return decoder.record(Record(b"a", headers, f'{{"order": "a", "it": {text}}}'.encode(), NOW_MS))
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_required", "type_", "is_nullable"),
+    [
+        ({"type": "string"}, True, "text", False),
+        ({"type": "string"}, False, "text", True),
+        ({"type": ["string", "null"]}, True, "text", True),
+        ({"type": "string", "format": "uuid"}, True, "uuid", False),
+        ({"type": "string", "format": "date-time"}, True, "timestamptz", False),
+        ({"type": "integer"}, True, "numeric", False),
+        ({"type": "integer", "minimum": 1, "maximum": 9}, True, "bigint", False),
+        ({"type": "number"}, True, "numeric", False),
+        ({"type": "boolean"}, True, "boolean", False),
+        ({"type": "object"}, True, "jsonb", False),
+        ({"type": "array"}, True, "jsonb", False),
+        ({"enum": ["x", "y"]}, True, "text", False),
+        ({"enum": ["x", None]}, True, "text", True),
+        ({"$ref": "#/$defs/code"}, True, "text", False),
+        ({}, True, "jsonb", True),
+    ],
+)
+def test_a_property_becomes_a_column(
+    tmp_path: Path, rule: dict[str, Any], is_required: bool, type_: str, is_nullable: bool
+) -> None:
+    declared = decoder_of(tmp_path, rule, is_required=is_required)
+    assert declared.types["order.placed"][1] == ("it", type_, is_nullable)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "value"),
+    [
+        ({"type": "number"}, "0.12345678901234567890123", "0.12345678901234567890123"),
+        ({"type": "object"}, r'{"a":"\\u0000"}', r'{"a":"\\u0000"}'),
+        ({"type": "array"}, "[{}, 1.10]", "[{},1.10]"),
+        ({"enum": ["x", None]}, "null", None),
+        ({"type": "boolean"}, "true", True),
+        ({}, '{"any":[null]}', '{"any":[null]}'),
+    ],
+)
+def test_a_value_is_read_exactly(tmp_path: Path, rule: dict[str, Any], text: str, value: object) -> None:
+    found = decode(decoder_of(tmp_path, rule), text)
+    assert isinstance(found, DecodedEvent)
+    assert found.values == ("a", value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ({"type": "object"}, r'{"a":"\u0000"}'),
+        ({"type": "object"}, r'{"\u0000":1}'),
+        ({"type": "object"}, r'{"a":"\\\u0000"}'),
+        ({"type": "string", "format": "date-time"}, '"0001-01-01T00:00:00+23:59"'),
+        ({"type": "string", "format": "date-time"}, '"9999-12-31T23:59:59-23:59"'),
+        ({"$ref": "#/$defs/code"}, r'"EUR\n"'),
+    ],
+)
+def test_what_postgres_cannot_hold_is_set_aside(tmp_path: Path, rule: dict[str, Any], text: str) -> None:
+    found = decode(decoder_of(tmp_path, rule), text)
+    assert isinstance(found, Rejection)
+    assert found.reason == "schema violation"
+
+
+MOMENT = (
+    r"\A(0000|0001|2026|9999|[0-9]{4})-(01|02|12)-(01|28|29|31)[Tt ]([01][0-9]|2[0-4]):[0-5][0-9]:([0-5][0-9]|60)"
+    r"(\.[0-9]{1,10})?([Zz]|[+-](00:00|01:30|14:00|23:59))\Z"
+)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.just("\0"), max_size=3)
+OF_TYPE: dict[SqlType, st.SearchStrategy[Any]] = {
+    "timestamptz": st.from_regex(MOMENT) | st.datetimes().map(lambda one: f"{one.isoformat()}Z"),
+    "bigint": st.integers(-(2**63), 2**63 - 1) | st.decimals(-9, 9, places=1).filter(lambda one: one % 1 == 0),
+    "numeric": st.integers() | st.decimals(allow_nan=False, allow_infinity=False),
+    "boolean": st.booleans(),
+    "text": TEXTS,
+    "uuid": st.uuids().map(str),
+    "jsonb": st.dictionaries(TEXTS, st.none() | TEXTS | st.integers(), max_size=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        ("timestamptz", "0000-12-31T10:00:00-14:00"),
+        ("timestamptz", "0001-01-01T00:00:00+14:00"),
+        ("timestamptz", "9999-12-31T23:59:59-14:00"),
+        ("timestamptz", "2016-12-31T23:59:60Z"),
+        ("text", "a\0"),
+        ("jsonb", {"a": "\0"}),
+    ],
+)
+def test_what_postgres_has_nothing_for_is_found_either_way(type_: SqlType, value: object) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+        convert(type_, value)
+    with pytest.raises(ValueError):  # noqa: PT011
+        convert_all(type_, [value])
+
+
+@given(st.data())
+@pytest.mark.parametrize("type_", OF_TYPE)
+def test_what_is_converted_all_at_once_is_as_one_by_one(type_: SqlType, data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.none() | OF_TYPE[type_], max_size=3))
+    try:
+        found = convert_all(type_, values)
+    except ValueError:
+        return
+    assert [*found] == [convert(type_, value) for value in values]
+
+
+# Details and executors ---------------------------------------------------------------------------------------------
+
+
+def test_executor_gets_the_same_schema() -> None:
+    schema = EventSchema("item", "picked", 1, {"properties": {"id": {"type": "string", "format": "uuid"}}}, "id")
+    sent = pickle.loads(pickle.dumps(schema))  # noqa: S301
+    assert (sent.name, sent.columns) == (schema.name, schema.columns)
+    upper = {"id": "01A1FC75-167D-7239-AF57-D1EE1A62E0A6"}
+    assert sent.violation(upper) == schema.violation(upper) is not None
+    assert sent.violation({"id": upper["id"].lower()}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\0b", r"a\x00b"),
+        ("\x1b[2J\r\n\t", r"\x1b[2J\r\n\t"),
+        ("\x7f\x9b\u202e\u2028", r"\x7f\x9b\u202e\u2028"),
+        ("half \ud800", r"half \ud800"),
+        ("ü \U0001f600 \\ n", "ü \U0001f600 \\ n"),
+    ],
+)
+def test_detail_has_printable_characters_only(text: str, shown: str) -> None:
+    assert shortened(text) == shown
+    assert len(shortened(text * 1_000_000)) == DETAIL_MAX_CHARACTERS + 1
+
+
+@pytest.mark.parametrize("rule", [{"additionalProperties": False}, {"additionalProperties": {"type": "string"}}])
+@pytest.mark.parametrize("name", ["a\0b", "\x1b]0;title\x07"])
+def test_name_of_a_property_at_fault_is_printable(rule: dict[str, Any], name: str) -> None:
+    violation = schema_of({"properties": {"m": {"type": "object", **rule}}}).violation({"m": {name: 1}})
+    assert violation is not None
+    assert violation.detail.isprintable()
+    assert "$.m" in violation.detail
+
+
+# Older versions ----------------------------------------------------------------------------------------------------
+
+NEWER = payload({"label": {"type": "string", "maxLength": 5}}, ("label",))
+UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Events:
+    return Events(tmp_path).aggregate("order", placed_v1=payload(), placed_v2=NEWER)
+
+
+def wanted(events: Events, source: str) -> Wanted:
+    events.write("order/upcast.py", source)
+    [found] = events.load().wanted(["order.placed"])
+    return found
+
+
+def upcaster(events: Events, source: str) -> Upcaster:
+    found = wanted(events, source).accepts[1][1]
+    assert found is not None
+    return found
+
+
+def test_versions_are_passed_one_by_one(events: Events) -> None:
+    events.aggregate("order", placed_v4=payload({"label": {"type": "string"}, "more": {"type": "integer"}}, ("more",)))
+    source = (
+        "def placed_v1(payload):\n    return {**payload, 'label': 'a'}\n"
+        "def placed_v2(payload):\n    return {**payload, 'more': len(payload['label'])}\n"
+    )
+    accepts = wanted(events, source).accepts
+    assert {version: one is None for version, (_, one) in sorted(accepts.items())} == {1: False, 2: False, 4: True}
+    assert [one.upcast(EXAMPLE | {"label": "bc"}) for _, one in accepts.values() if one] == [
+        {**EXAMPLE, "label": "a", "more": 1},
+        {**EXAMPLE, "label": "bc", "more": 2},
+    ]
+
+
+def test_executor_needs_no_file(events: Events) -> None:
+    found = upcaster(events, UPCAST)
+    found.upcast(EXAMPLE)
+    sent = pickle.dumps(found)
+    (events.folder / "order" / "upcast.py").unlink()
+    assert pickle.loads(sent).upcast(EXAMPLE) == {**EXAMPLE, "label": ""}  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        *("None", "5", "{}", "payload", "{**payload, 'label': 1}", "{**payload, 'label': 'too long'}"),
+        *("{**payload, 'label': object()}", "{**payload, 'label': '\\ud800'}"),
+        "{**payload, 'label': '', 'x': __import__('decimal').Decimal('NaN')}",
+        *("{**payload, 'label': '', 'x': [None, {'y': -1e999}]}", "{**payload, 'label': '', 'x': float('nan')}"),
+        *("payload['missing']", "1 / 0", "exit(3)", "(_ for _ in ()).throw(GeneratorExit)", "placed_v1(payload)"),
+        "(lambda one: one.update(x=one) or one)({**payload, 'label': ''})",
+    ],
+)
+def test_mistake_sets_the_event_aside(events: Events, returned: str) -> None:
+    found = upcaster(events, f"def placed_v1(payload):\n    return {returned}\n").upcast(EXAMPLE)
+    assert isinstance(found, Rejection)
+    assert found.reason == UPCAST_FAILED
+    assert found.detail.startswith("placed_v1: ")
+
+
+def test_result_is_read_as_json_and_the_caller_keeps_its_payload(events: Events) -> None:
+    source = (
+        "import uuid\n"
+        "def placed_v1(payload):\n"
+        "    payload['label'] = ''\n"
+        "    return {**payload, 'a': uuid.UUID(int=1), 'b': (1, 2), 'c': 0.5, 'd': 2**70}\n"
+    )
+    passed = dict(EXAMPLE)
+    found: Any = upcaster(events, source).upcast(passed)
+    assert (found["a"], found["b"], found["d"]) == ("00000000-0000-0000-0000-000000000001", [1, 2], 2**70)
+    assert (type(found["c"]), found["c"]) == (Decimal, Decimal("0.5"))
+    assert passed == EXAMPLE
+
+
+@pytest.mark.parametrize(
+    "source", ["def placed_v1(payload:\n", "1 / 0\n", "import nowhere\n", "raise SystemExit\n", "\0", b"\xff\n"]
+)
+def test_file_that_cannot_run_is_reported(events: Events, source: str | bytes) -> None:
+    events.write("order/upcast.py", "")
+    (events.folder / "order" / "upcast.py").write_bytes(source if isinstance(source, bytes) else source.encode())
+    with raises("event-declaration-unusable", "upcast.py"):
+        events.load().wanted(["order"])
+
+
+@pytest.mark.parametrize("source", ["", "def placed_v2(payload):\n    return payload\n", "placed_v1 = 5\n"])
+def test_missing_function_is_named(events: Events, source: str) -> None:
+    with raises("upcaster-missing", "def placed_v1(payload)"):
+        wanted(events, source)
+
+
+def test_function_of_a_dotted_type() -> None:
+    assert name_of("line.taken-back", 2) == "line_taken_back_v2"

@@ -139,7 +139,8 @@ class Catalog:
         if found is None:
             raise Failure(
                 f"event {aggregate}.{type_}.v{version} is not declared",
-                f"declare it in {self.file(aggregate, type_, version)}; `outbox events` lists what is declared",
+                f"declare it in {self.folder / aggregate / f'{type_}.v{version}.schema.json'};"
+                " `outbox events` lists what is declared",
                 code="event-undeclared",
             )
         return found
@@ -178,11 +179,8 @@ class Catalog:
                     if name == schema.name
                 ]
         if not found:
-            raise Failure(
-                f"there is no event {name}",
-                "`outbox events` lists what is declared",
-                code="event-undeclared",
-            )
+            remedy = "`outbox events` lists what is declared"
+            raise Failure(f"there is no event {name}", remedy, code="event-undeclared")
         return found
 
     def _newest(self, event: str, versions: Mapping[int, EventSchema]) -> Wanted:
@@ -200,10 +198,6 @@ class Catalog:
                 )
             accepts[schema.version] = (schema, upcaster)
         return Wanted(event, ordered[-1], accepts)
-
-    def file(self, aggregate: str, type_: str, version: int) -> Path:
-        """The file that declares one version of an event, or would."""
-        return self.folder / aggregate / f"{type_}.v{version}.schema.json"
 
 
 def of_project(settings: Settings) -> Catalog:

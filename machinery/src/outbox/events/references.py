@@ -7,7 +7,9 @@ file's path.
 
 from __future__ import annotations
 
+import codecs
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,7 +112,7 @@ def _rewrite(document: dict[str, Json], top: Json, file: Path, folder: Path, roo
 def read(file: Path) -> dict[str, Json]:
     """The JSON object in a file. Raises Failure if the file is missing, holds no JSON object, or is nested too deep."""
     try:
-        content = json.loads(file.read_bytes(), object_pairs_hook=_object, parse_constant=_no_number)
+        content = loads(file.read_bytes().removeprefix(codecs.BOM_UTF8))
     except (OSError, ValueError) as error:
         raise unusable(file, str(error)) from None
     except RecursionError:
@@ -138,6 +140,19 @@ def unusable(file: Path | str, problem: str) -> Failure:
     return Failure(f"event schema {file}: {problem}", "correct the file", code="schema-unusable")
 
 
+def loads(document: bytes) -> Json:
+    """Decode JSON as RFC 8259 defines it for exchange between systems.
+
+    Python's own decoder also reads UTF-16, UTF-32, a byte order mark, ``NaN`` and repeated keys. Another reader of the
+    same text could then see other values. Raises ValueError if the document is invalid, and RecursionError if it is
+    nested too deeply.
+    """
+    text = document.decode()
+    if text.startswith("\ufeff"):
+        raise ValueError("it begins with a byte order mark")
+    return json.loads(text, object_pairs_hook=_object, parse_float=_finite, parse_constant=_finite)
+
+
 def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """Two members of one name are no mistake to Python: it drops the first, and with it perhaps a property."""
     found = dict(pairs)
@@ -147,8 +162,11 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return found
 
 
-def _no_number(text: str) -> Json:
-    raise ValueError(f"{text} is no JSON")
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number in JSON")
+    return number
 
 
 def _nodes(node: Json) -> Iterator[dict[str, Json]]:

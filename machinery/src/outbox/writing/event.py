@@ -104,12 +104,8 @@ def declared(_named: str | None) -> Catalog:
 def _row(event: Event, known: Catalog) -> dict[str, Any]:
     schema = known.schema(event.aggregatetype, event.type, event.schema_version)
     if schema.is_deprecated:
-        file = known.file(event.aggregatetype, event.type, event.schema_version)
-        raise Failure(
-            f"event {schema.name} is deprecated",
-            f'write a newer version of it, or remove "deprecated" from {file}',
-            code="event-deprecated",
-        )
+        remedy = f'write a newer version of it, or remove "deprecated" from {known.folder / schema.file}'
+        raise Failure(f"event {schema.name} is deprecated", remedy, code="event-deprecated")
     for name in ("aggregateid", "traceparent"):
         if len(str(getattr(event, name)).encode(errors="replace")) > KEY_MAX_BYTES:
             raise _invalid(schema, f"its {name} has more than {KEY_MAX_BYTES} bytes")

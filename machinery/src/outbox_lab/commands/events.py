@@ -18,8 +18,8 @@ from outbox.commands import table
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.schema import Column, EventSchema
-from outbox_lab.events import consumers
-from outbox_lab.events.consumers import Consumers
+from outbox_lab.events import checks
+from outbox_lab.events.checks import Consumers
 
 # What SQL reads without quotes, and the columns that each table has beside those of events.
 BARE = re.compile(r"(?!offset\Z)[a-z_][a-z0-9_]*")
@@ -42,7 +42,7 @@ def events(context: click.Context, as_json: bool) -> None:
         return
     settings = load()
     known = catalog.of_project(settings)
-    found = consumers.of_project(settings, known)
+    found = checks.consumers(settings, known)
     rows = [
         _row(aggregate, versions, found)
         for aggregate in known.aggregates.values()
@@ -68,7 +68,7 @@ def check(published: str | None, as_json: bool) -> None:
       rule, property (empty if it is not one), message,
       file (in the folder of events, `sink NAME`, or the module of typed payloads)
     """
-    from outbox_lab.events import compatibility, examples, payloads, revision  # which the list does not need
+    from outbox_lab.events import compatibility, payloads, revision  # which the list does not need
 
     # The topics' names of the project, wherever this runs: the revision knows no environment.
     settings = load(environment=False, topic_prefix=project.current().topic_prefix)
@@ -77,8 +77,8 @@ def check(published: str | None, as_json: bool) -> None:
     if published is not None:
         before = revision.published(project.current(), published, settings.topic_partitions)
         edits = compatibility.compare(before, known)
-    of_sinks, note = consumers.examine(settings)
-    found = examples.check(known) + payloads.check(project.current(), known) + edits + of_sinks
+    of_sinks, note = checks.sinks(settings)
+    found = checks.examples(known) + payloads.check(project.current(), known) + edits + of_sinks
     if note:
         click.echo(f"note: {note}", err=True)
     if as_json:

@@ -72,44 +72,28 @@ class Registry:
 
         A registry makes no new version of a schema that the subject has already.
         """
+        path, content = f"{self.url}/subjects/{subject}/versions", {"schemaType": "JSON", "schema": schema}
         try:
-            response = self._session.post(
-                f"{self.url}/subjects/{subject}/versions",
-                json={"schemaType": "JSON", "schema": schema},
-                timeout=REQUEST_TIMEOUT_S,
-                allow_redirects=False,
-            )
+            response = self._session.post(path, json=content, timeout=REQUEST_TIMEOUT_S, allow_redirects=False)
         except requests.Timeout:
             raise self._unavailable(f"no answer in {REQUEST_TIMEOUT_S:g} s") from None
         except requests.RequestException as error:
             raise self._unavailable(_cause(error)) from None
-        if response.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
-            raise Failure(
-                f"the registry {self.url} refuses the login: {response.status_code}",
-                f"set {USER}=NAME:PASSWORD, or {TOKEN}, of a user who may write to {subject}",
-                code="registry-login-refused",
-            )
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        answer = answer if isinstance(answer, dict) else {}
-        if response.status_code >= FROM_SERVER:
-            raise self._unavailable(f"{response.status_code} {_reason(answer)}")
+        status, answer = response.status_code, _answer(response)
+        if status in (requests.codes.unauthorized, requests.codes.forbidden):
+            remedy = f"set {USER}=NAME:PASSWORD, or {TOKEN}, of a user who may write to {subject}"
+            raise Failure(f"the registry {self.url} refuses the login: {status}", remedy, code="registry-login-refused")
+        reason = _line(str(answer.get("message") or "without a reason"))
+        if status >= FROM_SERVER:
+            raise self._unavailable(f"{status} {reason}")
         if ("id" if response.ok else "error_code") not in answer:
-            raise Failure(
-                f"{self.url} answers {response.status_code} as no schema registry does",
-                "name the URL before /subjects: http://HOST:8081, or http://HOST:8080/apis/ccompat/v7 of Apicurio",
-                code="registry-foreign",
-            )
-        return "" if response.ok else _reason(answer)
+            remedy = "name the URL before /subjects: http://HOST:8081, or http://HOST:8080/apis/ccompat/v7 of Apicurio"
+            raise Failure(f"{self.url} answers {status} as no schema registry does", remedy, code="registry-foreign")
+        return "" if response.ok else reason
 
     def _unavailable(self, reason: str) -> Failure:
-        return Failure(
-            f"the registry {self.url} is unavailable: {reason}",
-            "start it, or correct its URL",
-            code="registry-unavailable",
-        )
+        problem = f"the registry {self.url} is unavailable: {reason}"
+        return Failure(problem, "start it, or correct its URL", code="registry-unavailable")
 
 
 def subjects(known: Catalog) -> dict[str, str]:
@@ -124,8 +108,13 @@ def subjects(known: Catalog) -> dict[str, str]:
     }
 
 
-def _reason(answer: Mapping[str, Any]) -> str:
-    return _line(str(answer.get("message") or "without a reason"))
+def _answer(response: requests.Response) -> Mapping[str, Any]:
+    """The JSON object of a response; empty if it has no such content."""
+    try:
+        content = response.json()
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _line(text: str) -> str:

@@ -14,8 +14,8 @@ from outbox.events import catalog, upcasting
 from outbox.events.catalog import Aggregate
 from outbox.events.schema import Column, EventSchema
 from outbox_lab.events.payloads import class_name
-from outbox_lab.new import history, properties
-from outbox_lab.new.change import Change, next_steps, render, shown
+from outbox_lab.new import properties
+from outbox_lab.new.change import Change, following, next_steps, render, shown
 from outbox_lab.new.properties import Property, unusable
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -58,9 +58,9 @@ def aggregate(
     made = change.declared(settings).aggregates[name]
     if table is not None:
         properties.require_word("table", table)
-        following = history.following("source", table, f"source_{table}")
+        migration = following("source", table, f"source_{table}")
         columns = merged(made.schemas, {made.key, version}) + status_columns(status)
-        more = {"migration": following, "number": following.number, "columns": columns, "key_type": key_type(made)}
+        more = {"migration": migration, "number": migration.number, "columns": columns, "key_type": key_type(made)}
         change.new |= render("table", {**values, **more})
     more = {"topic": made.topic, "class_name": class_name(made.events[types[0]][1])}
     change.next_steps = next_steps("aggregate", {**values, **more})

@@ -19,8 +19,8 @@ from outbox.base.settings import Settings
 from outbox.events import catalog
 from outbox.events.catalog import Aggregate, Wanted
 from outbox.sink import discovery
-from outbox_lab.new import history, properties
-from outbox_lab.new.change import Change, next_steps, quoted, render
+from outbox_lab.new import properties
+from outbox_lab.new.change import Change, following, next_steps, quoted, render, view_columns
 from outbox_lab.new.properties import unusable
 from outbox_lab.new.schemas import OCCURRED_AT, key_type, merged, status_columns
 
@@ -74,7 +74,7 @@ def sink(settings: Settings, wish: Wish) -> Change:
     values |= _columns(wish, kind, aggregates, wanted, is_whole=is_whole)
     if kind != "lakehouse":
         properties.require_word("table", values["table"])
-        values["migration"] = history.following("sink", values["table"])
+        values["migration"] = following("sink", values["table"])
         values["number"] = values["migration"].number
     new = {**render("sink", values), **render(kind, values)}
     new |= render("transform", values) if wish.is_transformed else {}
@@ -90,7 +90,7 @@ def _columns(
     """The columns of the events, those that the source has too, and whether it has what the sink keeps."""
     ordering = {"version", *(name for one in aggregates for name in (one.key, one.version))}
     columns = merged((one.schema for one in wanted), () if kind == "lakehouse" else ordering)
-    in_view = history.view_columns(aggregates[0].source)
+    in_view = view_columns(aggregates[0].source)
     types = {column.name: column.type for one in wanted for column in one.schema.columns}
     status = wish.status or ("status" if wish.status is None and "status" in (in_view or {"status"}) else "")
     status = status if kind == "state" and len(wanted) > 1 and status not in types else ""

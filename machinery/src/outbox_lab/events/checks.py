@@ -1,17 +1,21 @@
-"""Whether the examples of the declared events are valid, and whether upcasters bring them to the newer versions.
+"""What `outbox events check` finds in the declarations themselves: examples, upcasters, and the sinks that take them.
 
-An upcaster must be pure: a sink may read an event again after years, and must get the same payload.
+An upcaster must be pure: a sink may read an event again after years, and must get the same payload. A sink may be
+unable to start though each declaration is valid: an upcaster is missing, two events would have one view, or a
+projection cannot be used. Nothing here needs a database.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from outbox.base.errors import Failure
+from outbox.base.settings import Settings
 from outbox.events import upcasting
 from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.schema import EventSchema, Violation
@@ -31,7 +35,7 @@ class Step(NamedTuple):
     new: EventSchema
 
 
-def check(catalog: Catalog) -> list[Finding]:
+def examples(catalog: Catalog) -> list[Finding]:
     """Every example that is not valid, and every upcaster that fails, is not pure, or has no example.
 
     Raises Failure if a file of upcasters cannot be run.
@@ -114,3 +118,64 @@ def _stepped(aggregate: Aggregate, step: Step, payload: dict[str, Any]) -> tuple
 def _decoded(example: Any) -> Any:
     """An example as a reader of its JSON has it."""
     return decode(json.dumps(example).encode())
+
+
+class Consumers(NamedTuple):
+    """The names of the sinks that take each version of an event, and why others are not known."""
+
+    by_version: Mapping[str, Sequence[str]]
+    notes: Sequence[str]
+
+
+def consumers(settings: Settings, known: Catalog) -> Consumers:
+    """The sinks of the project; none, and a note, where they cannot be loaded."""
+    try:
+        from outbox.sink import discovery
+
+        jobs = discovery.jobs(settings)
+    except Exception as error:  # the project's own code, or a library that is not installed beside the service
+        return Consumers({}, [f"the sinks cannot be loaded: {_line(error)}"])
+    by_version: dict[str, list[str]] = {}
+    notes = []
+    for job in jobs:
+        try:
+            wanted = known.wanted(job.events)
+        except Failure as failure:
+            notes.append(f"sink {job.name}: {failure}")
+            continue
+        for schema in [schema for one in wanted for schema, _ in one.accepts.values()]:
+            by_version.setdefault(schema.name, []).append(job.name)
+    return Consumers(by_version, notes)
+
+
+def sinks(settings: Settings) -> tuple[list[Finding], str]:
+    """Every sink that cannot start, or whose personal data cannot be erased; or why no sink is examined."""
+    try:
+        from outbox.sink import discovery
+    except ImportError as error:  # beside a service, the libraries of sinks may not be installed
+        return [], f"the sinks are not checked: {_line(error)}"
+    try:
+        usable, failures = discovery.usable(settings)
+    except Failure as failure:
+        if failure.code == "sinks-package-missing":
+            return [], f"no sinks are checked: {_line(failure)}"
+        return [Finding(failure.code, "sinks", "", _line(failure))], ""
+    except Exception as error:  # the project's own code
+        return [Finding("sinks-unusable", "sinks", "", f"the sinks cannot be loaded: {_line(error)}")], ""
+    found = [_unusable(name, failure) for name, failure in failures.items()]
+    for spec in usable:
+        for topic in () if spec.target.is_elsewhere else spec.decoders:
+            try:
+                spec.erase_files(topic)
+            except Failure as failure:
+                found.append(_unusable(spec.name, failure))
+    return found, ""
+
+
+def _unusable(name: str, failure: Failure) -> Finding:
+    return Finding(failure.code, f"sink {name}", "", str(failure).removeprefix(f"sink {name}: "))
+
+
+def _line(error: Exception) -> str:
+    text = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
