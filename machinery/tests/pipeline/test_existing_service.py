@@ -186,6 +186,7 @@ def records_of(library: Library, key: str) -> list[Record]:
         )
 
 
+@pytest.mark.usefixtures("in_the_service")
 def test_the_service_keeps_what_it_has(migrated: Library) -> None:
     with closing(migrated.connect()) as connection:
         theirs = [name for (name,) in connection.execute(TABLES, ["library"]).fetchall()]
@@ -194,17 +195,8 @@ def test_the_service_keeps_what_it_has(migrated: Library) -> None:
         assert connection.execute(TABLES, ["library_owner"]).fetchall() == [("outbox",), ("outbox_version",)]
         public = connection.execute("SELECT has_database_privilege('public', 'library', 'CONNECT')").fetchone()
         assert public == (True,), "others of its clients may still connect"
-
-
-def test_the_auditor_may_read_what_the_service_grants(migrated: Library) -> None:
-    with closing(migrated.connect()) as connection:
         query = "SELECT has_column_privilege('library_auditor', 'loans_book', %s, 'SELECT')"
         assert [connection.execute(query, [name]).fetchone() for name in ("lent", "title")] == [(True,), (False,)]
-
-
-@pytest.mark.usefixtures("in_the_service")
-def test_the_service_may_write_events_and_not_read_them(migrated: Library) -> None:
-    with closing(migrated.connect()) as connection:
         append(connection, lent())
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("SELECT FROM outbox")

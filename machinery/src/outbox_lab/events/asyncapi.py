@@ -19,7 +19,7 @@ from outbox.events.catalog import Aggregate, Catalog
 from outbox.events.references import MAPS
 from outbox.events.schema import CANONICAL_UUID, PERSONAL, EventSchema
 from outbox.relay import connectors
-from outbox_lab.events.expansion import LISTS, SCHEMAS
+from outbox_lab.events.expansion import mapped
 
 Json = Any
 
@@ -130,29 +130,19 @@ def _draft_7(rule: Json, schema: EventSchema) -> Json:
         return rule
     made: dict[str, Json] = {}
     for keyword, content in rule.items():
-        translated = _content(keyword, content, schema)
+        translated = mapped(keyword, content, lambda one: _draft_7(one, schema))
         if keyword == "items" and "prefixItems" in rule:
             made["additionalItems"] = translated
         elif keyword in ("dependentRequired", "dependentSchemas"):  # draft 7 has one keyword for both
             made.setdefault("dependencies", {}).update(translated)
+        elif keyword == "enum":  # draft 7 wants each value once
+            made["enum"] = list({json.dumps(value, sort_keys=True): value for value in content}.values())
         elif keyword not in ("$schema", "$ref"):
             made[RENAMED.get(keyword) or keyword] = translated
     if "$ref" not in rule:
         return made
     reference = {"$ref": f"#/components/schemas/{schema.name}{_place(rule['$ref'])}"}
     return {**made, "allOf": [*made.get("allOf", []), reference]} if made else reference
-
-
-def _content(keyword: str, content: Json, schema: EventSchema) -> Json:
-    if keyword in SCHEMAS:
-        return _draft_7(content, schema)
-    if keyword in LISTS:
-        return [_draft_7(rule, schema) for rule in content]
-    if keyword in MAPS:
-        return {name: _draft_7(rule, schema) for name, rule in content.items()}
-    if keyword == "enum":  # draft 7 wants each value once
-        return list({json.dumps(value, sort_keys=True): value for value in content}.values())
-    return content
 
 
 def _place(reference: str) -> str:

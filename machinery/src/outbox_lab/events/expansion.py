@@ -6,7 +6,7 @@ members) are the same tree. `outbox_lab.events.compatibility` compares these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from outbox.events.references import MAPS, pointed_at
@@ -44,6 +44,15 @@ def is_annotation(keyword: str) -> bool:
     return keyword in ANNOTATIONS or keyword.startswith("x-")
 
 
+def mapped(keyword: str, content: Json, made_of: Callable[[Json], Json]) -> Json:
+    """The content of a keyword, with what is made of each rule in it."""
+    if keyword in SCHEMAS:
+        return made_of(content)
+    if keyword in LISTS:
+        return [made_of(rule) for rule in content]
+    return {name: made_of(rule) for name, rule in content.items()} if keyword in MAPS else content
+
+
 class _Expansion:
     def __init__(self, document: Mapping[str, Json]) -> None:
         self._document = document
@@ -59,7 +68,7 @@ class _Expansion:
         made: Tree = {}
         for keyword, content in rule.items():
             if keyword != "$ref" and not is_annotation(keyword):
-                made[keyword] = self._content(keyword, content, above)
+                made[keyword] = mapped(keyword, content, lambda one: self.tree(one, above))
         made = {name: content for name, content in made.items() if not _is_idle(name, content)}
         return made if "$ref" not in rule else self._joined(made, rule["$ref"], above)
 
@@ -74,15 +83,6 @@ class _Expansion:
         if not rest.keys() & target.keys() and not DEPENDENT & (rest.keys() | target.keys()):
             return {**target, **rest}
         return {**rest, "allOf": [*rest.get("allOf", []), target]}
-
-    def _content(self, keyword: str, content: Json, above: tuple[str, ...]) -> Json:
-        if keyword in SCHEMAS:
-            return self.tree(content, above)
-        if keyword in LISTS:
-            return [self.tree(rule, above) for rule in content]
-        if keyword in MAPS:
-            return {name: self.tree(rule, above) for name, rule in content.items()}
-        return content
 
 
 def _is_idle(keyword: str, content: Json) -> bool:
