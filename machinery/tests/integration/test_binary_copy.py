@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from decimal import Decimal
 from typing import Any
 
 import hypothesis
@@ -98,6 +99,31 @@ def test_a_table_of_arrow_is_the_same_bytes(rows: Sequence[Row]) -> None:
     except pa.ArrowException:  # a moment of the first or last day of the calendar elsewhere
         hypothesis.reject()
     assert binary.encode_table(table, COLUMNS) == binary.encode(columns, COLUMNS)
+
+
+@hypothesis.settings(deadline=None, max_examples=50)
+@given(
+    scale=st.integers(0, 9),
+    digits=st.lists(st.none() | st.integers(-(10**20), 10**20) | st.integers(-(10**6), 10**6), min_size=1, max_size=5),
+)
+@example(0, [0, None, 9_999, -10_000, 2**63 - 1, -(2**63)])
+@example(3, [-1, 0, 1_000, -12_345_678])
+def test_decimals_of_arrow_arrive_as_they_are(
+    connection: extensions.connection, scale: int, digits: Sequence[int | None]
+) -> None:
+    """Those of 64 bits go another way than others."""
+    numbers = [None if digit is None else Decimal(digit).scaleb(-scale) for digit in digits]
+    columns = {
+        "number": pa.array(range(len(numbers)), pa.int32()),
+        "numeric_column": pa.array(numbers, pa.decimal128(38, scale)),
+    }
+    for some in (pa.table(columns), pa.table(columns).slice(1)):
+        with connection, connection.cursor() as cursor:
+            cursor.execute("TRUNCATE copied")
+            binary.encode_table(some, {"number": "integer", **COLUMNS}).copy(cursor, sql.Identifier("copied"))
+            cursor.execute("SELECT numeric_column::text FROM copied ORDER BY number")
+            found = [text for (text,) in cursor]
+        assert found == [None if number is None else f"{number:f}" for number in some["numeric_column"].to_pylist()]
 
 
 SHORT_UUID = f"{'0' * 6}---{'0' * 4}-{'0' * 4}-{'0' * 4}-{'0' * 12}"  # two hyphens in place of digits

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import binascii
 import struct
+import sys
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -23,15 +25,22 @@ HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 NULL = -1  # as a field's length
 EPOCH, MICROSECOND = datetime(2000, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 EPOCH_DAY = date(2000, 1, 1).toordinal()
-# By the type of a column that is a number in Arrow, since 1970, and in Postgres, since 2000: the type of that number
-# there and here, and what lies between.
-NUMBERS: Mapping[Type, tuple[Type, str, int]] = {
-    "timestamptz": ("bigint", "int64", (EPOCH - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND),
-    "date": ("integer", "int32", EPOCH_DAY - date(1970, 1, 1).toordinal()),
+# By the type of a column that is a number in Arrow: the type of that number there, its format in `array`, and by how
+# much it is less in Postgres, which counts from 2000 on and not from 1970.
+NUMBERS: Mapping[Type, tuple[str, str, int]] = {
+    "bigint": ("int64", "q", 0),
+    "integer": ("int32", "i", 0),
+    "double precision": ("float64", "d", 0),
+    "boolean": ("uint8", "B", 0),
+    "timestamptz": ("int64", "q", (EPOCH - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND),
+    "date": ("int32", "i", EPOCH_DAY - date(1970, 1, 1).toordinal()),
 }
+TABLE_ROWS = 10_000  # of a table, encoded at once, as many as Spark returns at once; a column of Arrow is below 2 GiB
 UUID, UUID_CHARACTERS, HYPHENS = "16s", 36, (8, 13, 18, 23)
+NO_UUID = "00000000-0000-0000-0000-000000000000"  # where a value is NULL
 JSONB_VERSION = b"\1"
 DIGIT, BASE = 4, 10_000  # decimal places in a digit of numeric
+INT64_DIGITS = 5  # that an integer of 64 bits has at most
 NEGATIVE = 0x4000
 EXPONENT = frozenset("eE")
 
@@ -95,15 +104,87 @@ def encode(rows: Columns, types: Mapping[str, Type]) -> Encoded:
 
 
 def encode_table(table: pa.Table, types: Mapping[str, Type]) -> Encoded:
-    """Rows of Arrow's for a binary COPY. Moments and days are numbers there and in Postgres, and stay numbers."""
-    rows, packed_as = dict[str, Sequence[Any]](), dict(types)
-    for name in table.column_names:
-        column = table[name]
-        if types[name] in NUMBERS:
-            packed_as[name], arrow_type, epoch = NUMBERS[types[name]]
-            column = pc.subtract(column.cast(arrow_type), epoch)
-        rows[name] = column.to_pylist()
-    return encode(rows, packed_as)
+    """Rows of Arrow's for a binary COPY, by columns: a sixth of the time that `encode` takes. Decimals may be decimals.
+
+    Raises ValueError if a value is not of its column's type.
+    """
+    pieces, count = list[bytes](), struct.pack(">h", table.num_columns)
+    for rows in table.to_batches(TABLE_ROWS):
+        contents = [_contents(types[name], rows[name]) for name in table.column_names]
+        fields = chain.from_iterable(zip(map(_lengths, contents), contents, strict=True))
+        pieces.append(_bytes(pc.binary_join_element_wise(count, *fields, b"", null_handling="replace")))
+    return Encoded((*table.column_names,), pieces)
+
+
+def _contents(type_: Type, column: pa.Array) -> pa.Array:
+    """The values of a column as Postgres takes them, without their lengths."""
+    if type_ in NUMBERS:
+        arrow_type, form, epoch = NUMBERS[type_]
+        numbers = column.cast(arrow_type)
+        return _big_endian(pc.subtract(numbers, pa.scalar(epoch, numbers.type)) if epoch else numbers, form)
+    if type_ == "numeric" and pa.types.is_decimal128(column.type):
+        try:
+            return _decimals(column)
+        except pa.ArrowInvalid:  # more digits
+            column = column.cast(pa.string())
+    if type_ == "numeric":
+        return pa.array([None if text is None else _numeric(text) for text in column.to_pylist()], pa.binary())
+    if type_ == "uuid":
+        texts = column.fill_null(NO_UUID)
+        if not pc.all(pc.equal(pc.binary_length(texts), UUID_CHARACTERS)).as_py():
+            raise ValueError("a value is no UUID")
+        return _of_width(16, _uuid_digits(_bytes(texts)), column)
+    contents = column.cast(pa.binary())
+    return pc.binary_join_element_wise(JSONB_VERSION, contents, b"") if type_ == "jsonb" else contents
+
+
+def _lengths(contents: pa.Array) -> pa.Array | bytes:
+    """What stands before each value; one for all values of the same width."""
+    lengths = pc.binary_length(contents)
+    if not contents.null_count and len(pc.unique(lengths)) == 1:
+        return struct.pack(">i", lengths[0].as_py())
+    return _big_endian(lengths.fill_null(NULL), "i")
+
+
+def _decimals(column: pa.Array) -> pa.Array:
+    """As `_numeric`, for decimals whose digits are an integer of 64 bits. Postgres strips zeros in front."""
+    scale = column.type.scale
+    behind_point = -(-scale // DIGIT)
+    whole = pa.Array.from_buffers(pa.decimal128(38), len(column), column.buffers(), -1, column.offset)
+    numbers = pc.multiply_checked(whole.cast(pa.int64()), 10 ** (behind_point * DIGIT - scale))
+    rest, digits = pc.abs_checked(numbers), list[pa.Array]()
+    for _ in range(INT64_DIGITS):
+        above = pc.divide(rest, BASE)
+        digits.append(_big_endian(pc.subtract(rest, pc.multiply(above, BASE)).cast(pa.int16()), "h"))
+        rest = above
+    first = struct.pack(">Hh", INT64_DIGITS, INT64_DIGITS - 1 - behind_point)
+    signs = pc.if_else(pc.less(numbers, 0), struct.pack(">H", NEGATIVE), bytes(2))
+    return pc.binary_join_element_wise(first, signs, struct.pack(">H", scale), *reversed(digits), b"")
+
+
+def _big_endian(numbers: pa.Array, form: str) -> pa.Array:
+    """The bytes of numbers, which have this format in `array`."""
+    width = struct.calcsize(form)
+    ours = array(form)
+    ours.frombytes(numbers.buffers()[1][numbers.offset * width : (numbers.offset + len(numbers)) * width])
+    if sys.byteorder == "little":
+        ours.byteswap()
+    return _of_width(width, ours.tobytes(), numbers)
+
+
+def _of_width(width: int, contents: bytes, like: pa.Array) -> pa.Array:
+    """Values of one width, one behind the other; NULL where the other column is."""
+    buffers = [None, pa.py_buffer(contents)]
+    values = pa.Array.from_buffers(pa.binary(width), len(like), buffers).cast(pa.binary())
+    return pc.if_else(like.is_valid(), values, None) if like.null_count else values
+
+
+def _bytes(values: pa.Array) -> bytes:
+    """The bytes of all values, one behind the other; NULL has none."""
+    _, offsets, contents = values.buffers()
+    places = memoryview(offsets).cast("i")
+    found: bytes = contents[places[values.offset] : places[values.offset + len(values)]].to_pybytes()
+    return found
 
 
 def _pieces(rows: Columns, types: Mapping[str, Type]) -> Iterable[Iterable[bytes]]:
@@ -136,13 +217,18 @@ def _packed(type_: Type, column: Sequence[Any]) -> Packed:
 
 
 def _uuids(texts: Sequence[str]) -> Packed:
-    text = "".join(texts).encode()
-    if {*map(len, texts)} - {UUID_CHARACTERS} or any(
-        text[place::UUID_CHARACTERS] != b"-" * len(texts) for place in HYPHENS
-    ):
+    if {*map(len, texts)} - {UUID_CHARACTERS}:
         raise ValueError("a value is no UUID")
-    digits = binascii.unhexlify(text.translate(None, b"-"))
+    digits = _uuid_digits("".join(texts).encode())
     return UUID, struct.Struct(UUID * len(texts)).unpack(digits)  # its format is not kept, unlike that of a function
+
+
+def _uuid_digits(text: bytes) -> bytes:
+    """The bytes of UUIDs whose texts are one behind the other."""
+    count = len(text) // UUID_CHARACTERS
+    if any(text[place::UUID_CHARACTERS] != b"-" * count for place in HYPHENS):
+        raise ValueError("a value is no UUID")
+    return binascii.unhexlify(text.translate(None, b"-"))
 
 
 def _numeric(text: str) -> bytes:

@@ -138,8 +138,12 @@ def columns_of(returned: pa.Schema, events: Layout) -> Sequence[Column]:
 
 
 def storable(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Rows that Spark returns as columns of these types. Raises ValueError for a value that a column does not take."""
-    schema = schema_of(types_of(columns))
+    """Rows that Spark returns as columns of these types; decimals stay decimals. Raises ValueError for a value that a
+    column does not take.
+    """
+    wanted = schema_of(types_of(columns))
+    given = rows.select(wanted.names).schema
+    schema = pa.schema([old if pa.types.is_decimal(old.type) else new for old, new in zip(given, wanted, strict=True)])
     found = rows.select(schema.names).cast(schema)
     types = {column.name: column.type for column in columns}
     for name in schema.names:
@@ -148,7 +152,7 @@ def storable(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
             if values.type == pa.string():
                 values.cast(pa.binary()).cast(pa.string())  # a string of Spark may be no UTF-8
             check = CHECKS.get(types[name]) if name in types else None
-            if check is not None and not pa.types.is_decimal(rows[name].type):
+            if check is not None and not pa.types.is_decimal(values.type):
                 check(values)
         except ValueError as error:
             raise ValueError(f"column {name}: {error}") from None
