@@ -33,7 +33,6 @@ from bench import (
     check,
     clients,
     cluster,
-    drivers,
     handle,
     idle,
     jdbc,
@@ -136,7 +135,7 @@ def append_events(rounds: int, transfers: int) -> None:
             compared = [append.measure(make, transfers) for _ in range(rounds)]
     found = {"validated": [one[True] for one in compared], "not validated": [one[False] for one in compared]}
     for side, runs in found.items():
-        _print("append", side=side, **append.Transfers(*map(statistics.median, zip(*runs, strict=True)))._asdict())
+        _print("append", side=side, **append.median(runs)._asdict())
     _ratios(found, *append.Transfers._fields)
 
 
@@ -147,14 +146,14 @@ def append_by_drivers(rounds: int, transactions: int) -> None:
     """Append one event a transaction by asyncpg and by psycopg2, in turns."""
     with (
         _stack(["postgres"]) as settings,
-        drivers.asyncpg(settings) as by_asyncpg,
-        drivers.psycopg2(settings) as by_psycopg2,
+        append.asyncpg(settings) as by_asyncpg,
+        append.psycopg2(settings) as by_psycopg2,
     ):
         sides = {"asyncpg": partial(by_asyncpg, transactions), "psycopg2": partial(by_psycopg2, transactions)}
         _in_turns(sides, 1)  # the first transactions of a connection are slow
         found = _in_turns(sides, rounds)
     for side, runs in found.items():
-        _print("drivers", side=side, **append.Transfers(*map(statistics.median, zip(*runs, strict=True)))._asdict())
+        _print("drivers", side=side, **append.median(runs)._asdict())
     _ratios(found, *append.Transfers._fields)
 
 
@@ -283,7 +282,7 @@ def drain_backlog(events: int, rounds: int, busy_cores: int, chosen: Sequence[st
         meter = Meter(events, Stack(settings).part("postgres"))
         plain = sink(settings, SINK, plain=True)
         sides: dict[str, Callable[[], Drain]] = {
-            "spark": lambda: _drain(settings, meter),
+            "spark": partial(_drain, settings, meter),
             "plain": lambda: backlog.drain_with(plain, backlog.applied(settings, SINK), meter),
             "plain on one core": lambda: backlog.drain_on_one_core(plain, backlog.applied(settings, SINK), meter),
             "by hand": lambda: backlog.drain_here(meter, by_hand.drain(settings, SINK, BATCH_EVENTS)),
@@ -316,8 +315,13 @@ def drain_on_versions(version: int, events: int, rounds: int) -> None:
     _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
 
 
-def _drain(settings: Settings, meter: Meter) -> Drain:
-    return backlog.drain_with(sink(settings, SINK), backlog.applied(settings, SINK), meter)
+def _drain(settings: Settings, meter: Meter, name: str = SINK) -> Drain:
+    return backlog.drain_with(sink(settings, name), backlog.applied(settings, name), meter)
+
+
+def _drain_by_the_book(settings: Settings, meter: Meter, result: str) -> Drain:
+    applied = peers.applied(settings, by_the_book.NAME, result)
+    return backlog.drain_with(peers.ByTheBook(settings, result), applied, meter)
 
 
 @main.command("spans")
@@ -387,10 +391,8 @@ def drain_peers(events: int, rows: int, rounds: int) -> None:
         database = Stack(settings).part("postgres")
         ours, book, sink_connector, row = (Meter(number, database) for number in (events, events, events, rows))
         sides: dict[str, Callable[[], Drain]] = {
-            "spark": lambda: backlog.drain_with(sink(settings, SINK), backlog.applied(settings, SINK), ours),
-            "by the book": lambda: backlog.drain_with(
-                peers.ByTheBook(settings), peers.applied(settings, by_the_book.NAME), book
-            ),
+            "spark": partial(_drain, settings, ours),
+            "by the book": partial(_drain_by_the_book, settings, book, "balances"),
             "JDBC connector": lambda: jdbc.drain(settings, sink_connector),
             "row by row": lambda: backlog.drain_here(row, row_by_row.drain(settings, rows)),
         }
@@ -442,28 +444,17 @@ def drain_with_a_transform(events: int, rounds: int) -> None:
         backlog.produce(settings, events, report=click.echo)
         database, result = Stack(settings).part("postgres"), "turnover"
         meter = Meter(events, database)
-        book = peers.ByTheBook(settings, result)
 
         def empty() -> None:
             backlog.empty(settings, result)
             peers.empty(settings, "balances", result)
 
-        found = _in_turns(
-            {
-                "transform": lambda: backlog.drain_with(
-                    sink(settings, result), backlog.applied(settings, result), meter
-                ),
-                "by the book": lambda: backlog.drain_with(
-                    book, peers.applied(settings, by_the_book.NAME, result), meter
-                ),
-                "no transform": lambda: backlog.drain_with(
-                    sink(settings, SINK), backlog.applied(settings, SINK), meter
-                ),
-            },
-            rounds,
-            "drain",
-            before=empty,
-        )
+        sides: dict[str, Callable[[], Drain]] = {
+            "transform": partial(_drain, settings, meter, result),
+            "by the book": partial(_drain_by_the_book, settings, meter, result),
+            "no transform": partial(_drain, settings, meter),
+        }
+        found = _in_turns(sides, rounds, "drain", before=empty)
     _ratios(found, "per_s", "cpu_s_per_million", "database_cpu_s_per_million")
 
 
@@ -484,7 +475,7 @@ def drain_into_a_lakehouse(events: int, rounds: int) -> None:
             peers.empty_lakehouse(settings)
 
         sides: dict[str, Callable[[], Drain]] = {
-            "lakehouse": lambda: backlog.drain_with(sink(settings, name), backlog.applied(settings, name), meter),
+            "lakehouse": partial(_drain, settings, meter, name),
             "by hand": lambda: backlog.drain_with(hand, nullcontext(hand.merged), meter),
         }
         found = _in_turns(sides, rounds, "drain", before=empty)

@@ -20,8 +20,9 @@ from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 from psycopg2.extensions import connection
 
-from bench import need, peers
+from bench import peers
 from bench.event import event_id, payload, topic, uuid7
+from bench.meter import rarely
 
 POLL_S = 0.005  # often enough for precision, and rarely enough to leave the processor to the chain
 ARRIVAL_TIMEOUT_S = 300.0  # only a chain that hangs takes this long, even for its first event on a busy machine
@@ -117,7 +118,7 @@ class Account:
         self._wait("the record", lambda: self._events[-1] in self._arrived)
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
-        wait_for(what, condition, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S, needs=need.rarely(self._needs))
+        wait_for(what, condition, timeout_s=ARRIVAL_TIMEOUT_S, poll_s=POLL_S, needs=rarely(self._needs))
 
     def latencies(self) -> Latencies:
         """Of all events."""

@@ -11,6 +11,8 @@ import psutil
 from outbox.base.errors import Failure
 from outbox_lab.stack.process import Process
 
+EVERY_S = 1.0
+
 
 class Reading(NamedTuple):
     """The clocks when so many events were applied."""
@@ -87,3 +89,19 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def rarely(need: Callable[[], None]) -> Callable[[], None]:
+    """The condition of a wait, asked a second after this call for the first time, and then once a second.
+
+    To find a process takes some milliseconds of a core, which is more than some of the times that are measured.
+    """
+    due_s = time.monotonic() + EVERY_S
+
+    def ask() -> None:
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            need()
+            due_s = time.monotonic() + EVERY_S
+
+    return ask
