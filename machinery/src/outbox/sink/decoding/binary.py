@@ -104,12 +104,12 @@ def encode(rows: Columns, types: Mapping[str, Type]) -> Encoded:
 
 
 def encode_table(table: pa.Table, types: Mapping[str, Type]) -> Encoded:
-    """Rows of Arrow's for a binary COPY, by columns: a sixth of the time that `encode` takes. Decimals may be decimals.
+    """Rows of Arrow's for a binary COPY, by columns: a third of the time that `encode` takes. Decimals stay decimals.
 
     Raises ValueError if a value is not of its column's type.
     """
     pieces, count = list[bytes](), struct.pack(">h", table.num_columns)
-    for rows in table.to_batches(TABLE_ROWS):
+    for rows in filter(len, table.to_batches(TABLE_ROWS)):
         contents = [_contents(types[name], rows[name]) for name in table.column_names]
         fields = chain.from_iterable(zip(map(_lengths, contents), contents, strict=True))
         pieces.append(_bytes(pc.binary_join_element_wise(count, *fields, b"", null_handling="replace")))
