@@ -14,7 +14,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import cache
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -111,7 +110,8 @@ def encode_table(table: pa.Table, types: Mapping[str, Type]) -> Encoded:
     pieces, count = list[bytes](), struct.pack(">h", table.num_columns)
     for rows in filter(len, table.to_batches(TABLE_ROWS)):
         contents = [_contents(types[name], rows[name]) for name in table.column_names]
-        fields = chain.from_iterable(zip(map(_lengths, contents), contents, strict=True))
+        lengths = [_big_endian(pc.binary_length(content).fill_null(NULL), "i") for content in contents]
+        fields = chain.from_iterable(zip(lengths, contents, strict=True))
         pieces.append(_bytes(pc.binary_join_element_wise(count, *fields, b"", null_handling="replace")))
     return Encoded((*table.column_names,), pieces)
 
@@ -136,14 +136,6 @@ def _contents(type_: Type, column: pa.Array) -> pa.Array:
         return _of_width(16, _uuid_digits(_bytes(texts)), column)
     contents = column.cast(pa.binary())
     return pc.binary_join_element_wise(JSONB_VERSION, contents, b"") if type_ == "jsonb" else contents
-
-
-def _lengths(contents: pa.Array) -> pa.Array | bytes:
-    """What stands before each value; one for all values of the same width."""
-    lengths = pc.binary_length(contents)
-    if not contents.null_count and len(pc.unique(lengths)) == 1:
-        return struct.pack(">i", lengths[0].as_py())
-    return _big_endian(lengths.fill_null(NULL), "i")
 
 
 def _decimals(column: pa.Array) -> pa.Array:
@@ -250,18 +242,9 @@ def _numeric(text: str) -> bytes:
     digits.reverse()
     try:
         sign = NEGATIVE if text[0] == "-" else 0
-        return _numeric_form(count).pack(count, count - 1 - behind_point, sign, scale, *digits)
+        return struct.pack(f">HhHH{count}H", count, count - 1 - behind_point, sign, scale, *digits)
     except struct.error:
         raise ValueError("a number has more digits than Postgres has room for") from None
-
-
-@cache
-def _numeric_form(count: int) -> struct.Struct:
-    return struct.Struct(f">HhHH{count}H")
-
-
-def _as(form: str) -> Callable[[Sequence[Any]], Packed]:
-    return lambda values: (form, values)
 
 
 def _each(function: Callable[[Any], Any], form: str = "") -> Callable[[Sequence[Any]], Packed]:
@@ -271,13 +254,13 @@ def _each(function: Callable[[Any], Any], form: str = "") -> Callable[[Sequence[
 PACKED: Mapping[Type, Callable[[Sequence[Any]], Packed]] = {
     "uuid": _uuids,
     "timestamptz": lambda moments: ("q", [(moment - EPOCH) // MICROSECOND for moment in moments]),
-    "bigint": _as("q"),
-    "integer": _as("i"),
-    "boolean": _as("?"),
-    "double precision": _as("d"),
+    "bigint": lambda values: ("q", values),
+    "integer": lambda values: ("i", values),
+    "boolean": lambda values: ("?", values),
+    "double precision": lambda values: ("d", values),
     "date": _each(lambda day: day.toordinal() - EPOCH_DAY, "i"),
     "numeric": _each(_numeric),
     "text": _each(str.encode),
-    "bytea": _as(""),
+    "bytea": lambda values: ("", values),
     "jsonb": _each(lambda text: JSONB_VERSION + text.encode()),
 }

@@ -35,7 +35,7 @@ from outbox.sink.decoding.layout import (
     TransformedLayout,
 )
 from outbox.sink.decoding.records import Fetch
-from outbox.sink.decoding.values import arrow_types, schema_of, types_of
+from outbox.sink.decoding.values import Type, arrow_types, schema_of, types_of
 from outbox.sink.remembering import fence
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applied
@@ -141,19 +141,20 @@ def storable(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
     """Rows that Spark returns as columns of these types; decimals stay decimals. Raises ValueError for a value that a
     column does not take.
     """
-    wanted = schema_of(types_of(columns))
-    given = rows.select(wanted.names).schema
-    schema = pa.schema([old if pa.types.is_decimal(old.type) else new for old, new in zip(given, wanted, strict=True)])
-    found = rows.select(schema.names).cast(schema)
-    types = {column.name: column.type for column in columns}
-    for name in schema.names:
+    types = types_of(columns)
+    rows, wanted = rows.select([*types]), schema_of(types)
+    found = rows.cast(
+        pa.schema(
+            [ours if pa.types.is_decimal(ours.type) else new for ours, new in zip(rows.schema, wanted, strict=True)]
+        )
+    )
+    for name, type_ in types.items():
         values = found[name].drop_null()
         try:
             if values.type == pa.string():
                 values.cast(pa.binary()).cast(pa.string())  # a string of Spark may be no UTF-8
-            check = CHECKS.get(types[name]) if name in types else None
-            if check is not None and not pa.types.is_decimal(values.type):
-                check(values)
+            if type_ in CHECKS and name not in PLACE and not pa.types.is_decimal(values.type):
+                CHECKS[type_](values)
         except ValueError as error:
             raise ValueError(f"column {name}: {error}") from None
     return found
@@ -251,7 +252,7 @@ def _times(values: pa.ChunkedArray) -> None:
         raise ValueError("a time is before the year 1 or after the year 9999")
 
 
-CHECKS: Mapping[SqlType, Callable[[pa.ChunkedArray], None]] = {
+CHECKS: Mapping[Type, Callable[[pa.ChunkedArray], None]] = {
     "text": _texts,
     "jsonb": _documents,
     "uuid": _uuids,
@@ -269,15 +270,6 @@ def sql_type(returned: pa.DataType) -> SqlType | None:
 @cache
 def _sql_types() -> Mapping[pa.DataType, SqlType]:
     """The type of a column in SQL, by its type in Arrow."""
-    return {
-        pa.string(): "text",
-        pa.int8(): "bigint",
-        pa.int16(): "bigint",
-        pa.int32(): "bigint",
-        pa.int64(): "bigint",
-        pa.float32(): "double precision",
-        pa.float64(): "double precision",
-        pa.bool_(): "boolean",
-        pa.timestamp("us", tz="UTC"): "timestamptz",
-        pa.date32(): "date",
-    }
+    names: Sequence[SqlType] = ("text", "bigint", "double precision", "boolean", "timestamptz", "date")
+    narrow: Mapping[pa.DataType, SqlType] = {**dict.fromkeys((pa.int8(), pa.int16(), pa.int32()), "bigint")}
+    return {arrow_types()[name]: name for name in names} | {**narrow, pa.float32(): "double precision"}
