@@ -38,12 +38,19 @@ RESENT = 3  # events that a killed worker sends again without exactly-once
 # The story -----------------------------------------------------------------------------------------------------------
 
 
-class Model(Chain):
-    """A chain whose every part is right, unless a test says otherwise. Keys are ``a`` and ``b``."""
+def nothing(*_: object, **__: object) -> None:
+    """Do nothing."""
+
+
+class Model:
+    """A chain, and every part of it: all right unless a test says otherwise. Keys are ``a`` and ``b``."""
+
+    name = "model"
+    require_running = pid = restore = wait_replayed = close = nothing
 
     def __init__(self, settings: Settings, history: int = 0) -> None:
         """``history``: events that were there before, each sent twice, so that the naive sink has drifted."""
-        self._settings = settings
+        self.settings = settings
         self.events = self.duplicates = self.skipped = self.lost = 0
         self.unread = 0  # duplicates of events that no sink reads
         self.totals = {"a": Decimal(0), "b": Decimal(0)}
@@ -51,19 +58,11 @@ class Model(Chain):
         self.drift = {RIGHT: {"a": Decimal(0)}, NAIVE: {"a": Decimal(0), "b": Decimal(0)}}
         self.exactly_once = self.requested = False
         self.resends_with_exactly_once, self.right_skips = 0, True
-        self.restored = 0
         self.is_killed = self.is_frozen = False
-        self.worker = self.sinks = self.service = self  # type: ignore[assignment]
-        self.name = "model"
+        self.has_fired = True
+        self.worker = self.sinks = self.service = self
         self.write(history)
         self.repeat(history)
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
-
-    def sink_urls(self) -> list[str]:
-        raise AssertionError
 
     def start(self, _: object = None) -> None:
         self.is_killed = False
@@ -79,9 +78,6 @@ class Model(Chain):
         self.request(exactly_once=exactly_once)
         self.start_worker(report)
 
-    def restore(self, _: object) -> None:
-        self.restored += 1
-
     def pause(self) -> None:
         self.is_frozen = True
 
@@ -92,14 +88,16 @@ class Model(Chain):
         self.is_killed = True
         self.repeat(self.resends_with_exactly_once if self.exactly_once else RESENT)
 
-    def pid(self) -> int:
-        return 1
-
     def is_running(self) -> bool:
         return not self.is_killed
 
-    def require_running(self) -> None:
-        pass
+    def kill_in_it(self, burst: Callable[[], None]) -> dict[str, Crash]:
+        """Kill the sinks in the window."""
+        before = self.events
+        burst()
+        self.apply_again(self.events - before)
+        position = 7 if self.has_fired else 6
+        return {RIGHT: Crash(planned_batch=2, committed_batch=1, planned_end=7, position=position)}
 
     def write(self, events: int) -> None:
         self.events += events
@@ -124,26 +122,19 @@ class Model(Chain):
         topic.lost = [str(number) for number in range(self.lost)]
         other = TopicReport("stock.order", records=self.unread)
         other.repeated["order.placed"] = self.unread
-        sinks = [
-            SinkReport(
-                name,
-                [
-                    ComparisonReport(
-                        "totals",
-                        dict(self.totals),
-                        {key: value for key, value in self.drift[name].items() if value},
-                        {key: value for key, value in self.repeated.items() if value},
-                    )
-                ],
-                duplicates=self.skipped if name == RIGHT else 0,
+        sinks = []
+        for name, skipped in ((RIGHT, self.skipped), (NAIVE, 0)):
+            drift, repeated = ({key: one for key, one in of.items() if one} for of in (self.drift[name], self.repeated))
+            sinks.append(
+                SinkReport(name, [ComparisonReport("totals", {**self.totals}, drift, repeated)], duplicates=skipped)
             )
-            for name in (RIGHT, NAIVE)
-        ]
         return Report([topic, other], sinks)
 
 
 class Clients:
     """Clients whose every request writes an event."""
+
+    require_events = nothing
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -163,33 +154,8 @@ class Clients:
         self.run(count)
         return lambda: None
 
-    def require_events(self, needed: int) -> None:
-        pass
-
     def stop(self) -> None:
         self.is_stopped = True
-
-
-class Window:
-    """Kills the sinks where it should."""
-
-    has_fired = True
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-
-    def kill_in_it(self, burst: Callable[[], None]) -> dict[str, Crash]:
-        before = self._model.events
-        burst()
-        self._model.apply_again(self._model.events - before)
-        position = 7 if self.has_fired else 6
-        return {name: Crash(planned_batch=2, committed_batch=1, planned_end=7, position=position) for name in (RIGHT,)}
-
-    def wait_replayed(self, _: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Told(Screen):
@@ -229,12 +195,12 @@ def tell(model: Model, monkeypatch: pytest.MonkeyPatch, naive: str | None = NAIV
     monkeypatch.setattr(story, "lifecycle", SimpleNamespace(status=mode))
     monkeypatch.setattr(story, "Rest", lambda _: SimpleNamespace(restart_task=lambda: None))
     monkeypatch.setattr(story, "Traffic", lambda *_, **__: traffic)
-    monkeypatch.setattr(faults, "Window", lambda *_: Window(model))
+    monkeypatch.setattr(faults, "Window", lambda *_: model)
     monkeypatch.setattr(Story, "published_events", lambda _: next(published))
     monkeypatch.setattr(Story, "unrelayed_events", lambda _: story.BACKLOG_EVENTS)
     told = Told()
     planned: Any = SimpleNamespace(right=RIGHT, naive=naive)
-    one = Story(model, planned, told)
+    one = Story(cast(Chain, model), planned, told)
     try:
         one.play()
     finally:
@@ -315,8 +281,9 @@ def test_a_loss_is_found_and_an_earlier_one_is_not_counted_again(
 
 
 def test_a_fault_that_did_not_fire_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Window, "has_fired", False)
-    assert tell(Model(settings), monkeypatch).broken == {f"sink {RIGHT} was killed in the window"}
+    model = Model(settings)
+    model.has_fired = False
+    assert tell(model, monkeypatch).broken == {f"sink {RIGHT} was killed in the window"}
 
 
 def test_a_naive_sink_that_drifts_by_another_sum_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +311,7 @@ def test_a_step_that_fails_leaves_nothing_frozen(settings: Settings, monkeypatch
 def test_a_workload_of_another_project_is_a_failure(settings: Settings) -> None:
     planned: Any = SimpleNamespace(right="elsewhere", naive=None)
     with raises("sink-unknown", "elsewhere"):
-        Story(Model(settings), planned, Told())
+        Story(cast(Chain, Model(settings)), planned, Told())
 
 
 # Faults leave the sinks running, whatever fails ---------------------------------------------------------------------
