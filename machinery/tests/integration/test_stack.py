@@ -120,13 +120,19 @@ def up(own: Stack) -> Stack:
     return own
 
 
-@pytest.fixture
-def small(home: Path) -> Iterator[Stack]:
-    """A stack of the test's own of which only Postgres runs, because that is quick."""
-    stack = private_stack(home)
-    stack.up(only=["postgres"])
+@pytest.fixture(scope="module")
+def own_postgres(homes: Homes) -> Iterator[Stack]:
+    """A stack to break of which only Postgres runs, because that is quick."""
+    stack = private_stack(homes.new("small"))
     yield stack
     stack.down()
+
+
+@pytest.fixture
+def small(own_postgres: Stack) -> Stack:
+    """That stack with Postgres running, whatever an earlier test did to it."""
+    own_postgres.up(only=["postgres"])
+    return own_postgres
 
 
 # Up ---------------------------------------------------------------------------------------------------------------
