@@ -386,10 +386,8 @@ def test_a_value_is_read_exactly(tmp_path: Path, rule: dict[str, Any], text: str
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        ({"type": "object"}, r'{"a":"\u0000"}'),
         ({"type": "object"}, r'{"\u0000":1}'),
         ({"type": "object"}, r'{"a":"\\\u0000"}'),
-        ({"type": "string", "format": "date-time"}, '"0001-01-01T00:00:00+23:59"'),
         ({"type": "string", "format": "date-time"}, '"9999-12-31T23:59:59-23:59"'),
         ({"$ref": "#/$defs/code"}, r'"EUR\n"'),
     ],
