@@ -132,7 +132,7 @@ def query(settings: Settings, role: Role, statement: str, parameters: object = N
     """Run one statement as a role, on a connection of its own, commit, and return its rows if it has any."""
     with closing(connect(settings, role)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(statement, parameters)  # type: ignore[arg-type]
-        return cursor.fetchall() if cursor.description else []
+        return [] if cursor.description is None else cursor.fetchall()  # a row may have no columns
 
 
 def hang_up(connection: extensions.connection) -> None:
