@@ -167,13 +167,13 @@ def test_killed_in_a_merge_each_event_is_in_the_table_once(
     with running(clustered, *names) as sink:
         wait_caught_up(sink, clustered, names)
         pid, before = sink.pid(), ids(clustered)
+        frozen = [process for worker in workers for process in executors(worker)]
+        assert len(frozen) == len(workers)
         bad = Record(b"key", [], b"no event", 0)
         publisher.send_records(topic_of(clustered), [*(one.record for one in some[MERGED:]), bad])
         wait_for("the letter, which is committed before the MERGE", letters, timeout_s=TIMEOUT_S, poll_s=0.001)
-        frozen = [process for worker in workers for process in executors(worker)]
         for process in frozen:
             process.suspend()
-        assert len(frozen) == len(workers)
         assert ids(clustered) == before, "the MERGE has no tasks that could end"
         if victim == "worker":
             workers[0].kill()
