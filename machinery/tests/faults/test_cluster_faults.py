@@ -10,16 +10,20 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
+import requests
 
+from outbox.base import envfile
 from outbox.base.settings import DOTENV, Settings
 from outbox.base.wait import wait_for
 from outbox.jvm.jars import jars, pyspark_folder
 from outbox.jvm.java import java_home
-from outbox.sink.decoding.records import Record
+from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process
+from outbox_lab.stack.spark import ui_header
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.homes import Homes
@@ -36,13 +40,11 @@ from tests.support.sink_process import (
     wait_applied,
     wait_caught_up,
 )
-from tests.support.topic_reader import topic_of
 
 pytestmark = pytest.mark.cluster
 
 WORKERS = ("spark-worker-1", "spark-worker-2")
 TIMEOUT_S = 300  # twelve JVMs on two cores
-MERGED = 20_000  # events of a batch: its MERGE takes long enough to be found running
 MANY = 60_000  # events: a batch of two tasks, each of which reads for long enough to be found reading
 SECRET = "spark.authenticate.secret"
 ESTABLISHED = psutil.CONN_ESTABLISHED
@@ -152,8 +154,83 @@ def test_a_killed_driver_whose_executor_goes_on_later_loses_nothing(
             sink.kill()
             assert '"applied"' in Submitted(clustered).run(), "by the other worker"
             assert database.totals() == sums(some)
-        wait_for("its executor to end", lambda: not executors(worker), timeout_s=TIMEOUT_S)
+        wait_for("its executor to end", lambda: not has_executor(worker), timeout_s=TIMEOUT_S)
     assert database.totals() == sums(some)
+
+
+# A MERGE -----------------------------------------------------------------------------------------------------------
+
+MERGED = 20_000  # events of a batch: its MERGE takes long enough to be found running
+MERGE = "MERGE operation"  # within the description of each of its jobs
+LOST = "ExecutorLostFailure"
+
+
+class Caught(NamedTuple):
+    """A task of a MERGE, and the executor that runs it."""
+
+    stage: str  # and its attempt: 4/0
+    number: int
+    executor: psutil.Process
+    worker: Process
+
+
+class Driver:
+    """A sink's driver, as its REST interface shows it (https://spark.apache.org/docs/4.1.1/monitoring.html#rest-api)."""
+
+    def __init__(self, clustered: Settings) -> None:
+        assert clustered.spark_properties is not None
+        [port] = ports.choose(0)
+        properties = f"{clustered.spark_properties.read_text()}spark.ui.enabled true\nspark.ui.port {port}\n"
+        file = clustered.home / "with-ui.properties"
+        envfile.write_private(file, properties)
+        self.settings = clustered.replace(spark_properties=file)
+        self._url = f"http://{ports.LOOPBACK}:{port}/api/v1/applications"
+        self._header = ui_header(properties)
+
+    def catch(self, workers: Sequence[Process]) -> Caught:
+        """Wait for a task of a MERGE, and freeze its executor while the task runs."""
+
+        def caught() -> Caught | None:
+            with suppress(requests.RequestException, ValueError):  # it may not answer yet
+                merging = [stage for stage in self._ask("?status=active") if MERGE in stage.get("description", "")]
+                for place in [f"{stage['stageId']}/{stage['attemptId']}" for stage in merging]:
+                    running = (one for one in self._tasks(place) if one["status"] == "RUNNING")
+                    for task in running:
+                        found = Caught(place, task["taskId"], *executor_of(workers, task["executorId"]))
+                        found.executor.suspend()
+                        if not self.end(found):
+                            return found
+                        found.executor.resume()
+            return None
+
+        return wait_for("a task of a MERGE", caught, timeout_s=TIMEOUT_S, poll_s=0.01)
+
+    def end(self, task: Caught) -> str:
+        """How a task has ended: its status and its error. Empty while it runs."""
+        for one in self._tasks(task.stage):
+            if one["taskId"] == task.number and one["status"] != "RUNNING":
+                return f"{one['status']} {one.get('errorMessage', '')}"
+        return ""
+
+    def _tasks(self, stage: str) -> Any:
+        return self._ask(f"/{stage}/taskList?length=1000")
+
+    def _ask(self, path: str) -> Any:
+        """What it says about the stages of its application."""
+        [application] = requests.get(self._url, headers=self._header, timeout=5).json()
+        url = f"{self._url}/{application['id']}/stages{path}"
+        return requests.get(url, headers=self._header, timeout=5).json()
+
+
+def executor_of(workers: Sequence[Process], number: str) -> tuple[psutil.Process, Process]:
+    """An executor, and its worker."""
+    for worker in workers:
+        for process in worker.processes():
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                if "--executor-id" in words and words[words.index("--executor-id") + 1] == number:
+                    return process, worker
+    raise ValueError(f"no executor {number}")
 
 
 @pytest.mark.parametrize("victim", ["worker", "driver"])
@@ -161,30 +238,23 @@ def test_killed_in_a_merge_each_event_is_in_the_table_once(
     victim: str, clustered: Settings, cluster: Stack, publisher: Publisher
 ) -> None:
     cluster.up(only=WORKERS)
-    workers, names = [cluster.part(name) for name in WORKERS], ["lakehouse"]
-    some, letters = publisher.events(2 * MERGED), Database(clustered, *names).dead_letters
+    workers = [cluster.part(name) for name in WORKERS]
+    driver, names = Driver(clustered), ["lakehouse"]
+    some = publisher.events(2 * MERGED)
     publisher.send(some[:MERGED])
-    with running(clustered, *names) as sink:
+    with running(driver.settings, *names) as sink:
         wait_caught_up(sink, clustered, names)
         pid, before = sink.pid(), ids(clustered)
-        frozen = [process for worker in workers for process in executors(worker)]
-        assert len(frozen) == len(workers)
-        bad = Record(b"key", [], b"no event", 0)
-        publisher.send_records(topic_of(clustered), [*(one.record for one in some[MERGED:]), bad])
-        wait_for("the letter, which is committed before the MERGE", letters, timeout_s=TIMEOUT_S, poll_s=0.001)
-        for process in frozen:
-            process.suspend()
-        assert ids(clustered) == before, "the MERGE has no tasks that could end"
+        publisher.send(some[MERGED:])
+        task = driver.catch(workers)
         if victim == "worker":
-            workers[0].kill()
-            for process in executors(workers[1]):
-                process.resume()
+            task.worker.kill()
+            wait_for("the task to be lost", lambda: LOST in driver.end(task), timeout_s=TIMEOUT_S)
             wait_caught_up(sink, clustered, names)
             assert sink.pid() == pid, "the driver goes on"
         else:
             sink.kill()
-            for process in frozen:
-                process.resume()  # it ends: it has no driver any more
+            task.executor.resume()  # it ends: it has no driver any more
             assert ids(clustered) == before, "the MERGE was not committed"
     if victim == "driver":
         done = catch_up_alone(clustered, *names)
@@ -205,14 +275,13 @@ def assert_secret_is_private(settings: Settings, processes: Sequence[psutil.Proc
     assert not any(secret in line for line in lines)
 
 
-def executors(worker: Process) -> list[psutil.Process]:
-    """Those that it runs."""
-    found = []
+def has_executor(worker: Process) -> bool:
+    """Whether it runs one."""
     for process in worker.processes():
         with suppress(psutil.Error):
             if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
-                found.append(process)
-    return found
+                return True
+    return False
 
 
 class Submitted(Process):
