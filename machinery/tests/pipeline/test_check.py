@@ -342,7 +342,7 @@ def test_a_wait_in_vain_reports_how_far_each_topic_and_sink_is(topic: Settings, 
     report = json.loads(done.stdout)
     assert (done.returncode, report["settled"], report["total"]["in_flight"]) == (1, False, 1)
     assert {one["name"]: one["in_flight"] for one in report["sinks"]} == {"dedup": 2}
-    [line] = done.stderr.splitlines()
+    *_, line = done.stderr.splitlines()  # a slow one has said how far it is
     assert f"topic {topic_of(topic)} lacks 1 event" in line
     assert "sink dedup is 2 events behind" in line
 
