@@ -140,7 +140,7 @@ def test_killed_between_its_transactions_it_is_run_again(shared_chain: Settings)
                     prune.prune(shared_chain, keep_hours=0)
             finally:
                 process.kill()
-    sessions = "SELECT FROM pg_stat_activity WHERE usename = %s AND datname = current_database()"
+    sessions = "SELECT 1 FROM pg_stat_activity WHERE usename = %s AND datname = current_database()"
     pruner = shared_chain.role_name(SourceRole.PRUNER)
     wait_for("it to end", lambda: not query(shared_chain, sessions, SourceRole.OWNER, [pruner]), timeout_s=30)
     assert len(ids(shared_chain)) == 2500
