@@ -93,7 +93,7 @@ def test_a_key_is_erased_in_each_sink_and_nothing_else_is(databases: Settings) -
     assert query(databases, letters, SinkRole.OWNER) == [(OTHER,), (OTHER,)]
     for (table,) in query(databases, "SELECT relid::regclass::text FROM pg_stat_user_tables", SinkRole.OWNER):
         of_key = f"FROM {table} AS one WHERE one::text LIKE '%{KEY}%' AND one::text LIKE '%neighbour%'"
-        assert query(databases, f"SELECT {of_key}", SinkRole.OWNER) == [], table
+        assert query(databases, f"SELECT 1 {of_key}", SinkRole.OWNER) == [], table
 
 
 def test_no_delivery_brings_an_erased_key_back(databases: Settings) -> None:
