@@ -115,7 +115,7 @@ def deploy_service(shop: Shop, release: Release) -> None:
     """
     assert all(is_refused(shop.settings, kind) for kind in NEW)
     shown = shop.succeed(release, "migrate")
-    assert all(f"added crate.{kind}" in shown for kind in NEW)
+    assert all(f"crate.{kind}" in shown for kind in NEW), shown
     assert not any(is_refused(shop.settings, kind) for kind in NEW)
     shop.deploy(release)
 
