@@ -6,26 +6,23 @@ with exactly-once comes first, because each switch restarts the worker.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from outbox.audit.doctor import examine
-from outbox.base.database import connect
-from outbox.base.settings import Settings, SourceRole
+from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
-from outbox.kafka import records, topics
+from outbox.kafka import topics
 from outbox.relay import lifecycle, offsets
-from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
-from tests.support.outbox_rows import Row, Writer, ids, insert, row, unfinished_transaction, writing
+from tests.support.outbox_rows import Writer, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed, topic_of
 
 CONTROL_BATCH = 0x20  # in a batch's attributes: https://kafka.apache.org/documentation/#recordbatch
@@ -160,61 +157,3 @@ def test_switching_off_and_on_and_off_under_load_loses_nothing(home_stack: Stack
             start = len(log.read())
             wait_for("it to relay in this mode", lambda: len(log.read()) > start + PROGRESS, timeout_s=60)  # noqa: B023
     assert_nothing_lost(settings, settled(settings))
-
-
-PAYLOAD_BYTES = 900_000
-HEAP_BYTES = int(Connect.heap.removesuffix("m")) << 20
-ROWS = 1 + HEAP_BYTES // PAYLOAD_BYTES
-COPIED_AT_ONCE = 10
-COPY_FIRST = """
-INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
-SELECT aggregatetype, number::text, type, payload
-  FROM outbox, generate_series(%s::int, %s::int) AS number
- WHERE aggregateid = '0'
-"""
-
-
-def large(number: int) -> Row:
-    """A row of a size that is allowed, and that compression does not help with."""
-    return Row("item", f"{number}", "received", json.dumps({"text": os.urandom(PAYLOAD_BYTES // 2).hex()}))
-
-
-def copy_first(settings: Settings, copies: int) -> None:
-    """Write so many more rows like the first. The server makes them, as the client would take longer."""
-    with closing(connect(settings, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
-        owner.autocommit = True
-        cursor.execute("ALTER TABLE outbox ALTER payload SET STORAGE EXTERNAL")  # compressing it is in vain
-        for number in range(1, copies + 1, COPIED_AT_ONCE):
-            cursor.execute(COPY_FIRST, [number, min(number + COPIED_AT_ONCE - 1, copies)])
-
-
-def wait_relayed(settings: Settings, worker: Process, first: dict[int, int]) -> None:
-    """Wait until every row is on the topic behind these offsets. Fails at once if the worker ends."""
-    found: set[bytes] = set()
-
-    def read_on() -> bool:
-        assert worker.is_running(), worker.tail()
-        end = topics.last_stable_offsets(settings, topic_of(settings))
-        for message in records.read(settings, topic_of(settings), {one: (first[one], end[one]) for one in end}):
-            found.add(bytes(dict(message.headers() or [])["id"]))  # type: ignore[arg-type]  # stubs are wider
-        first.update(end)
-        return {name.decode() for name in found} >= set(ids(settings))
-
-    wait_for("the backlog to be relayed", read_on, timeout_s=300)
-
-
-def test_a_backlog_larger_than_the_heap_of_the_worker_is_relayed(home_stack: Stack) -> None:
-    settings = home_stack.settings
-    lifecycle.apply(settings)
-    worker = home_stack.part("connect")
-    worker.stop()
-    insert(settings, large(0))
-    copy_first(settings, ROWS - 1)
-    first = topics.last_stable_offsets(settings, topic_of(settings))
-    worker.start()
-    wait_relayed(settings, worker, first)
-
-    lifecycle.remove(settings, drop_slot=True)
-    first = topics.last_stable_offsets(settings, topic_of(settings))
-    lifecycle.apply(settings)  # a snapshot of all rows
-    wait_relayed(settings, worker, first)
