@@ -117,7 +117,7 @@ def test_declared_events_that_were_not_migrated_or_applied_are_found(
 
 
 def test_unread_and_missing_slots_are_found(shared_chain: Settings) -> None:
-    """It runs last: the connector is gone then."""
+    """This test runs last, because it removes the connector."""
     lifecycle.remove(shared_chain)
     wait_for("the slot to be released", lambda: problems(shared_chain).get("slot") == ["slot-unread"], timeout_s=30)
     assert "connector-not-running" in problems(shared_chain)["connector"]

@@ -121,7 +121,7 @@ def test_no_fault_begins_after_the_deadline(unstarted: testbed.Testbed) -> None:
     ids=["impossible", "missed"],
 )
 def test_a_fault_that_does_not_happen(unstarted: testbed.Testbed, other: Fault, evidence: dict[str, bool]) -> None:
-    """One that could not happen is left out, and one that should have has no evidence."""
+    """A fault that could not happen is left out. A fault that should have happened has no evidence."""
     assert {one.fault: bool(one.evidence) for one in broken(unstarted, QUICK, other).injections} == evidence
 
 

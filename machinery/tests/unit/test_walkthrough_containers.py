@@ -178,7 +178,7 @@ def test_one_walkthrough_runs_at_a_time(settings: Settings, shared: Path) -> Non
 
 @pytest.fixture
 def calls(shared: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is asked of Connect, and what the file of the mode says then."""
+    """Calls of Connect, each with the content of the mode's file at that moment."""
     made, file = list[tuple[str, str]](), shared / containers.MODE_FILE
 
     def note(what: str) -> None:

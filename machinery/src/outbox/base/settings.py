@@ -466,7 +466,7 @@ def _converted(value: Any, kind: Any) -> Any:
 
 
 def _login_problems(settings: Settings) -> Iterator[str]:
-    """What the login at Kafka lacks, or has in vain: a client without SASL would leave a name out, and say nothing."""
+    """Settings of the Kafka login that are missing or useless: a client without SASL ignores a name silently."""
     protocol = settings.kafka_security_protocol
     mechanism = settings.kafka_sasl_mechanism if protocol.startswith("SASL") else ""
     who = f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol}" + (f" with {mechanism}" if mechanism else "")
