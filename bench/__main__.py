@@ -171,7 +171,7 @@ def relay_backlog(events: int, rounds: int) -> None:
         sides: dict[str, Callable[[], Drain]] = {
             "exactly-once": lambda: relay.relay(settings, ours, events, report=click.echo),
             "at-least-once": lambda: relay.relay(at_least_once, without, events, report=click.echo),
-            "defaults": lambda: relay.relay(at_least_once, defaults, events, report=click.echo),
+            "defaults": lambda: relay.relay(at_least_once, defaults, events, click.echo, relay.DefaultWorker),
             "polling": lambda: relay.poll(settings, events),
         }
         found = _in_turns(sides, rounds, "relay")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.relay import lifecycle
 from outbox.relay.connectors import Connector
+from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 
@@ -41,6 +42,7 @@ TUNED = {
     "snapshot.fetch.size",
     "snapshot.select.statement.overrides",
 }
+KAFKA_BATCH_BYTES = 16_384  # a producer's default; the file of our worker sets more
 # A million events of a thousand accounts, with amounts that add up from zero.
 WRITE = """
 DO $$
@@ -66,8 +68,21 @@ def with_defaults(connector: Connector) -> Connector:
     return replace(connector, config={name: value for name, value in connector.config.items() if name not in TUNED})
 
 
-def relay(settings: Settings, one: Connector, events: int, report: Callable[[str], None]) -> Drain:
-    """Stop Connect, write so many events, start Connect as the settings say, and measure until all are on the topic.
+class DefaultWorker(Connect):
+    """Our worker, but the producers of its tasks have Kafka's defaults."""
+
+    def properties(self) -> Mapping[str, str]:
+        return {**super().properties(), "producer.batch.size": str(KAFKA_BATCH_BYTES)}
+
+
+def relay(
+    settings: Settings,
+    one: Connector,
+    events: int,
+    report: Callable[[str], None],
+    worker_of: Callable[[Settings], Process] = Connect,
+) -> Drain:
+    """Stop Connect, write so many events, start a worker as the settings say, and measure until all are on the topic.
 
     ``one`` is the outbox's connector. Offsets of the topic are counted; up to one in a hundred of them is the marker of
     a transaction of Connect.
@@ -75,7 +90,7 @@ def relay(settings: Settings, one: Connector, events: int, report: Callable[[str
     stack = Stack(settings)
     stack.up(["connect"], report=report)
     lifecycle.apply(settings, one)
-    worker, broker, database = (stack.part(name) for name in ("connect", "kafka", "postgres"))
+    worker, broker, database = worker_of(settings), stack.part("kafka"), stack.part("postgres")
     _relay_some(settings, worker)
     worker.stop()
     _empty(settings)
