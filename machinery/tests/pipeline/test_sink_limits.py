@@ -18,11 +18,12 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from outbox.base.settings import Settings
+from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.records import Part
 from outbox.sink import discovery
-from outbox.sink.decoding.batch import Batch, Returned
+from outbox.sink.decoding.batch import Batch, Chunking, Returned
 from outbox.sink.spark import reader
 from tests.support.made_events import DAY_MS, MAIN, NOW_MS, TOPIC, uuid7
 from tests.support.sink_driver import Database
@@ -114,12 +115,11 @@ def read_all(topic: Settings, spark: SparkSession, transform: Any = None) -> lis
     if transform is not None:
         spec = replace(spec, job=replace(spec.job, transform="not:loaded"))
     end = topics.last_stable_offsets(topic, name)
-    rest = Part(name, dict.fromkeys(end, 0), end)
     found: list[Batch] = []
     with closing(reader.Reader(topic, spec, {name: "x"}, transform)) as reading:
-        while rest.count:
-            found.append(reading.read(spark.sparkContext, rest))
-            rest = rest.behind(found[-1].end)
+        waiting = reading.parts([Part(name, dict.fromkeys(end, 0), end)])
+        while waiting:
+            found.append(reading.read(spark, waiting))
     assert all(one.end == following.start for one, following in pairwise(found))
     return found
 
@@ -172,6 +172,34 @@ def test_what_a_transform_returns_counts_too(
     sizes = [batch.returned.rows.nbytes for batch in read_all(topic, spark, Widening()) if batch.returned is not None]
     assert sizes[0] > reader.PART_MAX_BYTES, "nobody knew"
     assert max(sizes[1:]) < 1.1 * reader.PART_MAX_BYTES
+
+
+def test_tasks_read_the_next_part_while_a_transform_runs(
+    topic: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transform that does not return before its next part but one is read."""
+    monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 400)
+    publisher = Publisher(topic)
+    publisher.send(publisher.events(2_000))
+    parts, of_sink = list[str](), reader.ReadTask.of_sink
+
+    def begun(settings: Settings, chunking: Chunking, topic: str, max_bytes: int) -> reader.ReadTask:
+        parts.append(topic)
+        return of_sink(settings, chunking, topic, max_bytes)
+
+    monkeypatch.setattr(reader.ReadTask, "of_sink", begun)
+
+    class Slow(Widening):
+        calls = 0
+
+        def apply_to_many(self, events: pa.Table) -> Returned:
+            self.calls += 1
+            if self.calls == 2:  # before, nobody knows how much fits
+                wait_for("tasks to read the third part", lambda: len(parts) >= 3, timeout_s=TIMEOUT_S)
+            return self.apply(events)
+
+    found = read_all(topic, spark, Slow())
+    assert sum(batch.chunk.count for batch in found) == 2_000
 
 
 def test_ids_of_fifty_years_in_one_batch_are_applied_or_set_aside(topic: Settings) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from pyspark import SparkContext
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from outbox.base.errors import Failure
@@ -202,11 +202,11 @@ def unread_part() -> None:
     patch(reader, PART_MAX_RECORDS=PART_RECORDS)
     read, apply, parts, refused = reader.Reader.read, PostgresWriter.apply, count(1), threading.Event()
 
-    def read_one(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
+    def read_one(self: reader.Reader, spark: SparkSession, waiting: deque[Part]) -> Batch:
         if next(parts) == 2:
             refused.set()
             raise Failure(REFUSED)
-        return read(self, context, part)
+        return read(self, spark, waiting)
 
     def apply_late(self: PostgresWriter, batch: Batch) -> Counts:
         refused.wait(TIMEOUT_S)
@@ -221,12 +221,12 @@ def dropped_records() -> None:
 
     read = reader.Reader.read
 
-    def read_late(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
-        admin = AdminClient(client_config(self._settings))
+    def read_late(self: reader.Reader, spark: SparkSession, waiting: deque[Part]) -> Batch:
+        admin, part = AdminClient(client_config(self._settings)), waiting[0]
         places = [TopicPartition(part.topic, partition, 1) for partition, end in part.end.items() if end]
         for request in admin.delete_records(places).values():
             request.result(TIMEOUT_S)
-        return read(self, context, part)
+        return read(self, spark, waiting)
 
     patch(reader.Reader, read=read_late)
 
@@ -249,9 +249,9 @@ def failure_beside_endless_read() -> None:
     patch(reader, PART_MAX_RECORDS=PART_RECORDS)
     read, close, parts, is_closed = reader.Reader.read, reader.Reader.close, count(1), threading.Event()
 
-    def read_one(self: reader.Reader, context: SparkContext, part: Part) -> Batch:
+    def read_one(self: reader.Reader, spark: SparkSession, waiting: deque[Part]) -> Batch:
         if next(parts) == 1:
-            return read(self, context, part)
+            return read(self, spark, waiting)
         is_closed.wait(TIMEOUT_S)
         raise Closed
 

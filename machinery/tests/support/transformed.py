@@ -45,11 +45,11 @@ def run(
         total = Counts()
         for topic in spec.topics:
             end, stored = topics.last_stable_offsets(settings, topic), writer.positions(topic, ids[topic])
-            part = Part(topic, dict.fromkeys(end, 0) | ({} if from_start else stored), end)
-            while part.count:
-                batch = reader.read(spark.sparkContext, part)
+            start = dict.fromkeys(end, 0) | ({} if from_start else stored)
+            waiting = reader.parts([Part(topic, start, end)])
+            while waiting:
+                batch = reader.read(spark, waiting)
                 total = Counts(*map(sum, zip(total, writer.apply(batch), strict=True)))
-                part = part.behind(batch.end)
         return total
 
 

@@ -203,7 +203,7 @@ class Query(Stream):
     def _apply(self, batch_id: int) -> None:
         """Part by part, each in a transaction of its own; the next one is read meanwhile."""
         end = self._checkpoint.end(batch_id)
-        waiting = deque(self._reader.parts(_of_topics(self._next, end)))
+        waiting = self._reader.parts(_of_topics(self._next, end))
         if not waiting:
             self._last_batch, self._next = batch_id, end
             return
@@ -225,14 +225,10 @@ class Query(Stream):
             self._last_batch, self._next = batch_id, end
 
     def read_part(self, waiting: deque[Part]) -> tuple[Batch, float]:
-        """The first of these parts, and the seconds that it took. What did not fit into memory waits on."""
+        """The first of these parts, or what fits into memory of it, and the seconds that it took."""
         began = time.monotonic()
-        part = waiting.popleft()
-        batch = self._reader.read(self._spark.sparkContext, part)
+        batch = self._reader.read(self._spark, waiting)
         self._guard.progress()
-        rest = part.behind(batch.end)
-        if rest.count:
-            waiting.appendleft(rest)
         return batch, time.monotonic() - began
 
     def _spark_error(self) -> str | None:

@@ -43,8 +43,14 @@ from outbox.sink.spec import SinkSpec, Transformed, function_of, unusable
 from outbox.sink.writer import Applier
 
 TOPIC = "outbox_topic"  # no property has this name
-# For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself.
-SMALL = {**FEW_ROWS, "spark.sql.adaptive.enabled": "false"}
+# For small batches. Adaptive execution plans again after each stage, which takes longer than the query itself; so does
+# a second task.
+SMALL = {
+    **FEW_ROWS,
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.sql.shuffle.partitions": "1",
+}
 # For parts of large ones: Spark would make rows of less than 48 MB in its driver, and send each row to a task again. So
 # tasks get what they get of more: Arrow's batches.
 LARGE = {"spark.sql.execution.arrow.localRelationThreshold": "0"}
@@ -69,6 +75,7 @@ class Transform:
         self._schema = frame_schema(spec.layout)
         # Each has Spark's own settings beside ours, as the adopter knows them.
         self._large, self._small = _session(spark, LARGE), _session(spark, SMALL)
+        self._tasks = spark.sparkContext.defaultParallelism
         self.returned = self._returned_schema()
         """The place of each event, and the columns that it returns."""
 
@@ -103,7 +110,10 @@ class Transform:
         return Returned(self._rows(events, self._large)) if events.num_rows else self.apply(events)
 
     def _rows(self, events: pa.Table, session: SparkSession) -> pa.Table:
-        returned = self._returned(session.createDataFrame(events, self._schema))
+        frame = session.createDataFrame(events, self._schema)
+        if session is self._large:  # otherwise each of Arrow's batches is a task
+            frame = frame.coalesce(self._tasks)
+        returned = self._returned(frame)
         with self._errors():
             rows = returned.toArrow()
         try:
