@@ -1,5 +1,7 @@
 """`outbox sink` with a fault that nobody can cause from outside: the first argument names it, the others are outbox's.
 
+    python -m tests.support.faulty_sink FAULT[:PARAMETER…] sink --plain copies
+
 Everything else of the process is the product's.
 """
 
@@ -9,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -18,8 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -27,7 +28,7 @@ from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.base.wait import wait_for
 from outbox.cli import main
-from outbox.kafka.clients import client_config
+from outbox.kafka import transactions
 from outbox.kafka.follower import Closed
 from outbox.kafka.records import Part
 from outbox.sink import discovery
@@ -35,12 +36,12 @@ from outbox.sink.applying.function import FunctionTarget
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.remembering import fence
-from outbox.sink.running import query, stream, supervisor, watchdog
+from outbox.sink.running import plain, query, stream, supervisor, watchdog
 from outbox.sink.running.checkpoint import Checkpoint
 from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec
 from outbox.sink.writer import Counts
-from tests.support import topic_sinks
+from tests.support.topic_reader import drop_records
 
 TIMEOUT_S = 60
 REFUSED = "refused by the fault"
@@ -126,7 +127,37 @@ def transformed() -> None:
 
 def topic_targets() -> None:
     """The sinks are those that write to topics."""
+    from tests.support import topic_sinks
+
     patch(discovery, jobs=topic_sinks.jobs)
+
+
+def signal_in_transaction(step: str, which: str, number: str) -> None:
+    """A signal hits the process, whose sinks write to topics, behind this step of the transaction of this number."""
+    from tests.support import topic_sinks
+
+    is_behind_records = step == "produce"  # behind all of them, before the next step
+    name = "send_offsets_to_transaction" if is_behind_records else step
+    take, numbers = getattr(Producer, name), Counter[Producer]()
+
+    def hit(producer: Producer) -> None:
+        numbers[producer] += 1
+        if numbers[producer] == int(number):
+            print(topic_sinks.FIRED, file=sys.stderr, flush=True)  # noqa: T201
+            # To this thread: with a stop of the process alone, it would go on until another thread has taken that.
+            signal.pthread_kill(threading.get_ident(), signal.Signals[which])
+
+    def take_and_hit(self: Producer, *arguments: Any) -> None:
+        if is_behind_records:
+            self.flush(TIMEOUT_S)
+            hit(self)
+        take(self, *arguments)
+        if not is_behind_records:
+            hit(self)
+
+    topic_targets()
+    patch(transactions, Producer=type("Hit", (Producer,), {name: take_and_hit}))
+    patch(plain, PART_MAX_RECORDS=topic_sinks.PART_RECORDS)
 
 
 def endless_transform() -> None:
@@ -218,14 +249,12 @@ def unread_part() -> None:
 
 def dropped_records() -> None:
     """The topic drops its first records between the plan of a batch and the read."""
-
     read = reader.Reader.read
 
     def read_late(self: reader.Reader, spark: SparkSession, waiting: deque[Part]) -> Batch:
-        admin, part = AdminClient(client_config(self._settings)), waiting[0]
-        places = [TopicPartition(part.topic, partition, 1) for partition, end in part.end.items() if end]
-        for request in admin.delete_records(places).values():
-            request.result(TIMEOUT_S)
+        part = waiting[0]
+        for partition in (partition for partition, end in part.end.items() if end):
+            drop_records(self._settings, part.topic, 1, partition)
         return read(self, spark, waiting)
 
     patch(reader.Reader, read=read_late)
@@ -314,5 +343,6 @@ def patch(owner: object, **attributes: object) -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv.pop(1)]()
+    fault, *parameters = sys.argv.pop(1).split(":")
+    globals()[fault](*parameters)
     main()
