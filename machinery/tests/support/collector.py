@@ -6,45 +6,36 @@ import gzip
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 Value = str | int | bool | float
 
 
-@dataclass(frozen=True)
-class Link:
-    """A link of a span: the place of the other span, as `Span.place`, and attributes."""
-
-    place: str
+class Link(NamedTuple):
+    place: str  # of the other span
     attributes: Mapping[str, Value]
 
 
-@dataclass(frozen=True)
-class Span:
-    """A span as it was exported, with the name of its service. ``parent`` is empty for the first of a trace."""
+class Span(NamedTuple):
+    """A span as it was exported."""
 
     service: str
     name: str
     kind: int
     trace_id: str
     id: str
-    parent: str
+    parent: str  # empty for the first of a trace
     failed: bool
     attributes: Mapping[str, Value]
     links: list[Link]
-
-    @property
-    def place(self) -> str:
-        """A traceparent of the span, without the flags: OTLP has none of them."""
-        return f"00-{self.trace_id}-{self.id}"
+    place: str  # its traceparent, without the flags: OTLP has none of them
 
 
 class Collector:
-    """The spans that were exported by now."""
+    """What was exported by now."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -61,9 +52,8 @@ def collecting() -> Iterator[Collector]:
             content = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 content = gzip.decompress(content)
-            request = ExportTraceServiceRequest.FromString(content)
             collector.paths.add(self.path)
-            collector.spans.extend(_spans(request))
+            collector.spans.extend(_spans(ExportTraceServiceRequest.FromString(content)))
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -84,24 +74,25 @@ def collecting() -> Iterator[Collector]:
 
 def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:
     for of_resource in request.resource_spans:
-        service = str(_attributes(of_resource.resource.attributes)["service.name"])
-        for of_scope in of_resource.scope_spans:
-            for span in of_scope.spans:
-                yield Span(
-                    service=service,
-                    name=span.name,
-                    kind=span.kind,
-                    trace_id=span.trace_id.hex(),
-                    id=span.span_id.hex(),
-                    parent=span.parent_span_id.hex(),
-                    failed=span.status.code == span.status.STATUS_CODE_ERROR,
-                    attributes=_attributes(span.attributes),
-                    links=[
-                        Link(f"00-{one.trace_id.hex()}-{one.span_id.hex()}", _attributes(one.attributes))
-                        for one in span.links
-                    ],
-                )
+        service = str(_attributes(of_resource.resource)["service.name"])
+        for span in (span for of_scope in of_resource.scope_spans for span in of_scope.spans):
+            yield Span(
+                service=service,
+                name=span.name,
+                kind=span.kind,
+                trace_id=span.trace_id.hex(),
+                id=span.span_id.hex(),
+                parent=span.parent_span_id.hex(),
+                failed=span.status.code == span.status.STATUS_CODE_ERROR,
+                attributes=_attributes(span),
+                links=[Link(_place(one), _attributes(one)) for one in span.links],
+                place=_place(span),
+            )
 
 
-def _attributes(pairs: Any) -> dict[str, Value]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+def _place(of: Any) -> str:
+    return f"00-{of.trace_id.hex()}-{of.span_id.hex()}"
+
+
+def _attributes(of: Any) -> dict[str, Value]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in of.attributes}

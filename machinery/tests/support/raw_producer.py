@@ -6,6 +6,7 @@ It calls librdkafka, which confluent-kafka has loaded, by way of ctypes.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 
 from confluent_kafka import cimpl
@@ -16,30 +17,7 @@ from tests.support.topic_reader import topic_of
 
 PRODUCER, COPY, ERROR_BYTES, TIMEOUT_MS = 0, 2, 512, 30_000
 TOPIC, PARTITION, VALUE, KEY, FLAGS, HEADER = 1, 3, 4, 5, 7, 9  # rd_kafka_vtype_t
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("content", ctypes.c_char_p), ("size", ctypes.c_size_t))
-
-
-class _Header(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("content", ctypes.c_char_p), ("size", ctypes.c_ssize_t))
-
-
-class _Content(ctypes.Union):
-    _fields_ = (
-        ("text", ctypes.c_char_p),
-        ("number", ctypes.c_int32),
-        ("memory", _Memory),
-        ("header", _Header),
-        ("padding", ctypes.c_char * 64),
-    )
-
-
-class _Argument(ctypes.Structure):
-    """``rd_kafka_vu_t``."""
-
-    _fields_ = (("type", ctypes.c_int), ("content", _Content))
+CONTENT_BYTES = 64  # of an argument, behind its type: rd_kafka_vu_t
 
 
 def produce(settings: Settings, key: bytes, value: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -47,18 +25,22 @@ def produce(settings: Settings, key: bytes, value: bytes, headers: Sequence[tupl
     library = ctypes.CDLL(cimpl.__file__)  # symbols of what it depends on are found too
     for function in (library.rd_kafka_conf_new, library.rd_kafka_new, library.rd_kafka_produceva):
         function.restype = ctypes.c_void_p
+    kept: list[ctypes.Array[ctypes.c_char]] = []  # what an argument points at
+
+    def argument(type_: int, *content: int | bytes) -> bytes:
+        words = b"".join(struct.pack("q", one if isinstance(one, int) else address(one)) for one in content)
+        return struct.pack("q", type_) + words.ljust(CONTENT_BYTES, b"\0")
+
+    def address(content: bytes) -> int:
+        kept.append(ctypes.create_string_buffer(content))
+        return ctypes.addressof(kept[-1])
+
+    arguments = [argument(TOPIC, topic_of(settings).encode()), argument(PARTITION, 0), argument(FLAGS, COPY)]
+    arguments += [argument(KEY, key, len(key)), argument(VALUE, value, len(value))]
+    arguments += [argument(HEADER, name, content, len(content)) for name, content in headers]
     producer = _producer(library, settings)
     try:
-        arguments = [
-            _Argument(TOPIC, _Content(text=topic_of(settings).encode())),
-            _Argument(PARTITION, _Content(number=0)),
-            _Argument(FLAGS, _Content(number=COPY)),
-            _Argument(KEY, _Content(memory=_Memory(key, len(key)))),
-            _Argument(VALUE, _Content(memory=_Memory(value, len(value)))),
-            *(_Argument(HEADER, _Content(header=_Header(*pair, len(pair[1])))) for pair in headers),
-        ]
-        vector = (_Argument * len(arguments))(*arguments)
-        assert not library.rd_kafka_produceva(producer, vector, ctypes.c_size_t(len(arguments)))
+        assert not library.rd_kafka_produceva(producer, b"".join(arguments), ctypes.c_size_t(len(arguments)))
         assert library.rd_kafka_flush(producer, TIMEOUT_MS) == 0
     finally:
         library.rd_kafka_destroy(producer)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.events import catalog
-from outbox.kafka import topics
+from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.relay.connectors import Connector
 from outbox_lab.testing.helpers import query
@@ -29,8 +28,6 @@ def topic_of(settings: Settings, aggregate: str | None = None) -> str:
 
 
 class Record(NamedTuple):
-    """A record of a topic."""
-
     topic: str
     partition: int
     offset: int
@@ -50,49 +47,18 @@ class Log:
 
     def __init__(self, settings: Settings, names: Collection[str] | None = None) -> None:
         self._settings = settings
-        self._names = sorted(catalog.of_project(settings).topics if names is None else names)
         self.records: list[Record] = []
-        self._consumer = Consumer(
-            {
-                **client_config(settings),
-                "group.id": f"test-{uuid.uuid4()}",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": 20,
-                "log_level": 0,
-            }
-        )
-        self._next = {
-            (name, partition): first
-            for name in self._names
-            for partition, first in topics.first_offsets(settings, name).items()
-        }
-        self._consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
+        names = sorted(catalog.of_project(settings).topics if names is None else names)
+        self._next = {name: topics.first_offsets(settings, name) for name in names}
 
     def read(self) -> list[Record]:
         """Everything committed by now."""
-        end = {
-            (name, partition): offset
-            for name in self._names
-            for partition, offset in topics.last_stable_offsets(self._settings, name).items()
-        }
-        while not self._has_reached(end):
-            for message in self._consumer.consume(num_messages=5000, timeout=0.1):
-                if message.error() is not None:
-                    raise KafkaException(message.error())
-                headers: list[tuple[str, Any]] = list(message.headers() or [])  # type: ignore[arg-type]  # never a dict here
-                assert len(dict(headers)) == len(headers), headers
-                self.records.append(
-                    Record(
-                        topic=message.topic() or "",
-                        partition=message.partition() or 0,
-                        offset=message.offset() or 0,
-                        key=_text(message.key()) or "",
-                        value=_text(message.value()) or "",
-                        headers={name: _text(value) for name, value in headers},
-                        timestamp_ms=message.timestamp()[1],
-                    )
-                )
+        for name, first in self._next.items():
+            end = topics.last_stable_offsets(self._settings, name)
+            within = {one: (first.get(one, 0), offset) for one, offset in end.items() if offset > first.get(one, 0)}
+            if within:
+                self.records += map(_record, records.read(self._settings, name, within))
+                first.update(end)
         return self.records
 
     def wait_for(self, wanted: Collection[str], timeout_s: float = 60) -> list[Record]:
@@ -105,13 +71,21 @@ class Log:
         return self.records
 
     def close(self) -> None:
-        self._consumer.close()
+        """Nothing is open between two reads."""
 
-    def _has_reached(self, end: Mapping[tuple[str, int], int]) -> bool:
-        for place in self._consumer.position([TopicPartition(*place) for place in self._next]):
-            known = (place.topic, place.partition)
-            self._next[known] = max(self._next[known], place.offset)
-        return all(self._next[place] >= offset for place, offset in end.items())
+
+def _record(message: Message) -> Record:
+    headers = records.headers_of(message)
+    assert len(dict(headers)) == len(headers), headers
+    return Record(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        key=_text(message.key()) or "",
+        value=_text(message.value()) or "",
+        headers={name: _text(value) for name, value in headers},
+        timestamp_ms=message.timestamp()[1],
+    )
 
 
 def _text(content: str | bytes | None) -> str | None:
