@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +21,16 @@ from outbox.kafka import topics
 from outbox.kafka.clients import client_config
 from outbox.sink import discovery
 from outbox.sink.decoding.records import Record
-from outbox.sink.remembering import fence
 from outbox_lab.stack.command import Command, SinkProcess
 from outbox_lab.testing.command import environment, outbox
+from outbox_lab.walkthrough.faults import Window
 from tests import items
 from tests.support import faulty_sink
 from tests.support.made_events import NOW_MS, Event, nth_key, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, sink_on
 from tests.support.topic_reader import topic_of
-from tests.support.warm_jvm import WarmJvm, WarmSink
+from tests.support.warm_jvm import WarmJvm, WarmSink, importing_tests
 
 RANDOM = Random(11)  # noqa: S311
 TIMEOUT_S = 120
@@ -50,8 +49,7 @@ class FaultySink(WarmSink):
         return [sys.executable, "-m", faulty_sink.__name__, self._fault, *self._arguments]
 
     def env(self) -> Mapping[str, str]:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        return {**super().env(), "PYTHONPATH": path}
+        return {**super().env(), **importing_tests()}
 
 
 class Publisher:
@@ -117,6 +115,7 @@ def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str
 
 
 def _warm_jvm(settings: Settings, names: Sequence[str]) -> WarmJvm:
+    """The JVM for these sinks; other words are ignored."""
     known = discovery.sinks(settings)
     return WarmJvm(settings, with_jars=any(known[name].target.jars for name in names if name in known))
 
@@ -131,32 +130,27 @@ def catch_up_plain(settings: Settings, *names: str) -> subprocess.CompletedProce
     return catch_up_alone(settings, PLAIN, *names)
 
 
-def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """`catch_up_alone` with a fault of `tests.support.faulty_sink`."""
-    return _run_faulty(fault, settings, {}, *sink_arguments(*names), "--until-caught-up")
-
-
 def catch_up_faulty(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """`catch_up` with a fault, in the JVM that the runs share."""
-    jvm = _warm_jvm(settings, names)
-    jvm.start()
-    return _run_faulty(fault, settings, jvm.gateway(), *sink_arguments(*names), "--until-caught-up")
+    """`catch_up` with a fault of `tests.support.faulty_sink`."""
+    return run_faulty(fault, settings, *sink_arguments(*names), "--until-caught-up")
 
 
-def run_faulty(fault: str, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `outbox` with a fault of `tests.support.faulty_sink` to its end, in the JVM that the runs share."""
-    jvm = WarmJvm(settings)
-    jvm.start()
-    return _run_faulty(fault, settings, jvm.gateway(), *arguments)
+def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
+    """`catch_up_alone` with a fault."""
+    return run_faulty(fault, settings, *sink_arguments(*names), "--until-caught-up", is_alone=True)
 
 
-def _run_faulty(
-    fault: str, settings: Settings, variables: Mapping[str, str], *arguments: str
+def run_faulty(
+    fault: str, settings: Settings, *arguments: str, is_alone: bool = False
 ) -> subprocess.CompletedProcess[str]:
+    """Run `outbox` with a fault to its end, in the JVM that the runs share unless it is to be alone."""
+    jvm = _warm_jvm(settings, arguments)
+    if not is_alone:
+        jvm.start()
     return subprocess.run(
         [sys.executable, "-m", faulty_sink.__name__, fault, *arguments],
         cwd=ROOT,
-        env=environment(settings.home, **settings.as_env(), **variables),
+        env=environment(settings.home, **settings.as_env(), **({} if is_alone else jvm.gateway())),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S * timeout_scale(),
@@ -170,7 +164,6 @@ def sink_arguments(*names: str) -> list[str]:
 
 
 def logged(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str, object]]:
-    """The log lines of one kind."""
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     return [line for line in lines if line["event"] == event]
 
@@ -245,25 +238,10 @@ def wait_caught_up(sink: Command, settings: Settings, names: Sequence[str]) -> N
 
     def reached() -> bool:
         assert sink.is_running(), sink.tail()
-        positions = {place: Database(settings, place[0]).positions(place[1]) for place in ends}
-        return all(
-            positions[place].get(partition, 0) >= offset
-            for place, end in ends.items()
-            for partition, offset in end.items()
-        )
+        found = [(end, Database(settings, name).positions(topic)) for (name, topic), end in ends.items()]
+        return all(positions.get(one, 0) >= offset for end, positions in found for one, offset in end.items())
 
     wait_for(f"{', '.join(names)} to have caught up", reached, timeout_s=TIMEOUT_S)
-
-
-def waits(settings: Settings, sink: str) -> bool:
-    """Whether a batch of the sink waits for its lock."""
-    with closing(connect(settings, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
-            f"AND (classid::bigint << 32 | objid::bigint) = {fence.APPLY_KEY}",
-            {"sink": sink},
-        )
-        return cursor.rowcount > 0
 
 
 def kill_between_commits(
@@ -273,23 +251,10 @@ def kill_between_commits(
 
     ``bring`` brings them something to apply. Returns the batch by sink.
     """
-    before = {name: Database(settings, name).positions() for name in names}
-    with closing(connect(settings, SinkRole.WRITER)) as repair, repair, repair.cursor() as cursor:
-        for name in names:
-            fence.lock(cursor, name)  # as a repair command would: the apply waits
-        bring()
-        wait_for("each apply to wait", lambda: all(waits(settings, name) for name in names), timeout_s=TIMEOUT_S)
-        next(process for process in sink.processes() if process.name() == "java").suspend()
-    wait_for(
-        "each to commit",
-        lambda: all(Database(settings, name).positions() != before[name] for name in names),
-        timeout_s=TIMEOUT_S,
-    )
-    batches = {name: newest(settings, name, "offsets") for name in names}
-    sink.kill()
-    for name, batch in batches.items():
-        assert newest(settings, name, "commits") == batch - 1, f"the window of {name} is open"
-    return batches
+    with closing(Window(settings, sink, names)) as window:
+        crashes = window.kill_in_it(bring)
+    assert all(one.fired for one in crashes.values()), crashes
+    return {name: one.planned_batch for name, one in crashes.items()}
 
 
 def newest(settings: Settings, sink: str, log: str) -> int:

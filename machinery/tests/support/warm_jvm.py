@@ -34,6 +34,11 @@ from tests.support.paths import ROOT
 WITH_JARS = "--with-jars"
 
 
+def importing_tests() -> dict[str, str]:
+    """The variable that lets a process in another folder import the tests."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+
+
 class WarmJvm(Process):
     """The JVM of a home folder, and the Python process that started it. Each ends with the other."""
 
@@ -51,8 +56,7 @@ class WarmJvm(Process):
         return [sys.executable, "-m", __name__, self._gateway, *([WITH_JARS] if self._with_jars else [])]
 
     def env(self) -> Mapping[str, str]:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        return {"OUTBOX_HOME": str(self.home), DOTENV: os.devnull, "PYTHONPATH": path}
+        return {"OUTBOX_HOME": str(self.home), DOTENV: os.devnull, **importing_tests()}
 
     def prepare(self) -> None:
         self._gateway.unlink(missing_ok=True)
@@ -65,12 +69,13 @@ class WarmJvm(Process):
         variables: dict[str, str] = json.loads(self._gateway.read_text())
         return variables
 
-    def run(self, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, settings: Settings, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `outbox` to its end, its Spark in this JVM. What the JVM logs meanwhile is added to its stderr."""
         self.start()
         begin = self.log_file.stat().st_size
         try:
-            done = outbox(*arguments, home=settings.home, **settings.as_env(), **self.gateway())
+            given = {**settings.as_env(), **self.gateway(), **variables}
+            done = outbox(*arguments, home=settings.home, **given)
         except BaseException:
             self.kill()
             raise
