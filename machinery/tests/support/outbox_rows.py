@@ -8,10 +8,11 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import NamedTuple
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import NamedTuple, TypeVar
 
 import psycopg2
+from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
 from outbox.base.database import connect
@@ -87,22 +88,37 @@ class Writer(threading.Thread):
 
     def __init__(self, settings: Settings, seed: int, pause_s: float = PAUSE_S, keys: int = 40) -> None:
         super().__init__(name="writer", daemon=True)
-        self._settings = settings
-        self._pause_s = pause_s
-        self._random = random.Random(seed)  # noqa: S311
-        self._keys = [str(uuid.UUID(int=self._random.getrandbits(128))) for _ in range(keys)]
-        self._versions: Counter[str] = Counter()
-        self._halt = threading.Event()
+        print(f"seed of the writer: {seed}")  # noqa: T201
+        self.random = random.Random(seed)  # noqa: S311
+        self.keys = [str(uuid.UUID(int=self.random.getrandbits(128))) for _ in range(keys)]
         self.committed = 0
         self.interruptions = 0
+        self._settings, self._pause_s = settings, pause_s
+        self._versions: Counter[str] = Counter()
+        self._halt = threading.Event()
 
     def run(self) -> None:
         while not self._halt.is_set():
             try:
-                self._write()
+                with closing(connect(self._settings, SourceRole.APP)) as connection:
+                    while not self._halt.is_set():
+                        self.committed += self.write(connection)
+                        self._halt.wait(self._pause_s)
             except (psycopg2.OperationalError, psycopg2.InterfaceError, Failure):
                 self.interruptions += 1
                 self._halt.wait(0.1)
+
+    def write(self, connection: extensions.connection) -> int:
+        """Write some events, and commit. Returns how many."""
+        keys = self.random.choices(self.keys, k=self.random.randint(1, 20))
+        with connection, connection.cursor() as cursor:
+            execute_values(cursor, INSERT, [row(key, version=self.next_version(key)) for key in keys])
+        return len(keys)
+
+    def next_version(self, key: str) -> int:
+        """The version of the next event of a key."""
+        self._versions[key] += 1
+        return self._versions[key]
 
     def halt(self) -> None:
         """End after the transaction under way."""
@@ -110,27 +126,20 @@ class Writer(threading.Thread):
         self.join(60)
         assert not self.is_alive()
 
-    def _write(self) -> None:
-        with closing(connect(self._settings, SourceRole.APP)) as connection, connection.cursor() as cursor:
-            while not self._halt.is_set():
-                rows = []
-                for _ in range(self._random.randint(1, 20)):
-                    key = self._random.choice(self._keys)
-                    self._versions[key] += 1
-                    rows.append(row(key, version=self._versions[key]))
-                execute_values(cursor, INSERT, rows)
-                connection.commit()
-                self.committed += len(rows)
-                self._halt.wait(self._pause_s)
+
+W = TypeVar("W", bound=Writer)
 
 
 @contextmanager
-def writing(settings: Settings, seed: int, pause_s: float = PAUSE_S) -> Iterator[Writer]:
-    """A writer at work, its seed printed. ``pause_s`` is between two transactions."""
-    print(f"seed of the writer: {seed}")  # noqa: T201
-    writer = Writer(settings, seed, pause_s)
+def at_work(writer: W) -> Iterator[W]:
+    """A writer at work until the end of the block."""
     writer.start()
     try:
         yield writer
     finally:
         writer.halt()
+
+
+def writing(settings: Settings, seed: int, pause_s: float = PAUSE_S) -> AbstractContextManager[Writer]:
+    """A writer at work, its seed printed. ``pause_s`` is between two transactions."""
+    return at_work(Writer(settings, seed, pause_s))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,14 +27,15 @@ from outbox.writing.event import Event
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.helpers import query
 from tests.support.declared import Events
-from tests.support.outbox_rows import Writer, ids
+from tests.support.outbox_rows import Writer, at_work
 from tests.support.sink_driver import Database
 from tests.support.sink_process import TIMEOUT_S, sink_arguments, within
 from tests.support.suite import DOMAIN
-from tests.support.topic_reader import Log, delete_topics
+from tests.support.topic_reader import delete_topics, relayed
 from tests.support.warm_jvm import WarmJvm, WarmSink
 
 AGGREGATE = "crate"
+OF_DOMAIN = ("source-database", "sink-database", "connect", "migrations")
 KEYS = 30
 PAUSE_S = 0.03  # between transactions
 NUMBER = {"type": "integer", "minimum": 1, "maximum": 2**31}
@@ -92,6 +92,12 @@ CHANGE = """
 INSERT INTO crates AS stored (id, version, grams) VALUES (%s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET version = excluded.version, grams = stored.grams + excluded.grams
 """
+WRITTEN = """
+SELECT key, array_agg(version ORDER BY version)
+  FROM (SELECT aggregateid AS key, (payload ->> 'version')::bigint AS version
+          FROM outbox WHERE aggregatetype = %s AND (type = ANY(%s) OR %s)) AS written
+ GROUP BY key
+"""
 KINDS: dict[str, dict[str, Any]] = {
     "weighed.v1": {"grams": 5},
     "weighed.v2": {"grams": 7, "scale": "belt"},
@@ -101,8 +107,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Release:
-    """One release: a project in a folder."""
-
     folder: Path
 
     @property
@@ -110,11 +114,9 @@ class Release:
         return self.folder.name
 
     def declare(self, **schemas: Mapping[str, Any]) -> None:
-        """Declare events, as ``weighed_v1={…}``."""
         Events(self.folder / "events").aggregate(AGGREGATE, TOML, **schemas)
 
     def ask(self, sink: str, *events: str, has_scale: bool = False, is_compared: bool = True) -> None:
-        """Declare a sink of these events."""
         home = self.folder / "shop_sinks" / sink
         scale = "scale" if has_scale else "NULL"
         write(home / "__init__.py", "")
@@ -129,28 +131,18 @@ class Crates(Writer):
 
     def __init__(self, settings: Settings, seed: int) -> None:
         super().__init__(settings, seed, PAUSE_S, KEYS)
-        self._numbers = {key: number for number, key in enumerate(self._keys)}
         self.kinds: Callable[[int], Sequence[str]] = lambda _: ["weighed.v1"]
         """Which events there are of a crate, by its number."""
 
-    @property
-    def keys(self) -> list[str]:
-        """The crates."""
-        return self._keys
-
-    def _write(self) -> None:
-        with closing(connect(self._settings, SourceRole.APP)) as connection:
-            while not self._halt.is_set():
-                events = [self._event() for _ in range(self._random.randint(1, 10))]
-                commit(connection, *events)
-                self.committed += len(events)
-                self._halt.wait(self._pause_s)
+    def write(self, connection: extensions.connection) -> int:
+        events = [self._event() for _ in range(self.random.randint(1, 10))]
+        commit(connection, *events)
+        return len(events)
 
     def _event(self) -> Event:
-        key = self._random.choice(self._keys)
-        kind = self._random.choice(self.kinds(self._numbers[key]))
-        self._versions[key] += 1
-        return event_of(kind, key, self._versions[key])
+        number = self.random.randrange(KEYS)
+        kind = self.random.choice(self.kinds(number))
+        return event_of(kind, self.keys[number], self.next_version(self.keys[number]))
 
 
 class ReleasedSink(WarmSink):
@@ -179,15 +171,10 @@ class Shop:
     def release(self, name: str, **schemas: Mapping[str, Any]) -> Release:
         """Make a release that declares these events; its sinks are to be declared yet."""
         made = Release(self.folder / name)
-        names = {
-            "source-database": project.load(DOMAIN).source_database,
-            "sink-database": project.load(DOMAIN).sink_database,
-            "connect": str(project.load(DOMAIN).connect),
-            "migrations": str(project.load(DOMAIN).migrations),
-            "events": "events",
-            "sinks-package": "shop_sinks",
-        }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in names.items()]
+        domain = project.load(DOMAIN)
+        names = {name: getattr(domain, name.replace("-", "_")) for name in OF_DOMAIN}
+        names |= {"events": "events", "sinks-package": "shop_sinks"}
+        lines = [f"{name} = {json.dumps(str(value))}" for name, value in names.items()]
         write(made.folder / "pyproject.toml", "\n".join(["[tool.outbox]", *lines, ""]))
         write(made.folder / "shop_sinks" / "__init__.py", "")
         made.declare(**schemas)
@@ -220,24 +207,16 @@ class Shop:
 
     def catch_up(self, release: Release, *sinks: str) -> CompletedProcess[str]:
         """Let sinks of a release apply all that their topics have."""
-        jvm = WarmJvm(self.settings)
-        jvm.start()
-        variables = {**self.settings.as_env(), **jvm.gateway(), project.VARIABLE: str(release.folder)}
-        return outbox(*sink_arguments(*sinks), "--until-caught-up", home=self.settings.home, **variables)
+        of_release = {project.VARIABLE: str(release.folder)}
+        return WarmJvm(self.settings).run(self.settings, *sink_arguments(*sinks), "--until-caught-up", **of_release)
 
     def finish(self, release: Release, *sinks: str) -> None:
         """Catch up once all events of the outbox are on the topic."""
-        self.wait_relayed()
+        relayed(self.settings, timeout_s=TIMEOUT_S)
         done = self.catch_up(release, *sinks)
         assert done.returncode == 0, done.stderr
 
-    def wait_relayed(self) -> None:
-        """Wait until every event of the outbox is on the topic."""
-        with closing(Log(self.settings, [self.topic])) as log:
-            log.wait_for(ids(self.settings), TIMEOUT_S)
-
     def check(self, release: Release) -> dict[str, Any]:
-        """The report of `outbox check`."""
         done = self.run(release, "check", "--json")
         report: dict[str, Any] = json.loads(done.stdout)
         assert done.returncode == (1 if report["findings"] else 0), done.stderr
@@ -250,15 +229,10 @@ class Shop:
 
     @contextmanager
     def writing(self, seed: int) -> Iterator[Crates]:
-        """A service at work."""
-        print(f"seed of the writer: {seed}")  # noqa: T201
-        writer = Crates(self.settings, seed)
-        writer.start()
-        try:
+        """A service at work, which never stops."""
+        with at_work(Crates(self.settings, seed)) as writer:
             yield writer
             assert writer.is_alive(), "the service has never stopped"
-        finally:
-            writer.halt()
         assert writer.interruptions == 0
 
     def wait_more(self, sink: ReleasedSink, *names: str, count: int = 100) -> None:
@@ -273,27 +247,17 @@ class Shop:
 
     def written(self, *types: str) -> dict[str, list[int]]:
         """The versions of each crate's events in the outbox, of all types or of some."""
-        rows = query(
-            self.settings,
-            "SELECT aggregateid, (payload ->> 'version')::bigint FROM outbox "
-            "WHERE aggregatetype = %s AND (type = ANY(%s) OR %s) ORDER BY 2",
-            parameters=[AGGREGATE, list(types), not types],
-        )
-        return by_key(rows)
+        return dict(query(self.settings, WRITTEN, parameters=[AGGREGATE, list(types), not types]))
 
     def trail(self, sink: str) -> dict[str, list[int]]:
         """The versions of each crate's events in the order in which a sink has applied them."""
-        rows = Database(self.settings, sink).query(
-            "SELECT crate_id::text, version FROM trail WHERE sink = %s ORDER BY line", sink
-        )
-        return by_key(rows)
+        sql = "SELECT crate_id::text, array_agg(version ORDER BY line) FROM trail WHERE sink = %s GROUP BY crate_id"
+        return dict(query(self.settings, sql, SinkRole.OWNER, [sink]))
 
     def reasons(self, sink: str, status: str = "open") -> dict[str, int]:
         """How many dead letters a sink has, by reason."""
-        rows = Database(self.settings, sink).query(
-            "SELECT reason, count(*) FROM dead_letters WHERE sink = %s AND status = %s GROUP BY reason", sink, status
-        )
-        return {str(reason): int(str(count)) for reason, count in rows}
+        sql = "SELECT reason, count(*) FROM dead_letters WHERE sink = %s AND status = %s GROUP BY reason"
+        return dict(query(self.settings, sql, SinkRole.OWNER, [sink, status]))
 
 
 def commit(connection: extensions.connection, *events: Event) -> None:
@@ -306,28 +270,17 @@ def commit(connection: extensions.connection, *events: Event) -> None:
 
 
 def event_of(kind: str, key: str, version: int) -> Event:
-    """An event of a crate."""
     type_, _, schema_version = kind.rpartition(".v")
     payload = {"crate_id": key, "version": version, **KINDS[kind]}
     return Event(AGGREGATE, key, type_, payload, int(schema_version))
 
 
-def by_key(rows: Collection[Sequence[object]]) -> dict[str, list[int]]:
-    """Versions by key, in their order."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for key, version in rows:
-        found[str(key)].append(int(str(version)))
-    return dict(found)
-
-
 def write(file: Path, text: str) -> None:
-    """Write a file of a release."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
 
 
 def codes(report: Mapping[str, Any]) -> list[str]:
-    """Codes of a check's findings."""
     return [finding["code"] for finding in report["findings"]]
 
 
@@ -346,5 +299,4 @@ def opened(topic: Settings, folder: Path) -> Iterator[Shop]:
 
 
 def create(settings: Settings, owner: SourceRole | SinkRole, statements: str) -> None:
-    """Run the statements of a migration."""
     query(settings, statements.format(**{role.value: settings.role_name(role) for role in type(owner)}), owner)
