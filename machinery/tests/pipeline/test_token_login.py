@@ -32,8 +32,7 @@ from outbox_lab.stack import ports
 from outbox_lab.stack.kafka import CLIENT
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.homes import Homes
-from tests.support.secured import Certificates, TokenKafka, running, token_settings
-from tests.support.token_server import OTHER_SCOPE, TokenServer
+from tests.support.secured import OTHER_SCOPE, Certificates, TokenKafka, TokenServer, running, token_settings
 
 TOPIC = "events"
 

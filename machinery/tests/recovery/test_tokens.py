@@ -20,9 +20,8 @@ from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.connect import Connect
 from outbox_lab.testing.homes import Homes
 from tests.support.outbox_rows import ids, insert, row
-from tests.support.secured import Secured, token_servers
+from tests.support.secured import Secured, TokenServer, token_servers
 from tests.support.sink_driver import Database
-from tests.support.token_server import TokenServer
 
 LIFETIME_S = 10
 SINK, QUANTITY = "dedup", 5  # of a row, by default
