@@ -20,7 +20,7 @@ from outbox.sink import discovery
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.sink.decoding.records import Record as SinkRecord
 from outbox_lab.stack.stack import Stack
-from outbox_lab.testing.fixtures.chain import topic_of
+from outbox_lab.testing.fixtures.stack import topic_of
 from outbox_lab.testing.helpers import query
 from tests.support import suite
 from tests.support.outbox_rows import Row, ids, insert, row

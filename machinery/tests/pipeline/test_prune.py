@@ -30,7 +30,7 @@ from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import environment, outbox, run
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.fixtures.chain import relaying
+from outbox_lab.testing.fixtures.stack import relaying
 from outbox_lab.testing.helpers import query
 from tests.orders import MOMENT
 from tests.support import kept_rows, slots, suite

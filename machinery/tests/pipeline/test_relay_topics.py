@@ -28,7 +28,7 @@ from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.fixtures.chain import topic_of
+from outbox_lab.testing.fixtures.stack import topic_of
 from tests.support import kept_rows, slots
 from tests.support.declared import declare, work_for
 from tests.support.outbox_rows import INSERT, Row, ids, insert, remove_guard, unfinished_transaction

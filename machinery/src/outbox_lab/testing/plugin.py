@@ -17,7 +17,6 @@ from outbox.base.settings import load
 
 pytest_plugins = [
     "outbox_lab.testing.fixtures.stack",
-    "outbox_lab.testing.fixtures.chain",
     "outbox_lab.testing.fixtures.spark",
 ]
 

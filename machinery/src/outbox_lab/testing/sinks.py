@@ -1,4 +1,4 @@
-"""A sink without Kafka and Spark: apply records, be rebuilt from the source, be compared with it."""
+"""A sink without Kafka: apply records, be rebuilt from the source, be compared with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -18,12 +19,64 @@ from outbox.kafka.topics import Topic
 from outbox.sink import comparison_files, discovery
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import DAY_MS
-from outbox.sink.decoding.records import Place, Record, Records
+from outbox.sink.decoding.records import DeadRecord, Place, Record, Records
 from outbox.sink.repair.rebuild import from_source
-from outbox.sink.writer import Counts
+from outbox.sink.spec import SinkSpec, Transformed
+from outbox.sink.writer import Counts, SinkWriter
 
 TOPIC_ID = "topic-1"
 MADE_AT_MS = 20_000 * DAY_MS  # by the ids of made-up events; in October 2024
+
+
+class Driver:
+    """A sink's driver without Kafka, and without Spark unless the job has a transform: its own transactions on its own
+    tables. It starts with the first batch, and again with the first one after `close`.
+    """
+
+    def __init__(self, settings: Settings, spec: SinkSpec, transform: Transformed | None = None) -> None:
+        self._settings, self._spec, self._transform = settings, spec, transform
+        self._open = ExitStack()
+        self._writer: SinkWriter | None = None
+        self._on_topics: dict[str, Mapping[Place, Record]] = {}  # those of the last batch
+
+    @property
+    def writer(self) -> SinkWriter:
+        """The writer of the driver that runs; a driver is started if none does."""
+        if self._writer is None:
+            connection = self._open.enter_context(closing(connect(self._settings, SinkRole.WRITER)))
+            self._writer = self._spec.target.writer(self._settings, connection, self._spec, self._fetch)
+            if self._transform is not None:
+                self._writer.prepare(self._transform.schema)
+        return self._writer
+
+    def apply(self, topic: str, records: Mapping[Place, Record], dead: Sequence[DeadRecord] = ()) -> Counts:
+        """Apply records of a topic, and those that are said to be ``dead``, as one batch.
+
+        Raises Failure if the sink refuses the batch.
+        """
+        self._on_topics[topic] = {**records, **{(one.partition, one.offset): one.record for one in dead}}
+        stored = self.writer.positions(topic, TOPIC_ID)
+        offsets: dict[int, list[int]] = {}
+        for partition, offset in self._on_topics[topic]:
+            offsets.setdefault(partition, []).append(offset)
+        start = {partition: min(*of, stored.get(partition, 0)) for partition, of in offsets.items()}
+        end = {partition: max(of) + 1 for partition, of in offsets.items()}
+        decoded = self._spec.decoders[topic].decode(at_places([*records.values()], [*records]))
+        chunk = self._spec.chunking(topic).of_decoded(decoded._replace(dead=[*decoded.dead, *dead]))
+        batch = Batch(topic, TOPIC_ID, start, end, chunk)
+        if self._transform is not None and chunk.events is not None:
+            batch = replace(batch, returned=self._transform.apply(topic, chunk.events))
+        return self.writer.apply(batch)
+
+    def close(self) -> None:
+        """End the driver."""
+        for connection in () if self._writer is None else self._writer.connections:
+            connection.close()
+        self._writer = None
+        self._open.close()
+
+    def _fetch(self, topic: str, places: Collection[Place]) -> list[tuple[Place, Record]]:
+        return [(place, self._on_topics[topic][place]) for place in places]
 
 
 def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) -> Counts:
@@ -32,23 +85,15 @@ def deliver(settings: Settings, records: Sequence[dict[str, Any]], sink: str) ->
     There is a batch for each topic that the sink reads, in the order of the topics' first records. Returns what all of
     them come to.
     """
-    chosen = discovery.chosen(settings, sink)
+    chosen, counts = discovery.chosen(settings, sink), Counts()
     topics = dict.fromkeys(record["topic"] for record in records if record["topic"] in chosen.decoders)
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        on_topic: dict[str, dict[Place, Record]] = {}
-
-        def fetch(topic: str, places: Collection[Place]) -> list[tuple[Place, Record]]:
-            return [(place, on_topic[topic][place]) for place in places]
-
-        writer = chosen.target.writer(settings, connection, chosen, fetch)
-        counts = []
+    with closing(Driver(settings, chosen)) as driver:
         for topic in topics:
-            start = writer.positions(topic, TOPIC_ID).get(0, 0)
+            start = driver.writer.positions(topic, TOPIC_ID).get(0, 0)
             read = [_as_kafka_has_it(one) for one in records if one["topic"] == topic]
-            on_topic[topic] = {(0, offset): record for offset, record in enumerate(read, start)}
-            chunk = chosen.chunking(topic).chunk(at_places(read, [*on_topic[topic]]))
-            counts.append(writer.apply(Batch(topic, TOPIC_ID, {0: start}, {0: start + len(read)}, chunk)))
-    return Counts(*map(sum, zip(Counts(), *counts, strict=True)))
+            applied = driver.apply(topic, {(0, offset): record for offset, record in enumerate(read, start)})
+            counts = Counts(*map(sum, zip(counts, applied, strict=True)))
+    return counts
 
 
 def rebuild(settings: Settings, sink: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -27,17 +27,16 @@ from outbox.base.settings import Settings, SinkRole
 from outbox.events.schema import Rejection
 from outbox.kafka.topics import Topic
 from outbox.sink.applying.function import FunctionTarget
-from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.decoder import Skipped
 from outbox.sink.decoding.records import DeadRecord, Place, Record
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.repair import rebuild, replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec, Transformed
-from outbox.sink.writer import Applier, SinkWriter
+from outbox.sink.writer import Applier
 from outbox_lab.testing.contract.events import Sent
 from outbox_lab.testing.fixtures.spark import running
-from outbox_lab.testing.sinks import at_places
+from outbox_lab.testing.sinks import TOPIC_ID, Driver
 
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
 MACHINERY = {
@@ -52,16 +51,18 @@ SELECT relname, relkind = 'S' FROM pg_class
  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'S') AND NOT relispartition
 """
 TABLES = """
-SELECT relname FROM pg_class
- WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
- ORDER BY relname
-"""
-COLUMNS = """
-SELECT attname, coalesce(pg_get_expr(adbin, adrelid), '') ~* %(time)s,
-       attnum = ANY(coalesce((SELECT indkey::int2[] FROM pg_index WHERE indrelid = attrelid AND indisprimary), '{}'))
-  FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
- WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
- ORDER BY attnum
+SELECT relname,
+       coalesce(array_agg(name ORDER BY attnum) FILTER (WHERE NOT is_time AND name <> 'sink'), '{}'),
+       coalesce(array_agg(name ORDER BY attnum) FILTER (WHERE is_key AND name <> 'sink'), '{}'),
+       bool_or(name = 'sink')
+  FROM (SELECT relname, attnum, attname::text AS name,
+               coalesce(pg_get_expr(adbin, adrelid), '') ~* %(time)s AS is_time,
+               coalesce(attnum = ANY(indkey::int2[]), false) AS is_key
+          FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
+          LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+          LEFT JOIN pg_index ON indrelid = attrelid AND indisprimary
+         WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition) AS columns
+ GROUP BY relname
 """
 TIME = r"\m(now|current_timestamp|current_date|localtimestamp|\w+_timestamp)\M"
 OPEN_LETTERS = "SELECT identity, reason FROM public.dead_letters WHERE sink = %s AND status = 'open'"
@@ -156,9 +157,9 @@ class Reader:
         self._connection = connection
         remembering = strategy.select + strategy.remember
         with connection, connection.cursor() as cursor:
-            cursor.execute(TABLES)
-            names = [name for (name,) in cursor.fetchall() if name not in MACHINERY | ICEBERG]
-            self.tables = [_table(cursor, name) for name in names if not re.search(rf"\b{name}\b", remembering)]
+            cursor.execute(TABLES, {"time": TIME})
+            tables = [Table(*row) for row in cursor if row[0] not in MACHINERY | ICEBERG]
+        self.tables = [table for table in tables if not re.search(rf"\b{table.name}\b", remembering)]
 
     def read(self, sink: str) -> Result:
         """The result of a sink."""
@@ -211,17 +212,6 @@ def difference(reference: Result, found: Result) -> Difference | None:
     return None
 
 
-def _table(cursor: extensions.cursor, name: str) -> Table:
-    cursor.execute(COLUMNS, {"table": f'public."{name}"', "time": TIME})
-    columns = cursor.fetchall()
-    return Table(
-        name,
-        columns=[column for column, is_time, _ in columns if not is_time and column != "sink"],
-        key=[column for column, _, is_key in columns if is_key and column != "sink"],
-        has_sink=any(column == "sink" for column, *_ in columns),
-    )
-
-
 def _rows(cursor: extensions.cursor, table: Table, sink: str) -> dict[RowPlace, Row]:
     query = sql.SQL("SELECT to_jsonb(one.*)::text FROM {} AS one").format(_public(table.name))
     if table.has_sink:
@@ -249,8 +239,8 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, str | Decimal) else json.dumps(value, default=str)
 
 
-TOPIC_ID = "contract"
 SET_ASIDE = "set aside by the contract test"
+REJECTION = Rejection(SET_ASIDE, SET_ASIDE)
 
 
 class Placed(NamedTuple):
@@ -265,11 +255,9 @@ class Delivery:
     """Deliveries to one sink, each of which begins where the last has ended."""
 
     def __init__(self, database: Database, spec: SinkSpec, transform: Transformed | None = None) -> None:
-        self.spec = spec
-        self._database, self._transform = database, transform
-        self._open = ExitStack()
-        self._writer: SinkWriter | None = None
-        self._records: dict[str, dict[Place, Record]] = {}  # by topic and place, those of the last batch
+        self._database, self._spec, self._transform = database, spec, transform
+        self._driver = Driver(database.settings, spec, transform)
+        self.close = self._driver.close
 
     def apply(self, placed: Sequence[Placed], set_aside: Collection[str] = ()) -> None:
         """Apply events as one batch of each of their topics. Those whose ids are ``set_aside`` become dead letters, as
@@ -278,71 +266,33 @@ class Delivery:
         Raises Failure if the sink refuses a batch.
         """
         for topic in dict.fromkeys(one.sent.topic for one in placed):
-            of_topic = [one for one in placed if one.sent.topic == topic]
-            self._apply(topic, of_topic, set_aside)
-
-    def close(self) -> None:
-        """End the driver. The next delivery starts another one."""
-        for connection in () if self._writer is None else self._writer.connections:
-            connection.close()
-        self._writer = None
-        self._open.close()
+            decoder, records, dead = self._spec.decoders[topic], dict[Place, Record](), list[DeadRecord]()
+            for one in (one for one in placed if one.sent.topic == topic):
+                record, event_id = one.sent.record, one.sent.event_id
+                if event_id in set_aside and not isinstance(decoder.record(record), Skipped):
+                    dead.append(DeadRecord(one.partition, one.offset, record, event_id, REJECTION))
+                else:
+                    records[one.partition, one.offset] = record
+            self._driver.apply(topic, records, dead)
 
     def replay(self) -> None:
         """Replay what was set aside, as `outbox dead-letters replay` does."""
         self.close()
         with closing(connect(self._database.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=self.spec.name, reason=SET_ASIDE).choose(connection, with_parked=True)
-            replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)
+            chosen = Selection(sink=self._spec.name, reason=SET_ASIDE).choose(connection, with_parked=True)
+            replay.replay(connection, {self._spec.name: self._spec}, chosen, applier_of=self._applier)
 
     def rebuild(self, placed: Sequence[Placed]) -> None:
         """Recompute the sink from its topics, which have these events, as `outbox rebuild --from topic` does."""
         self.close()
-        topics = [Topic(name, TOPIC_ID, 1) for name in self.spec.topics]
+        topics = [Topic(name, TOPIC_ID, 1) for name in self._spec.topics]
         first = {topic.name: {0: 0} for topic in topics}
-        with rebuild.reserved(self._database.settings, self.spec.name) as connection:
-            rebuild.begin(connection, self.spec.name, topics, first)
-            copy = replace(self.spec, name=rebuild.copy_of(self.spec.name))
+        with rebuild.reserved(self._database.settings, self._spec.name) as connection:
+            rebuild.begin(connection, self._spec.name, topics, first)
+            copy = replace(self._spec, name=rebuild.copy_of(self._spec.name))
             with closing(Delivery(self._database, copy, self._transform)) as to_copy:
                 to_copy.apply(placed)
-            rebuild.swap(connection, self.spec.name, topics, first)
-
-    @property
-    def writer(self) -> SinkWriter:
-        """The writer of the driver that runs; a driver is started if none does."""
-        if self._writer is None:
-            connection = self._open.enter_context(closing(connect(self._database.settings, SinkRole.WRITER)))
-            self._writer = self.spec.target.writer(self._database.settings, connection, self.spec, self._fetch)
-            if self._transform is not None:
-                self._writer.prepare(self._transform.schema)
-        return self._writer
-
-    def _apply(self, topic: str, placed: Sequence[Placed], set_aside: Collection[str]) -> None:
-        self._records[topic] = {(one.partition, one.offset): one.sent.record for one in placed}
-        stored = self.writer.positions(topic, TOPIC_ID)
-        offsets: dict[int, list[int]] = {}
-        for one in placed:
-            offsets.setdefault(one.partition, []).append(one.offset)
-        start = {partition: min(*of, stored.get(partition, 0)) for partition, of in offsets.items()}
-        end = {partition: max(of) + 1 for partition, of in offsets.items()}
-        decoder = self.spec.decoders[topic]
-        aside = {
-            one.sent.event_id
-            for one in placed
-            if one.sent.event_id in set_aside and not isinstance(decoder.record(one.sent.record), Skipped)
-        }
-        readable = [one for one in placed if one.sent.event_id not in aside]
-        places = [(one.partition, one.offset) for one in readable]
-        decoded = decoder.decode(at_places([one.sent.record for one in readable], places))
-        dead = [*decoded.dead, *(_dead(one) for one in placed if one.sent.event_id in aside)]
-        chunk = self.spec.chunking(topic).of_decoded(decoded._replace(dead=dead))
-        batch = Batch(topic, TOPIC_ID, start, end, chunk)
-        if self._transform is not None and chunk.events is not None:
-            batch = replace(batch, returned=self._transform.apply(topic, chunk.events))
-        self.writer.apply(batch)
-
-    def _fetch(self, topic: str, places: Collection[Place]) -> list[tuple[Place, Record]]:
-        return [(place, self._records[topic][place]) for place in places]
+            rebuild.swap(connection, self._spec.name, topics, first)
 
     def _applier(self, spec: SinkSpec) -> Applier:
         return spec.target.applier(self._database.settings, spec, self._transform)
@@ -367,11 +317,6 @@ def after(events: Sequence[Placed]) -> dict[str, int]:
     for one in events:
         found[one.sent.topic] = max(found.get(one.sent.topic, 0), one.offset + 1)
     return found
-
-
-def _dead(one: Placed) -> DeadRecord:
-    rejection = Rejection(SET_ASIDE, SET_ASIDE)
-    return DeadRecord(one.partition, one.offset, one.sent.record, one.sent.event_id, rejection)
 
 
 @contextmanager
