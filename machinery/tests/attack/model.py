@@ -37,7 +37,6 @@ class Record(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The identity of its letter."""
         return self.identity or self.event.id
 
 
@@ -51,7 +50,6 @@ class Job(NamedTuple):
     strategy: str
 
     def versions(self, type_: str) -> list[int]:
-        """The declared versions of an event type."""
         if type_ == "paid":
             return [1] if "paid" in self.declared else []
         return [1, 2] if type_ == "placed" and "v2" in self.declared else [1]
@@ -102,7 +100,6 @@ def real_id(number: int, days_ago: int = 0) -> str:
 
 
 def day_of(event_id: str) -> date:
-    """The day (UTC) of a UUIDv7."""
     return datetime.fromtimestamp(int(event_id.replace("-", "")[:12], 16) / 1000, UTC).date()
 
 
@@ -129,7 +126,6 @@ class Row:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it is."""
         return self.topic, self.offset
 
     @property
@@ -172,7 +168,6 @@ class Sink:
 
     @property
     def end(self) -> int:
-        """Its position."""
         return self.position or 0
 
     def open(self, names: Iterable[str] | None = None) -> list[str]:

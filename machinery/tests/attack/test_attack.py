@@ -124,7 +124,6 @@ class Attack(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_clean and self.topic[self.first :])
     @rule(count=st.integers(1, 6), then=then)
     def drop_beginning(self, count: int, then: Then) -> None:
-        """The topic drops its first records."""
         self.world.stop()
         self.first = self.world.topic.first = min(len(self.topic), self.first + count)
         self._start()
@@ -545,7 +544,6 @@ class Attack(RuleBasedStateMachine):
         return 1 + max((event.version for event in self.source if event.key == key), default=0)
 
     def _go_on(self, then: Then) -> None:
-        """Let records come, and deliver some."""
         for one in then[0]:
             self._send(one)
         self._deliver(then[1])
@@ -573,15 +571,12 @@ class Attack(RuleBasedStateMachine):
         return sorted({found[one % len(found)] for one in which})
 
     def _books(self) -> dict[str, tuple[int, int]]:
-        """The source's totals and versions by key."""
         return {event.key: (event.total, event.version) for event in self.source}
 
     def _outbox(self) -> list[Event]:
-        """The rows of the outbox."""
         return [event for event in self.source if event.id not in self.pruned]
 
     def _present(self) -> set[str]:
-        """The ids of the events that the topic has."""
         return {record.event.id for record in self.topic[self.first :] if not record.flaw}
 
     def _is_of_topic(self) -> bool:

@@ -27,7 +27,7 @@ from outbox.audit.report import SinkReport
 from outbox.audit.rows import SOURCE, load_rows
 from outbox.audit.source import Source, Written
 from outbox.audit.store import TopicLogs
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.errors import Failure
 from outbox.base.settings import Role, Settings, SinkRole, SourceRole
 from outbox.events import catalog
@@ -154,8 +154,6 @@ class Pooled(extensions.connection):
 
 
 class State(NamedTuple):
-    """Content of the database for a sink."""
-
     letters: Mapping[str, tuple[str, bool, str]]
     trail: Mapping[str, int]
     book: Mapping[str, tuple[int, int]]
@@ -176,7 +174,6 @@ class TopicList:
 
     @property
     def id(self) -> str:
-        """Its id."""
         return f"topic-{self.number}"
 
 
@@ -219,7 +216,6 @@ class World:
         self.begin(Job(("order",), frozenset(), "dedup"), is_ordered=False, has_transform=False)
 
     def close(self) -> None:
-        """End its connections."""
         self._opened.close()
         for one in (self._owner, self._sources, *(one for idle in self._idle.values() for one in idle)):
             extensions.connection.close(one)
@@ -317,12 +313,10 @@ class World:
 
     @property
     def described(self) -> Topic:
-        """The topic as Kafka describes it."""
         return Topic(TOPIC, self.topic.id, 1)
 
     @property
     def first(self) -> dict[str, dict[int, int]]:
-        """The first offsets."""
         return {TOPIC: {0: self.topic.first}}
 
     # The topic ----------------------------------------------------------------------------------------------------
@@ -381,7 +375,6 @@ class World:
         return max(stored[0], self.topic.first)
 
     def stop(self) -> None:
-        """Stop the driver, if it runs."""
         if self._driver_connection is not None:
             self._driver_connection.close()
         self.driver = self._driver_connection = None
@@ -402,8 +395,7 @@ class World:
         return found
 
     def _apply(self, writer: SinkWriter, spec: SinkSpec, start: int, end: int) -> Counts:
-        chosen = self.topic.records[start:end]
-        read = replace(as_read(*chosen, partition=0), offsets=range(start, end))
+        read = as_read(*self.topic.records[start:end], partition=0, start=start)
         chunk = spec.chunking(TOPIC).chunk(read)
         batch = Batch(TOPIC, self.topic.id, {0: start}, {0: end}, chunk)
         if self._has_transform and chunk.events is not None:
@@ -484,7 +476,6 @@ class World:
         rewind.rewind(self.settings, NAME, moves)
 
     def recreate(self) -> None:
-        """Delete the topic and create it again."""
         self.topic = TopicList(self.topic.number + 1, [])
 
     def accept_recreated(self) -> None:
@@ -513,7 +504,6 @@ class World:
             rebuild.swap(owner, NAME, [self.described], self.first)
 
     def drop_copy(self) -> bool:
-        """`outbox rebuild --drop-copy`."""
         with rebuild.reserved(self.settings, NAME) as owner:
             return rebuild.drop_copy(owner, NAME)
 
@@ -546,8 +536,7 @@ class World:
         with closing(TopicLogs(known.topics)) as logs:
             first, end = self.topic.first, len(self.topic.records)
             if end > first:
-                read = replace(as_read(*self.topic.records[first:], partition=0), offsets=range(first, end))
-                logs.add(topic.number, read)
+                logs.add(topic.number, as_read(*self.topic.records[first:], partition=0, start=first))
             logs.ends[topic.number].is_whole = not first
             logs.ends[topic.number].next_offsets = {0: end}
             logs.ends[topic.number].topic_id = self.topic.id
@@ -580,20 +569,18 @@ class World:
     # What there is -------------------------------------------------------------------------------------------------
 
     def state(self, sink: str = NAME) -> State:
-        """Content of the database for a sink."""
         with self._owner.cursor() as cursor:
             cursor.execute(STATE, {"sink": sink})
             ((text,),) = cursor.fetchall()
-        found = {name: value or {} for name, value in json.loads(text).items() if name not in ("position", "applied")}
-        raw = json.loads(text)
+        found = json.loads(text)
         return State(
-            {name: tuple(letter) for name, letter in found["letters"].items()},
-            found["trail"],
-            {key: (int(total), version) for key, (total, version) in found["book"].items()},
-            found["bases"],
-            frozenset(found["skipped"]),
-            raw["position"],
-            raw["applied"] or 0,
+            letters={name: tuple(letter) for name, letter in (found["letters"] or {}).items()},
+            trail=found["trail"] or {},
+            book={key: (int(total), version) for key, (total, version) in (found["book"] or {}).items()},
+            bases=found["bases"] or {},
+            skipped=frozenset(found["skipped"] or ()),
+            position=found["position"],
+            applied=found["applied"] or 0,
         )
 
 
@@ -616,7 +603,4 @@ def _record(record: Record, recorded_ms: int) -> records.Record:
 
 
 def _execute(settings: Settings, owner: Role, statements: str) -> None:
-    roles = type(owner)
-    names = {role.value: settings.role_name(role) for role in roles}
-    with closing(connect(settings, owner)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(statements.format(**names))
+    query(settings, owner, statements.format(**{role.value: settings.role_name(role) for role in type(owner)}))

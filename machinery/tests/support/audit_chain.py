@@ -25,13 +25,10 @@ from outbox.audit.source import Source, Written
 from outbox.audit.store import Store, TopicLogs
 from outbox.audit.verified import Verified
 from outbox.events import catalog
-from outbox.sink.applying.postgres.target import PostgresTarget
 from outbox.sink.comparison_files import AddsLine, Comparison
-from outbox.sink.decoding.decoder import EventDecoder
 from outbox.sink.decoding.records import Record
-from outbox.sink.remembering import strategy
-from outbox.sink.spec import SinkJob, SinkSpec
-from tests.support.made_events import as_read
+from outbox_lab.testing.sinks import at_places
+from tests.support.declared_sinks import sink as sink_of
 
 NOW_MS = 1_795_000_000_000
 MINUTE_MS = 60_000
@@ -63,7 +60,6 @@ class Made:
 
     @property
     def event_id(self) -> str:
-        """Its id."""
         return self.row.event_id
 
 
@@ -85,14 +81,7 @@ def declare(
         (file.parent / catalog.AGGREGATE_FILE).write_text(f'key = "item"\n{version}{view}')
     (folder / "order" / "upcast.py").write_text(UPCAST)
     known = catalog.load.__wrapped__(folder, "chain")
-    wanted = known.wanted(names)
-    decoders = {
-        topic: EventDecoder(aggregates, mine)
-        for topic, aggregates in known.topics.items()
-        if (mine := [one for one in wanted if one.schema.aggregate in {aggregate.name for aggregate in aggregates}])
-    }
-    job = SinkJob(name=SINK, events=names, projections=folder)
-    spec = SinkSpec(SINK, job, strategy.find(takes), decoders, PostgresTarget())
+    spec = sink_of(known, *names, projections=folder, name=SINK, by=takes)
     return declared.of_catalog(known, {SINK: spec}, {SINK: comparisons})
 
 
@@ -216,9 +205,7 @@ class Chain:
         on_topic = [(record, place) for topic, record, place in self.records if topic == number]
         read = [(record, place) for record, place in on_topic if place.offset >= begin.get(place.partition, 0)]
         if read:
-            places = [place for _, place in read]
-            partitions, offsets = [place.partition for place in places], [place.offset for place in places]
-            logs.add(number, replace(as_read(*(one for one, _ in read)), partitions=partitions, offsets=offsets))
+            logs.add(number, at_places([record for record, _ in read], [place for _, place in read]))
 
     def load(self, store: Store) -> None:
         """Put the totals of both sides into a store."""

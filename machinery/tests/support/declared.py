@@ -41,8 +41,6 @@ def payload(properties: dict[str, Any] | None = None, required: tuple[str, ...] 
 
 
 class Events:
-    """A folder of events."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -91,7 +89,6 @@ def work_for(folder: Path, monkeypatch: pytest.MonkeyPatch, connect: Path | None
 
 
 def schema_of(document: dict[str, Any]) -> PayloadSchema:
-    """The schema of a document."""
     return PayloadSchema("test", document)
 
 

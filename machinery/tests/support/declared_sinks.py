@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -46,12 +45,7 @@ def sink(
 
 
 def record(
-    type_: str,
-    payload: Any,
-    version: object = 1,
-    *,
-    key: str | None = None,
-    event_id: str | None = None,
+    type_: str, payload: Any, version: object = 1, *, key: str | None = None, event_id: str | None = None
 ) -> Record:
     """A record of an event. Its key is the payload's ``id`` unless another is given."""
     headers = {"id": event_id or uuid7(RANDOM), "eventType": type_, "schemaVersion": str(version)}
@@ -63,6 +57,6 @@ def record(
 def batch_of(spec: SinkSpec, topic: str, *records: Record, start: int = 0) -> Batch:
     """The records as a batch of partition 0, decoded as the sink decodes them."""
     end = start + len(records)
-    read = replace(as_read(*records, partition=0), offsets=range(start, end))
+    read = as_read(*records, partition=0, start=start)
     ON_TOPICS.update({(topic, (0, offset)): record for offset, record in enumerate(records, start)})
     return Batch(topic, TOPIC_ID, {0: start}, {0: end}, chunk_of(spec.decoders[topic].decode(read), spec, topic))

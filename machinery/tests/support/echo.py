@@ -22,14 +22,10 @@ TITLE = "Echo" * 8_000  # makes /openapi.json as large as that of a service with
 
 
 class Text(BaseModel):
-    """A text to send back."""
-
     text: str
 
 
 class Name(BaseModel):
-    """The name in a path."""
-
     name: str
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime, timedelta
 from random import Random
+from typing import Any
 from uuid import UUID
 
 from psycopg2 import extensions
@@ -27,12 +28,10 @@ def ago(days: int) -> date:
 
 
 def aged(days: int) -> str:
-    """A UUIDv7 of so many days ago."""
     return id_of(datetime.now(UTC) - timedelta(days=days))
 
 
 def id_of(moment: datetime) -> str:
-    """A UUIDv7 of a moment."""
     return uuid7(RANDOM, round(moment.timestamp() * 1000))
 
 
@@ -50,7 +49,7 @@ def cursor_of(settings: Settings, role: Role = SinkRole.WRITER) -> Iterator[exte
 
 def query(
     settings: Settings, statement: str, *parameters: object, role: Role = SinkRole.OWNER
-) -> list[tuple[object, ...]]:
+) -> list[tuple[Any, ...]]:
     """The rows of a statement, which is committed."""
     return database.query(settings, role, statement, parameters or None)
 
@@ -66,13 +65,12 @@ def remember(settings: Settings, *event_ids: str, sink: str = "dedup") -> int:
     start(settings, sink)
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         strategy.ensure_partitions(connection, days(event_ids))
-        with connection, connection.cursor() as cursor:
-            cursor.execute(
-                "INSERT INTO processed_events (sink, event_id) SELECT %s, id FROM unnest(%s::uuid[]) AS id "
-                "WHERE id >= (SELECT horizon FROM dedup_horizon) ON CONFLICT DO NOTHING",
-                [sink, list(event_ids)],
-            )
-            return cursor.rowcount
+    add = """
+    INSERT INTO processed_events (sink, event_id)
+    SELECT %s, id FROM unnest(%s::uuid[]) AS id WHERE id >= (SELECT horizon FROM dedup_horizon)
+        ON CONFLICT DO NOTHING RETURNING 1
+    """
+    return len(query(settings, add, sink, [*event_ids], role=SinkRole.WRITER))
 
 
 def land(settings: Settings, *event_ids: str, sink: str = "merge") -> None:
@@ -113,23 +111,21 @@ def stand(settings: Settings, sink: str, topic: str, topic_id: str, *, partition
 
 def names(settings: Settings) -> list[str]:
     """The partitions of processed_events, the oldest first."""
-    return [str(name) for (name,) in query(settings, "SELECT name FROM processed_partitions ORDER BY bound")]
+    return [name for (name,) in query(settings, "SELECT name FROM processed_partitions ORDER BY bound")]
 
 
 def landed(settings: Settings) -> set[str]:
     """The events in landed_events."""
-    return {str(event_id) for (event_id,) in query(settings, "SELECT event_id FROM landed_events")}
+    return {event_id for (event_id,) in query(settings, "SELECT event_id::text FROM landed_events")}
 
 
 def dead_letters(settings: Settings) -> set[str]:
-    """The identities of the dead letters."""
-    return {str(identity) for (identity,) in query(settings, "SELECT identity FROM dead_letters")}
+    return {identity for (identity,) in query(settings, "SELECT identity FROM dead_letters")}
 
 
 def horizon(settings: Settings) -> UUID:
-    """The deduplication horizon."""
-    ((found,),) = query(settings, "SELECT horizon FROM dedup_horizon")
-    return UUID(str(found))
+    [(found,)] = query(settings, "SELECT horizon::text FROM dedup_horizon")
+    return UUID(found)
 
 
 def spread(years: int, count: int) -> Sequence[date]:

@@ -18,6 +18,7 @@ from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.decoder import DecodedEvent
 from outbox.sink.decoding.records import DeadRecord, Decoded, Rows
 from outbox.sink.spec import SinkSpec
+from outbox_lab.testing.sinks import at_places
 from tests import items
 
 ALL = discovery.sinks(load(environment=False))
@@ -34,13 +35,11 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 
 def uuid7(random: Random, at_ms: int = NOW_MS) -> str:
-    """A UUIDv7 of a moment."""
     number = at_ms << 80 | 7 << 76 | random.getrandbits(12) << 64 | 2 << 62 | random.getrandbits(62)
     return str(uuid.UUID(int=number))
 
 
 def nth_key(number: int) -> str:
-    """The n-th key."""
     return str(uuid.UUID(int=number))
 
 
@@ -57,12 +56,10 @@ class Event:
 
     @property
     def type(self) -> str:
-        """Its type."""
         return items.type_of(self.quantity)
 
     @property
     def name(self) -> str:
-        """Its name in the catalog."""
         return f"{items.AGGREGATE}.{self.type}"
 
     @property
@@ -74,13 +71,11 @@ class Event:
 
     @property
     def record(self) -> records.Record:
-        """The record that it comes in."""
         headers = {"id": self.event_id, "eventType": self.type, "schemaVersion": "1"}
         encoded = [(name, text.encode()) for name, text in headers.items()]
         return records.Record(self.key.encode(), encoded, json.dumps(self.payload()).encode(), NOW_MS)
 
     def payload(self) -> dict[str, object]:
-        """The value of its record."""
         return items.payload(
             self.event_id, self.key, self.quantity, self.version, unit=self.unit, total_after=self.total_after
         )
@@ -146,16 +141,9 @@ def dead_record(
     return DeadRecord(partition, offset, record, event_id, Rejection(reason, "a detail"))
 
 
-def as_read(*read: records.Record, partition: int = 3) -> records.Records:
-    """Records as they are read, from the first offset on."""
-    return records.Records(
-        keys=[one.key for one in read],
-        headers=[one.headers for one in read],
-        values=[one.value for one in read],
-        recorded_ms=[one.recorded_ms for one in read],
-        partitions=[partition] * len(read),
-        offsets=range(len(read)),
-    )
+def as_read(*read: records.Record, partition: int = 3, start: int = 0) -> records.Records:
+    """Records as they are read, from an offset on."""
+    return at_places(read, [(partition, offset) for offset in range(start, start + len(read))])
 
 
 def sums(events: Iterable[Event]) -> Mapping[str, int]:

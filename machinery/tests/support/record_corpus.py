@@ -35,7 +35,6 @@ def raw(name: str, text: str) -> bytes:
 
 
 def pairs(headers: dict[str, Any]) -> list[Header]:
-    """Headers as a record has them."""
     return [(name, None if text is None else text.encode()) for name, text in headers.items()]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -21,7 +19,7 @@ from tests.stock import Client
 from tests.support import runbook
 from tests.support.made_events import nth_key
 from tests.support.runbook import Entry
-from tests.support.sink_process import catch_up, running_warm
+from tests.support.sink_process import catch_up, logged, running_warm
 from tests.support.topic_reader import relayed
 
 SINK = "dedup"
@@ -42,24 +40,19 @@ class Rehearsal:
 
     @property
     def entry(self) -> Entry:
-        """The entry of the runbook."""
         return runbook.entry(self.title)
 
     def move(self, *quantities: int) -> None:
         """Requests to the service, each of which writes an event."""
         for quantity in quantities:
-            self._move(nth_key(abs(quantity) % 3), quantity, str(uuid.uuid4()))
+            item, key = nth_key(abs(quantity) % 3), str(uuid.uuid4())
 
-    def _move(self, item: str, quantity: int, key: str) -> None:
-        """Repeat the request with its key while the database is unavailable, as clients must."""
-        answers: list[int] = []
+            def answer(item: str = item, quantity: int = quantity, key: str = key) -> int | None:
+                """The answer: the request is repeated with its key while the database is unavailable."""
+                status = self.client.move(item, quantity, key=key).status_code
+                return None if status == HTTPStatus.SERVICE_UNAVAILABLE else status
 
-        def is_answered() -> bool:
-            answers.append(self.client.move(item, quantity, key=key).status_code)
-            return answers[-1] != HTTPStatus.SERVICE_UNAVAILABLE
-
-        wait_for("the service to answer", is_answered, timeout_s=30, poll_s=0.2)
-        assert answers[-1] == HTTPStatus.CREATED
+            assert wait_for("the service to answer", answer, timeout_s=30, poll_s=0.2) == HTTPStatus.CREATED
 
     def working(self, *quantities: int) -> None:
         """Move quantities, relay and apply them: everything works."""
@@ -95,17 +88,15 @@ class Rehearsal:
 
     def run(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Run one command as an operator would; `outbox sink` until it has caught up."""
-        done = self._run(words)
+        if words[0] == "sink":
+            done = catch_up(self.settings, *words[1:])
+        else:
+            asks = any(words[: len(asked)] == asked for asked in ASKS)
+            sure = ["--yes"] if asks and "--dry-run" not in words else []
+            done = outbox(*words, *sure, home=self.settings.home, **self.settings.as_env())
         self.ran.append(" ".join(words))
         assert done.returncode == status, f"outbox {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
-
-    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        if words[0] == "sink":
-            return catch_up(self.settings, *words[1:])
-        asks = any(tuple(words[: len(asked)]) == asked for asked in ASKS)
-        sure = ["--yes"] if asks and "--dry-run" not in words else []
-        return outbox(*words, *sure, home=self.settings.home, **self.settings.as_env())
 
     def checked(self) -> Report:
         """`outbox check` after a sink that has caught up. None runs: a stop during its start would end the JVM."""
@@ -113,15 +104,11 @@ class Rehearsal:
 
     def sound(self, *quantities: int) -> None:
         """The checkers are green, and new work is applied too."""
-        with self._sink_running() as settled:
-            assert [str(one) for one in settled().findings] == []
-            self.move(*(quantities or (7, 8)))
-            assert [str(one) for one in settled().findings] == []
-
-    @contextmanager
-    def _sink_running(self) -> Iterator[Callable[[], Report]]:
         with running_warm(self.settings, SINK) as sink:
-            yield lambda: check.check_settled(self.settings, TIMEOUT_S, needs=sink.require_running)
+            for moved in ((), quantities or (7, 8)):
+                self.move(*moved)
+                report = check.check_settled(self.settings, TIMEOUT_S, needs=sink.require_running)
+                assert [str(one) for one in report.findings] == []
 
 
 Rehearse = Callable[[str], Rehearsal]  # the rehearsal of an entry, by its title
@@ -135,5 +122,4 @@ def client_of(settings: Settings) -> Client:
 
 def failure_codes(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The codes of the failures that the log of a sink names."""
-    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
-    return [str(line["code"]) for line in lines if line["event"] == "sink failed"]
+    return [str(line["code"]) for line in logged(done, "sink failed")]

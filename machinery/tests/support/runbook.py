@@ -50,13 +50,11 @@ class Entry:
 
 @cache
 def entries() -> Mapping[str, Entry]:
-    """The entries by title."""
     _, *sections = re.split(r"^### (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
     return {title: Entry(title, _parts(text)) for title, text in zip(sections[::2], sections[1::2], strict=True)}
 
 
 def entry(title: str) -> Entry:
-    """The entry with this title."""
     return entries()[title]
 
 

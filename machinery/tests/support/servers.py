@@ -51,7 +51,6 @@ class Server(Postgres):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """It runs during the block."""
         try:
             self.start()
             yield

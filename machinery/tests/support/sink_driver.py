@@ -93,46 +93,44 @@ class Database:
         """The rows of a query, as the sink's role unless another is given."""
         return database.query(self.settings, role, sql, parameters or None)
 
+    def _of_sink(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        return database.query(self.settings, SinkRole.WRITER, sql, (self.sink, *parameters))
+
     def totals(self) -> dict[str, int]:
-        """The total of each key."""
-        found = self.query("SELECT key, total FROM sink_totals WHERE sink = %s", self.sink, role=SinkRole.AUDITOR)
-        return {str(key): int(str(total)) for key, total in found}
+        found = self._of_sink("SELECT key, total FROM sink_totals WHERE sink = %s")
+        return {key: int(total) for key, total in found}
 
     def positions(self, topic: str | None = None) -> dict[int, int]:
         """The next offset of each partition of a topic; of the only one by default."""
-        found = self.query(
-            "SELECT partition, next_offset FROM positions WHERE sink = %s AND topic = coalesce(%s, topic)",
-            self.sink,
-            topic,
-        )
-        assert len({partition for partition, _ in found}) == len(found), "it reads several topics: name one"
-        return {int(str(partition)): int(str(offset)) for partition, offset in found}
+        positions = "SELECT partition, next_offset FROM positions WHERE sink = %s AND topic = coalesce(%s, topic)"
+        found = self._of_sink(positions, topic)
+        assert len(dict(found)) == len(found), "it reads several topics: name one"
+        return dict(found)
 
     def processed(self) -> int:
         """How many events are remembered."""
-        return int(str(self.query("SELECT count(*) FROM processed_events WHERE sink = %s", self.sink)[0][0]))
+        [(count,)] = self._of_sink("SELECT count(*) FROM processed_events WHERE sink = %s")
+        return int(count)
 
     def applied(self) -> int:
         """How many events were applied."""
-        return sum(int(str(count)) for (count,) in self.query("SELECT applied FROM sinks WHERE name = %s", self.sink))
+        return sum(count for (count,) in self._of_sink("SELECT applied FROM sinks WHERE name = %s"))
 
     def dead_letters(self) -> dict[str, str]:
         """The reason of each dead letter, by its identity."""
-        found = self.query("SELECT identity, reason FROM dead_letters WHERE sink = %s", self.sink)
-        return {str(identity): str(reason) for identity, reason in found}
+        return dict(self._of_sink("SELECT identity, reason FROM dead_letters WHERE sink = %s"))
+
+    def statuses(self) -> dict[str, str]:
+        """The status of each dead letter, by its identity."""
+        return dict(self._of_sink("SELECT identity, status FROM dead_letters WHERE sink = %s"))
+
+    def retries(self, identity: str) -> int:
+        """How often a handler has called its function again for the event of a dead letter; 0 without one."""
+        found = self._of_sink("SELECT retries FROM dead_letters WHERE sink = %s AND identity = %s", identity)
+        return sum(retries for (retries,) in found)
 
     def discard(self, wanted: Selection | None = None) -> int:
         """Give open letters up, by default all. Returns how many."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
             chosen = replace(wanted or Selection(), sink=self.sink).choose(connection)
             return replay.discard(connection, chosen, because="looked at").get(self.sink, 0)
-
-    def retries(self, identity: str) -> int:
-        """How often a handler has called its function again for the event of a dead letter; 0 without one."""
-        found = self.query("SELECT retries FROM dead_letters WHERE sink = %s AND identity = %s", self.sink, identity)
-        return sum(int(str(retries)) for (retries,) in found)
-
-    def statuses(self) -> dict[str, str]:
-        """The status of each dead letter, by its identity."""
-        found = self.query("SELECT identity, status FROM dead_letters WHERE sink = %s", self.sink)
-        return {str(identity): str(status) for identity, status in found}

@@ -15,7 +15,6 @@ from outbox_lab.testing.helpers import query
 
 
 def existing(settings: Settings, connector: Connector | None = None) -> slot.Slot:
-    """The slot, which must exist."""
     found = slot.read(settings, connector)
     assert found is not None
     return found
@@ -28,7 +27,6 @@ def reader(settings: Settings, connector: Connector | None = None) -> int | None
 
 
 def wait_released(settings: Settings, connector: Connector | None = None) -> None:
-    """Wait until nobody reads the slot."""
     wait_for("the slot to be released", lambda: reader(settings, connector) is None, timeout_s=30)
 
 
