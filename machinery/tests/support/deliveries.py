@@ -111,6 +111,7 @@ class Run:
         return self.go_on(batches)
 
     def go_on(self, batches: Sequence[Delivery]) -> list[Came]:
+        """Deliver more to the same example."""
         ours = [self.ours(event) for event in POOL]
         came = []
         position = self.sink.positions(TOPIC, TOPIC_ID).get(0, 0)
