@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
+    from tests.support.rehearsal import Rehearse
     from tests.support.sink_driver import Database
     from tests.support.sink_process import Publisher
 
@@ -32,17 +33,17 @@ STEP = timedelta(milliseconds=STEP_MS)
 
 # What takes long in one process begins first: files with a stack of their own, then the chain, then short tests.
 FIRST = (
-    *("faults/", "recovery/test_kafka.py", "integration/test_stack.py", "pipeline/test_bring_your_own.py"),
+    *("faults/", "recovery/test_servers.py", "integration/test_stack.py", "pipeline/test_bring_your_own.py"),
     *("pipeline/", "recovery/", "integration/"),
 )
 # Tests of the chain that share no fixture of their file: whichever process is free takes the next one.
 SPREAD = frozenset(
     f"pipeline/test_{name}.py"
     for name in (
-        *("check", "doctor", "hostile_events", "relay", "repair", "retention", "rollout"),
-        *("sink_limits", "sink_recovery", "sink_stream", "strategies", "trace"),
+        *("chain", "check", "doctor", "relay", "retention", "rollout"),
+        *("sink_limits", "sink_recovery", "sink_stream"),
     )
-) | {"recovery/test_relay.py", "recovery/test_sinks.py", "recovery/test_source.py"}
+) | {"recovery/test_chain.py"}
 
 
 def below_tests(nodeid: str) -> str:
@@ -95,6 +96,14 @@ def publisher(topic: Settings) -> Publisher:
     from tests.support.sink_process import Publisher  # knows the project's jobs, which not every test needs
 
     return Publisher(topic)
+
+
+@pytest.fixture
+def rehearsal(chain: Settings, client: Client) -> Rehearse:
+    """The rehearsal of an entry of the runbook, by its title, on a chain that the test breaks."""
+    from tests.support.rehearsal import Rehearsal  # knows the project's service, which not every test needs
+
+    return lambda title: Rehearsal(chain, client, title)
 
 
 @pytest.fixture

@@ -33,12 +33,15 @@ TRANSACTIONS = "__transaction_state"
 
 
 class ForgetfulKafka(Kafka):
-    """A broker that forgets a transactional id after eight seconds."""
+    """A broker that forgets a transactional id after fifteen seconds.
+
+    For ten of them, Debezium may wait for a slot that the connection of an earlier task still has.
+    """
 
     def properties(self) -> Mapping[str, str]:
         return {
             **super().properties(),
-            "transactional.id.expiration.ms": "8000",
+            "transactional.id.expiration.ms": "15000",
             "transaction.remove.expired.transaction.cleanup.interval.ms": "1000",
         }
 

@@ -8,8 +8,6 @@ import itertools
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,23 +15,17 @@ import pytest
 from confluent_kafka import Producer
 
 from outbox.audit import check, sinks
-from outbox.audit.monitor import Monitor
 from outbox.audit.store import TopicLogs
 from outbox.base.settings import Settings, SinkRole
-from outbox.events import catalog
-from outbox.events.catalog import Catalog
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.sink import comparison_files, discovery
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
-from outbox_lab.testing.failures import raises
 from outbox_lab.testing.helpers import query
-from tests import targets
 from tests.support import kept_rows
 from tests.support.audit_chain import codes
-from tests.support.made_events import JOB, NOW_MS, Event, uuid7
-from tests.support.topic_reader import drop_records, topic_of
+from tests.support.made_events import NOW_MS, Event, uuid7
+from tests.support.topic_reader import topic_of
 
 SINK = "dedup"
 RANDOM = Random(44)  # noqa: S311
@@ -136,20 +128,7 @@ def test_markers_and_aborted_records_are_not_counted(topic: Settings, history: H
     assert (codes(report), report.settled) == ([], True)
 
 
-def test_events_dropped_by_the_topic_are_applied(topic: Settings, history: History) -> None:
-    old, quiet, live = history.item(5, 6), history.item(7), history.item(8)
-    history.publish(old[0], quiet[0])
-    history.publish(old[1], live[0])
-    history.sink(**{old[0].key: 11, quiet[0].key: 7, live[0].key: 8})
-    drop_records(topic, history.topic, 3)  # two events and a marker
-    report = check.check(topic)
-    assert (report.records, report.in_flight, report.lost) == (2, 0, [])
-    assert (report.sink(SINK).in_flight, report.sink(SINK).drift) == (0, {})
-
-
-def test_sink_that_no_job_declares_is_noted_and_not_counted(
-    topic: Settings, history: History, postgres: Postgres
-) -> None:
+def test_a_sink_that_no_job_declares_is_not_counted(topic: Settings, history: History, postgres: Postgres) -> None:
     events = history.item(5, 6, 7)
     history.publish(*events)
     history.sink(next_offset=1, **{events[0].key: 1000})
@@ -163,42 +142,6 @@ def test_sink_that_no_job_declares_is_noted_and_not_counted(
     assert (codes(report), report.settled) == ([], True)
     assert report.sink("gone").not_compared == sinks.UNDECLARED
     assert check.check(topic, incremental=True).records == 0, "its positions hold nothing back"
-
-
-def test_without_a_view_of_the_source_only_versions_are_unknown(
-    topic: Settings, history: History, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = comparison_files.load
-    monkeypatch.setattr(comparison_files, "load", lambda spec: load(spec) if spec.name == SINK else [])
-    events = history.item(5, 6)
-    history.publish(*events)
-    history.sink(**{events[0].key: 11})
-    postgres.psql("ALTER VIEW source_orders RENAME TO gone", topic.source_db_url.name)
-    report = check.check(topic, incremental=True)
-    assert codes(report) == []
-    assert [note for note in report.notes if "source_orders" in note]
-    assert check.check(topic, incremental=True).records == 0, "the other topic is verified"
-    monkeypatch.setattr(catalog, "of_project", lambda _: Catalog(Path("nowhere"), {}))
-    with raises("event-undeclared", "nowhere"):
-        check.check(topic)
-
-
-def test_an_unreadable_target_is_a_finding_and_the_other_sinks_are_compared(
-    topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = replace(JOB, name="search", target=f"{targets.__name__}:write", projections=Path("none"))
-    jobs = [*discovery.jobs(topic), elsewhere]
-    monkeypatch.setattr(discovery, "jobs", lambda _: jobs)
-    monkeypatch.setattr(targets, "totals", lambda: [("a", "many", None)])
-    events = history.item(5, 6)
-    history.publish(*events)
-    history.sink(**{events[0].key: 12})
-    kept_rows.stand(topic, "search", history.topic, "x", offset=1)
-    report = check.check(topic)
-    assert codes(report) == ["sink-drift", "target-unreadable"]
-    assert (report.findings[1].sink, report.sink("search").in_flight) == ("search", 1)
-    assert "tests.targets:write" in report.findings[1].message
-    assert "search" in str(Monitor({}).check(lambda: report)), "the monitor says so"
 
 
 def test_a_discard_is_acknowledged(topic: Settings, history: History) -> None:
@@ -265,40 +208,17 @@ def test_what_goes_on_between_two_readings_is_in_flight(
         assert (codes(report), report.settled) == ([], False)
 
 
-@pytest.fixture
-def records_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many records each reading of the topic returned."""
-    read: list[int] = []
-    original = TopicLogs.read_on
+def test_an_incremental_check_reads_what_came_since(
+    topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records_read, read_on = list[int](), TopicLogs.read_on
 
     def counting(self: TopicLogs, *arguments: Any) -> None:
         before = self.records
-        original(self, *arguments)
-        read.append(self.records - before)
+        read_on(self, *arguments)
+        records_read.append(self.records - before)
 
     monkeypatch.setattr(TopicLogs, "read_on", counting)
-    return read
-
-
-def test_waiting_reads_only_new_records(
-    topic: Settings, history: History, records_read: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = history.item(5, 6)
-    history.publish(events[0])
-    history.sink(next_offset=4, **{events[0].key: 11})
-    counting = TopicLogs.read_on
-
-    def then_publish(self: TopicLogs, *arguments: Any) -> None:
-        counting(self, *arguments)
-        if len(records_read) == 1:
-            history.publish(events[1])
-
-    monkeypatch.setattr(TopicLogs, "read_on", then_publish)
-    report = check.check_settled(topic, timeout_s=10)
-    assert (codes(report), report.records, records_read) == ([], 2, [1, 1])
-
-
-def test_an_incremental_check_reads_what_came_since(topic: Settings, history: History, records_read: list[int]) -> None:
     first, second = history.item(5, 6), history.item(7)
     history.publish(*first)
     history.sink(**{first[0].key: 11, second[0].key: 0})
@@ -320,43 +240,20 @@ def test_an_incremental_check_reads_what_came_since(topic: Settings, history: Hi
     assert [note for note in report.notes if "everything was read" in note], "it was in doubt"
 
 
-def test_a_topic_that_has_dropped_unread_records_is_read_whole(topic: Settings, history: History) -> None:
-    events = history.item(5, 6, 7)
-    history.publish(events[0])
-    history.sink(**{events[0].key: 5})
-    check.check(topic, incremental=True)
-    history.publish(events[1])
-    history.publish(events[2])
-    history.sink(**{events[0].key: 18})
-    drop_records(topic, history.topic, 4)
-    report = check.check(topic, incremental=True)
-    assert (codes(report), report.records) == (codes(check.check(topic)), 1)
-
-
 def test_a_wait_in_vain_reports_how_far_each_topic_and_sink_is(topic: Settings, history: History) -> None:
-    first, second, _ = history.item(5, 6, 7)
-    history.publish(first)
-    history.publish(second)
+    first, second, third, _ = history.item(5, 6, 7, 8)
+    history.publish(first, second)
+    history.publish(third, quantity="7")
     history.sink(next_offset=1, **{first.key: 5})
     done = outbox("check", "--wait", "1", "--json", home=topic.home, **topic.as_env())
     report = json.loads(done.stdout)
     assert (done.returncode, report["settled"], report["total"]["in_flight"]) == (1, False, 1)
-    assert {one["name"]: one["in_flight"] for one in report["sinks"]} == {"dedup": 2}
+    assert {one["name"]: one["in_flight"] for one in report["sinks"]} == {"dedup": 3}
     *_, line = done.stderr.splitlines()  # a slow one has said how far it is
     assert f"topic {topic_of(topic)} lacks 1 event" in line
-    assert "sink dedup is 2 events behind" in line
-
-
-def test_command_ends_with_1_and_prints_json(topic: Settings, history: History) -> None:
-    events = history.item(5, 6)
-    history.publish(*events, quantity="5")
-    history.sink(**{events[0].key: 11})
-    done = outbox("check", "--json", "--wait", "10", home=topic.home, **topic.as_env())
-    assert done.returncode == 1
-    assert "outbox: 2 problems found: " in done.stderr
-    report = json.loads(done.stdout)
-    assert [finding["code"] for finding in report["findings"]] == ["nothing-compared", "malformed-records"]
-    assert report["topics"][0]["malformed"] == {"schema violation": 2}
+    assert "sink dedup is 3 events behind" in line
+    assert [finding["code"] for finding in report["findings"]] == ["malformed-records"]
+    assert report["topics"][0]["malformed"] == {"schema violation": 1}
     described = outbox("check", "--help", home=topic.home).stdout
     for part in (report, report["topics"][0], report["sinks"][0], report["sinks"][0]["comparisons"][0]):
         assert [key for key in part if key not in described] == []

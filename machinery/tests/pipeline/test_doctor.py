@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -36,7 +34,7 @@ from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
 from tests.support import kept_rows, suite, topic_sinks
 from tests.support.declared import declare, work_for
-from tests.support.made_events import NOW_MS, STRATEGIES, uuid7
+from tests.support.made_events import NOW_MS, uuid7
 from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import sink_on
 from tests.support.topic_reader import delete_topics, relayed, topic_of
@@ -125,10 +123,12 @@ def test_unread_and_missing_slots_are_found(shared_chain: Settings) -> None:
     assert problems(shared_chain)["slot"] == ["slot-missing"]
 
 
-def test_missing_topic_and_unavailable_server_do_not_hide_the_rest(
-    topic: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_unavailable_does_not_hide_the_rest(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(problems(topic))
+    done = outbox("doctor", home=topic.home, **topic.as_env())
+    assert (done.returncode, "problems found" in done.stderr) == (1, True)
+    assert f"FIX slot      there is no slot {topic.connector}" in done.stdout
+    assert "ok  source-db " in done.stdout
     with monkeypatch.context() as patched:
         patched.setattr(clients, "REQUEST_TIMEOUT_S", 1.0)  # three hops wait for a broker that never answers
         for setting, value, hops in (
@@ -145,34 +145,32 @@ def test_missing_topic_and_unavailable_server_do_not_hide_the_rest(
 
 
 def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings) -> None:
+    item, order = (topics.describe(topic, topic_of(topic, name)) for name in ("item", "order"))
     producer = Producer(client_config(topic))
     for _ in range(3):
-        producer.produce(topic_of(topic), b"{}", partition=0)
+        producer.produce(item.name, b"{}", partition=0)
     producer.flush(30)
-    of_topic = topics.describe(topic, topic_of(topic)).id
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at({topic_of(topic): {0: 1}}, {topic_of(topic): of_topic})
+        sink_on(connection, name="gone").begin_at({item.name: {0: 0}}, {item.name: item.id})
+    assert "sinks" not in problems(topic)
+    assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
+
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection).begin_at({item.name: {0: 1}}, {item.name: item.id})
         assert "sinks" not in problems(topic), "it has a driver"
+        with rebuild.reserved(topic, "dedup") as owner:
+            rebuild.begin(owner, "dedup", [item], {item.name: topics.first_offsets(topic, item.name)})
+            assert problems(topic)["sinks"] == ["rebuild-unfinished"]
+            rebuild.drop_copy(owner, "dedup")
     wait_for("the driver to be gone", lambda: "sinks" in problems(topic), timeout_s=10)
     assert problems(topic)["sinks"] == ["sink-not-running"]
     assert "2 offsets behind" in diagnosed(topic, "sink-not-running").message
     with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at({topic_of(topic): {0: 9}}, {topic_of(topic): of_topic})
+        sink_on(connection).begin_at({item.name: {0: 9}}, {item.name: item.id})
         assert problems(topic)["sinks"] == ["topic-recreated"]
-
-
-def test_undeclared_sinks_are_no_problem_and_unfinished_rebuilds_are_found(topic: Settings) -> None:
-    described = topics.describe(topic, topic_of(topic))
-    begin = {described.name: {0: 0}}, {described.name: described.id}
-    with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection, replace(STRATEGIES["dedup"], name="gone")).begin_at(*begin)
-    assert "sinks" not in problems(topic)
-    assert diagnosed(topic, "sink-undeclared").message.startswith("sink gone ")
-    with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at(*begin)
-        with rebuild.reserved(topic, "dedup") as owner:
-            rebuild.begin(owner, "dedup", [described], {described.name: topics.first_offsets(topic, described.name)})
-        assert problems(topic)["sinks"] == ["rebuild-unfinished"]
+        kept_rows.stand(topic, "activity", item.name, item.id)
+        kept_rows.stand(topic, "activity", order.name, order.id, offset=7)
+        assert any(f"offset 7 of {order.name}, partition 0" in one.message for one in examine(topic, "sinks"))
 
 
 @pytest.mark.usefixtures("whole_day")
@@ -193,20 +191,6 @@ def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres:
     assert topic_of(topic, "order") in diagnosed(topic, "topic-unlimited").message
 
 
-def test_a_sink_is_looked_at_on_each_of_its_topics(topic: Settings, postgres: Postgres) -> None:
-    item, order = topic_of(topic), topic_of(topic, "order")
-    ids = {name: topics.describe(topic, name).id for name in (item, order)}
-    positions = f"('activity', '{item}', 0, '{ids[item]}', 0), ('activity', '{order}', 0, '{ids[order]}', 7)"
-    statements = f"""
-        INSERT INTO sinks (name, epoch, asked_for) VALUES ('activity', 1, '{{"strategy": "dedup", "topics": {{}}}}');
-        INSERT INTO positions (sink, topic, partition, topic_id, next_offset) VALUES {positions};
-        INSERT INTO skipped_events VALUES ('activity', '{order}', 'order.placed.v1');
-    """
-    postgres.psql(statements, topic.sink_db_url.name)
-    assert problems(topic)["sinks"] == ["topic-recreated", "sink-not-running", "job-changed"]
-    assert f"offset 7 of {order}, partition 0" in diagnosed(topic, "topic-recreated").message
-
-
 @pytest.mark.parametrize(("dated_by", "codes"), [("CreateTime", ["topic-config-differs"]), ("LogAppendTime", [])])
 def test_a_target_topic_that_the_clock_of_the_sink_dates_is_found(
     topic: Settings, monkeypatch: pytest.MonkeyPatch, dated_by: str, codes: list[str]
@@ -218,14 +202,3 @@ def test_a_target_topic_that_the_clock_of_the_sink_dates_is_found(
         assert problems(topic).get("sinks", []) == codes
         remedies = [str(one.remedy) for one in examine(topic, "sinks") if not one.is_ok]
     assert all(f"{topic_sinks.copies_of(topic)} --add-config message.timestamp.type=" in one for one in remedies)
-
-
-def test_command_prints_every_diagnosis_and_ends_with_1(topic: Settings) -> None:
-    plain = outbox("doctor", home=topic.home, **topic.as_env())
-    assert plain.returncode == 1
-    assert f"FIX slot      there is no slot {topic.connector}" in plain.stdout
-    assert "ok  source-db " in plain.stdout
-    assert "problems found" in plain.stderr
-    listed = json.loads(outbox("doctor", "--json", home=topic.home, **topic.as_env()).stdout)
-    assert {diagnosis["hop"] for diagnosis in listed} == set(HOPS)
-    assert set(listed[0]) == {"hop", "code", "message", "remedy", "is_ok"}

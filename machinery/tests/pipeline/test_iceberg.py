@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from outbox.audit import check
-from outbox.base.database import login, query
+from outbox.base.database import login
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -28,9 +28,8 @@ from outbox.sink.applying.lakehouse import table
 from outbox.sink.applying.lakehouse.spark_table import IcebergTable
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spec import SinkSpec, TargetState
-from outbox.sink.writer import Counts, SinkWriter
+from outbox.sink.writer import Counts
 from outbox.sinks import IcebergTarget
-from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets, running_with
 from tests.lake import NAME, SCHEMA, TOTALS, driven, events, iceberg, write_source
 from tests.support.made_events import NOW_MS, TOPIC, Event, batch, sums
@@ -61,10 +60,6 @@ def spec_of(settings: Settings) -> SinkSpec:
     return discovery.resolve(settings, replace(discovery.sinks(settings)[NAME].job, **iceberg(settings.home)))
 
 
-def driving(settings: Settings) -> AbstractContextManager[SinkWriter]:
-    return driven(settings, spec_of(settings))
-
-
 def opened(settings: Settings, spark: SparkSession, kind: type[IcebergTable] = IcebergTable) -> Any:
     """The table, as a process without the fence has it."""
     schema = SCHEMA.read_text().replace("USING delta", "USING iceberg")
@@ -92,11 +87,11 @@ def ids(some: Sequence[Event]) -> list[str]:
 def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
     assert read_table(lake).positions == {}
     new, old, letter = events(4), events(2, at_ms=NOW_MS - 800 * DAY_MS), events(1)[0]
-    with driving(lake) as sink:
+    with driven(lake, spec_of(lake)) as sink:
         assert sink.apply(batch([*new[:2], *old, new[0]])) == Counts(rows=5, applied=4, duplicates=1)
         assert sink.apply(batch(new[:2], start=0)) == Counts(rows=2, duplicates=2), "read again"
         assert sink.apply(batch([*new, *old], start=5)) == Counts(rows=6, applied=2, duplicates=4), "sent again"
-    with driving(lake) as sink:
+    with driven(lake, spec_of(lake)) as sink:
         assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
         assert read_table(lake).positions == {TOPIC: {0: 17}}, "by a commit with nothing new"
         sink.apply(batch([], start=17, dead=[unread(letter, 17)]))
@@ -149,7 +144,7 @@ def late(settings: Settings, spark: SparkSession, some: Sequence[Event]) -> Iter
 
 def test_a_driver_that_commits_late_is_refused(lake: Settings, iceberg_spark: SparkSession) -> None:
     before, some, more = events(2), events(4), events(4)
-    with driving(lake) as sink:
+    with driven(lake, spec_of(lake)) as sink:
         sink.apply(batch(before))
         with late(lake, iceberg_spark, some[:3]) as outcomes:
             assert sink.apply(batch(some, start=2)).applied == 4
@@ -192,7 +187,7 @@ EXPIRE = "expire_snapshots(older_than => TIMESTAMP '2100-01-01 00:00:00', retain
 
 def test_compaction_and_expiry_beside_a_merge(lake: Settings, iceberg_spark: SparkSession) -> None:
     before, some = events(6), events(4)
-    with driving(lake) as sink:
+    with driven(lake, spec_of(lake)) as sink:
         for number, event in enumerate(before):
             sink.apply(batch([event], start=number))
         files = data_files(lake)
@@ -207,7 +202,7 @@ def test_compaction_and_expiry_beside_a_merge(lake: Settings, iceberg_spark: Spa
         assert read_table(lake).positions == {TOPIC: {0: 10}}, "of the snapshot before that of compaction"
         maintain(iceberg_spark, lake, EXPIRE)
         assert read_table(lake).positions == {}, "those of the sink database count"
-        assert database(lake).positions() == {0: 10}
+        assert Database(lake, NAME).positions() == {0: 10}
         assert sink.apply(batch([*before, *events(1)], start=10)) == Counts(rows=7, applied=1, duplicates=6)
         maintain(iceberg_spark, lake, EXPIRE)
         assert read_table(lake).positions == {TOPIC: {0: 17}}
@@ -215,7 +210,7 @@ def test_compaction_and_expiry_beside_a_merge(lake: Settings, iceberg_spark: Spa
 
 def test_a_merge_that_has_read_an_expired_version_is_refused(lake: Settings, iceberg_spark: SparkSession) -> None:
     before, some = events(2), events(3)
-    with driving(lake) as sink:
+    with driven(lake, spec_of(lake)) as sink:
         sink.apply(batch(before))
         with late(lake, iceberg_spark, some) as outcomes:
             sink.apply(batch(events(1, at_ms=NOW_MS - 5 * DAY_MS), start=2))
@@ -230,10 +225,6 @@ def data_files(settings: Settings) -> list[str]:
         return [] if found is None else [task.file.file_path for task in found.table.scan().plan_files()]
 
 
-def database(settings: Settings) -> Database:
-    return Database(settings, NAME)
-
-
 def test_an_erased_key_is_in_no_data_file(lake: Settings, iceberg_spark: SparkSession) -> None:
     gone, kept = events(6, keys=2)[::2], events(6, keys=2)[1::2]
     folder = Path(lake.lakehouse.removeprefix("file://"))
@@ -242,7 +233,7 @@ def test_an_erased_key_is_in_no_data_file(lake: Settings, iceberg_spark: SparkSe
         return [*spec.target.erase(lake, spec, TOPIC, gone[0].key, dry_run=dry_run).values()]
 
     spec = spec_of(lake)
-    with driving(lake) as sink:
+    with driven(lake, spec_of(lake)) as sink:
         assert erase(dry_run=True) == [0, 0]
         sink.apply(batch([*gone, *kept]))
         maintain(iceberg_spark, lake, COMPACT.replace("'min-input-files', '2'", "'rewrite-all', 'true'"))
@@ -259,17 +250,6 @@ def test_an_erased_key_is_in_no_data_file(lake: Settings, iceberg_spark: SparkSe
         assert sink.apply(batch([*kept, *events(1)], start=6)) == Counts(rows=4, applied=1, duplicates=3)
 
 
-def test_a_table_or_a_catalog_that_is_gone_is_reported(lake: Settings) -> None:
-    with driving(lake) as sink:
-        sink.apply(batch(events(1)))
-    query(lake, SinkRole.OWNER, "DELETE FROM iceberg_tables")
-    with raises("table-missing"), driving(lake):
-        pass
-    query(lake, SinkRole.OWNER, "DROP TABLE iceberg_tables")
-    with raises("table-failed"), driving(lake):
-        pass
-
-
 def test_killed_behind_a_commit(topic: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = Publisher(topic)
     some = publisher.events(60)
@@ -280,7 +260,7 @@ def test_killed_behind_a_commit(topic: Settings, monkeypatch: pytest.MonkeyPatch
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     merged = rows(topic)
     assert merged
-    assert sum(database(topic).positions().values()) == 0, "the fault fired: the positions know of no batch"
+    assert sum(Database(topic, NAME).positions().values()) == 0, "the fault fired: the positions know of no batch"
     monkeypatch.setattr(discovery, "jobs", lambda _: [spec.job])
     report = check.check(topic)
     assert (report.sink(NAME).drift, report.sink(NAME).in_flight) == ({}, 60 - len(merged))

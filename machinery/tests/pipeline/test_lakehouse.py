@@ -1,14 +1,18 @@
-"""The sink `lakehouse`, with real Spark and Delta: what its table holds, read without Spark, whatever comes twice."""
+"""The sink `lakehouse`, with real Spark and Delta: what its table holds, read without Spark, whatever comes twice; and
+with a transform before the table: what is left out or set aside, and what survives a kill.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import importlib.util
+import signal
 import threading
 import uuid
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -21,7 +25,8 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from outbox.audit import declared, sinks
+from outbox.audit import check, declared, sinks
+from outbox.audit.report import Report
 from outbox.audit.store import Store
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole, load
@@ -35,18 +40,21 @@ from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder, Skipped
 from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.decoding.values import day_of
 from outbox.sink.remembering import fence
-from outbox.sink.repair import replay
-from outbox.sink.repair.replay import Chosen, Replayed, Selection
+from outbox.sink.repair.replay import Replayed, Selection
+from outbox.sink.spark import reader
 from outbox.sink.spec import SinkJob, SinkSpec, TargetState
-from outbox.sink.writer import Counts, SinkWriter
+from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
-from tests.lake import NAME, SCHEMA, TOTALS, driven, events, folder, ids
+from tests import transforms
+from tests.lake import NAME, SCHEMA, TOTALS, driven, events, folder, ids, write_source
 from tests.support import transformed
 from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, batch, fetch, sums
 from tests.support.record_corpus import record, unread
-from tests.support.sink_driver import Database
+from tests.support.sink_driver import Database, replayed
+from tests.support.sink_process import Publisher, catch_up_faulty, catch_up_faulty_alone
 from tests.support.topic_reader import topic_of
+from tests.transforms import GRAMS, LEFT_OUT
 
 pytestmark = leaves_sockets
 DECLARED = discovery.sinks(load(environment=False))[NAME]
@@ -64,17 +72,9 @@ def lake(databases: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> 
     return databases.replace(sink_storage=f"file://{tmp_path}/it's a lake")
 
 
-def driving(settings: Settings, spec: SinkSpec = DECLARED) -> AbstractContextManager[SinkWriter]:
-    return driven(settings, spec)
-
-
 def read_table(settings: Settings) -> TargetState:
     """The table as `outbox check` reads it."""
     return table.read(settings, NAME, TOTALS)
-
-
-def totals(settings: Settings) -> dict[str, int]:
-    return {key: int(total) for key, total, _ in read_table(settings).totals}
 
 
 def state(settings: Settings) -> sinks.SinkState:
@@ -84,42 +84,30 @@ def state(settings: Settings) -> sinks.SinkState:
         return found
 
 
-def database(settings: Settings) -> Database:
-    return Database(settings, NAME)
-
-
-def run_replay(settings: Settings, *some: Event) -> Replayed:
-    """Replay the dead letters of these events."""
-    return run_chosen(settings, [Chosen(NAME, TOPIC, TOPIC_ID, event.event_id) for event in some])
-
-
-def run_chosen(settings: Settings, chosen: Sequence[Chosen]) -> Replayed:
-    """Replay these dead letters."""
-    applier_of = lambda one: one.target.applier(settings, one)  # noqa: E731
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        done = replay.replay(connection, {NAME: DECLARED}, chosen, applier_of=applier_of)
-    return done.get(NAME, Replayed())
+def replay(settings: Settings, *some: Event) -> Replayed:
+    """Replay the open letters of these events."""
+    return replayed(settings, DECLARED, Selection(identities=[event.event_id for event in some]))
 
 
 def test_each_event_is_in_the_table_once_however_often_it_comes(lake: Settings) -> None:
     new, old = events(4), events(2, at_ms=NOW_MS - 800 * DAY_MS)
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         assert sink.apply(batch([*new[:2], *old, new[0]])) == Counts(rows=5, applied=4, duplicates=1)
         assert sink.apply(batch(new[:2], start=0)) == Counts(rows=2, duplicates=2), "read again"
         assert sink.apply(batch([*new, *old], start=5)) == Counts(rows=6, applied=2, duplicates=4), "sent again"
-        with raises("sink-has-driver"), driving(lake):
+        with raises("sink-has-driver"), driven(lake, DECLARED):
             pass
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         assert sink.apply(batch([*old, *new], start=11)) == Counts(rows=6, duplicates=6), "after a restart"
         with raises("events-lost", f"offsets 17 to 19 of topic {TOPIC}, partition 0"):
             sink.apply(batch(events(1), start=20))
     assert ids(lake) == sorted(event.event_id for event in [*new, *old])
-    assert totals(lake) == sums([*new, *old])
+    assert {key: int(total) for key, total, _ in read_table(lake).totals} == sums([*new, *old])
     assert {path.name for path in folder(lake).glob("outbox_day=*")} == {
         f"outbox_day={day_of(uuid.UUID(event.event_id))}" for event in (new[0], old[0])
     }
     # All that the last commit says, although it has nothing new: how far the table is.
-    assert read_table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: database(lake).positions()}
+    assert read_table(lake).positions == {TOPIC: {0: 17}} == {TOPIC: Database(lake, NAME).positions()}
 
 
 class Notes(RecordDecoder):
@@ -133,9 +121,7 @@ class Notes(RecordDecoder):
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # pytest would keep each, and with it a DataFrame
-def test_more_records_than_the_heap_has_room_for_are_merged(
-    topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_batch_larger_than_the_heap_is_merged(topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path) -> None:
     lake, name = topic.replace(sink_storage=f"file://{tmp_path}/lake"), topic_of(topic)
     schema = tmp_path / "notes.sql"
     schema.write_text(
@@ -164,7 +150,7 @@ def test_more_records_than_the_heap_has_room_for_are_merged(
 
 def test_spark_and_duckdb_read_the_totals(lake: Settings, lakehouse_spark: SparkSession) -> None:
     some = events(9)
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         sink.apply(batch([*some, *some]))
     query = TOTALS.read_text()
     delta = DeltaTable(folder(lake))
@@ -180,7 +166,7 @@ def test_spark_and_duckdb_read_the_totals(lake: Settings, lakehouse_spark: Spark
 
 def test_a_batch_is_looked_for_among_its_own_days_only(lake: Settings) -> None:
     today, before = events(3), events(3, at_ms=NOW_MS - 3 * DAY_MS)
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         sink.apply(batch([*before, *today]))
         for file in folder(lake).glob(f"outbox_day={day_of(uuid.UUID(before[0].event_id))}/*.parquet"):
             file.unlink()
@@ -204,38 +190,38 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
     some, bad = events(2), events(1)[0]
     made = batch(some, dead=[unread(bad, 2)])
     counts: list[Counts] = []
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         with Path(f"{folder(lake)}.lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)  # as another process that writes to the table
             apply = threading.Thread(target=lambda: counts.append(sink.apply(made)))
             apply.start()
-            wait_for("the letter", lambda: database(lake).dead_letters(), timeout_s=TIMEOUT_S)
-            assert database(lake).positions() == {}
+            wait_for("the letter", lambda: Database(lake, NAME).dead_letters(), timeout_s=TIMEOUT_S)
+            assert Database(lake, NAME).positions() == {}
             require_locked(lake)
-            assert database(lake).query(IDLE) == [(0,)], "a transaction is open while the table is written"
+            assert Database(lake, NAME).query(IDLE) == [(0,)], "a transaction is open while the table is written"
             assert ids(lake) == []
         apply.join(TIMEOUT_S)
         assert counts == [Counts(rows=2, applied=2, dead=1)]
-        assert database(lake).positions() == {0: 3}
+        assert Database(lake, NAME).positions() == {0: 3}
 
         with Path(f"{folder(lake)}.lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)
             monkeypatch.setattr(spark_table, "LOCK_TIMEOUT_S", 0.2)
             with raises("table-locked"):
                 sink.apply(batch(events(1), start=3))
-    assert database(lake).positions() == {0: 3}
+    assert Database(lake, NAME).positions() == {0: 3}
     assert ids(lake) == sorted(event.event_id for event in some)
 
 
 def test_letters_are_replayed_into_the_table_each_once(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, given_up = events(3)
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2), unread(given_up, 3)]))
-        database(lake).discard(Selection(identities=[given_up.event_id]))
+        Database(lake, NAME).discard(Selection(identities=[given_up.event_id]))
         before = read_table(lake)
-        assert run_replay(lake, one) == Replayed(applied=1)
-        assert run_replay(lake, one, other) == Replayed(applied=1)
-        assert run_replay(lake, one, other) == Replayed()
+        assert replay(lake, one) == Replayed(applied=1)
+        assert replay(lake, one, other) == Replayed(applied=1)
+        assert replay(lake, one, other) == Replayed()
         # As after a crash between the MERGE and the letter's commit.
         query(lake, SinkRole.WRITER, "UPDATE dead_letters SET status = 'open' WHERE identity = %s", [one.event_id])
         assert before.lacking is not None
@@ -247,7 +233,7 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, monkeypat
             assert state(lake).not_compared == table.UNREAD.format("deltalake")
             letters = {event_id: letter.is_open for event_id, letter in state(lake).letters.items()}
             assert letters == {one.event_id: True, given_up.event_id: False}, "only open ones are set aside"
-        assert run_replay(lake, one) == Replayed(duplicates=1)
+        assert replay(lake, one) == Replayed(duplicates=1)
         assert read_table(lake).positions == {TOPIC: {0: 4}}, "a replay says nothing of positions, and hides none"
         assert sink.apply(batch([one, other, given_up], start=4)).duplicates == 3
     stored = {row["event_id"]: row for row in DeltaTable(folder(lake)).to_pyarrow_table().to_pylist()}
@@ -255,71 +241,64 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, monkeypat
     assert (stored[one.event_id]["quantity"], stored[one.event_id]["version"]) == (one.quantity, one.version)
 
 
-def test_no_transaction_is_open_while_a_replay_writes_the_table(
-    lake: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_transaction_is_open_during_a_replay_into_the_table(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = events(2)
     merge = spark_table.Table.merge
 
     def looked_at(*arguments: Any) -> int:
-        assert database(lake).query(IDLE) == [(0,)]
+        assert Database(lake, NAME).query(IDLE) == [(0,)]
         require_locked(lake)
         return merge(*arguments)
 
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         sink.apply(batch([], dead=[unread(one, 0), unread(other, 1)]))
         monkeypatch.setattr(spark_table.Table, "merge", looked_at)
-        assert run_replay(lake, one) == Replayed(applied=1)
+        assert replay(lake, one) == Replayed(applied=1)
         monkeypatch.undo()
         assert sink.apply(batch(events(1), start=2)).applied == 1, "the lock is free again"
-    assert database(lake).statuses() == {one.event_id: "replayed", other.event_id: "open"}
+    assert Database(lake, NAME).statuses() == {one.event_id: "replayed", other.event_id: "open"}
 
 
 def test_a_restored_table_gets_replayed_events_again(lake: Settings, lakehouse_spark: SparkSession) -> None:
-    first, replayed, given_up = events(3)
-    with driving(lake) as sink:
-        sink.apply(batch([first], dead=[unread(replayed, 1), unread(given_up, 2)]))
+    first, letter, given_up = events(3)
+    with driven(lake, DECLARED) as sink:
+        sink.apply(batch([first], dead=[unread(letter, 1), unread(given_up, 2)]))
         before = DeltaTable(folder(lake)).version()
-        database(lake).discard(Selection(identities=[given_up.event_id]))
-        assert run_replay(lake, replayed) == Replayed(applied=1)
+        Database(lake, NAME).discard(Selection(identities=[given_up.event_id]))
+        assert replay(lake, letter) == Replayed(applied=1)
         lakehouse_spark.sql(f"RESTORE TABLE delta.`{table.location(lake, NAME)}` TO VERSION AS OF {before}")
         assert ids(lake) == [first.event_id]
         # As after a rewind; the records are valid by now.
-        sink.apply(batch([first, replayed, given_up]))
-    assert ids(lake) == sorted([first.event_id, replayed.event_id])
+        sink.apply(batch([first, letter, given_up]))
+    assert ids(lake) == sorted([first.event_id, letter.event_id])
 
 
 def test_a_replay_brings_back_what_a_restored_table_has_lost(lake: Settings) -> None:
     kept, lost, came = events(3)
     malformed = DeadRecord(0, 2, record(b"{"), came.event_id, Rejection("malformed", ""))
-
-    def again() -> Replayed:
-        with closing(connect(lake, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=NAME, elsewhere=[NAME]).choose(connection)
-        return run_chosen(lake, chosen)
-
-    with driving(lake) as sink:
+    again = partial(replayed, lake, DECLARED, Selection(elsewhere=[NAME]))
+    with driven(lake, DECLARED) as sink:
         sink.apply(batch([], dead=[unread(kept, 0), unread(lost, 1), malformed]))
-        assert run_replay(lake, kept) == Replayed(applied=1)
+        assert replay(lake, kept) == Replayed(applied=1)
         before = DeltaTable(folder(lake)).version()
-        assert run_replay(lake, lost) == Replayed(applied=1)
+        assert replay(lake, lost) == Replayed(applied=1)
         assert sink.apply(batch([came], start=3)).applied == 1
-    assert {*database(lake).statuses().values()} == {"replayed"}
+    assert {*Database(lake, NAME).statuses().values()} == {"replayed"}
     assert again() == Replayed()
     DeltaTable(folder(lake)).restore(before)
     assert {*state(lake).letters} == {one.event_id for one in (lost, came)}, "`check` says so"
     assert again() == Replayed(applied=1, rejected=1)
     assert ids(lake) == sorted([kept.event_id, lost.event_id])
-    assert database(lake).statuses()[came.event_id] == "open", "its letter keeps another record"
+    assert Database(lake, NAME).statuses()[came.event_id] == "open", "its letter keeps another record"
 
 
 def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path) -> None:
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         sink.apply(batch(events(1)))
     moved = tmp_path / "moved"
     folder(lake).rename(moved)
     for _ in range(2):
-        with raises("table-missing"), driving(lake):
+        with raises("table-missing"), driven(lake, DECLARED):
             pass
     with closing(connect(lake, SinkRole.WRITER)) as connection:
         sink = DECLARED.target.writer(lake, connection, DECLARED, fetch)
@@ -329,7 +308,7 @@ def test_a_table_that_is_gone_or_another_is_told(lake: Settings, tmp_path: Path)
     wider = tmp_path / "table.sql"
     wider.write_text(SCHEMA.read_text().replace("unit        STRING", "note STRING, unit STRING"))
     other = replace(DECLARED, target=LakehouseTarget(wider, TOTALS))
-    with raises("table-failed", "schema does not match"), driving(lake, other):
+    with raises("table-failed", "schema does not match"), driven(lake, other):
         pass
 
 
@@ -338,6 +317,223 @@ def test_a_table_whose_making_was_interrupted_is_made(lake: Settings) -> None:
     log.mkdir(parents=True)
     (log / f".{'0' * 20}.json.{uuid.uuid4()}.tmp").write_text("{}")
     (one,) = events(1)
-    with driving(lake) as sink:
+    with driven(lake, DECLARED) as sink:
         assert sink.apply(batch([one])).applied == 1
     assert ids(lake) == [one.event_id]
+
+
+# A transform before the table ---------------------------------------------------------------------------------------
+
+
+FEW, MANY = 12, 120  # that the driver reads itself, and that executors read: no more than needed, as each costs queries
+TABLE = """
+CREATE TABLE IF NOT EXISTS events (
+    event_id STRING NOT NULL, outbox_day DATE NOT NULL, partition INT NOT NULL, offset BIGINT NOT NULL,
+    event_type STRING NOT NULL, item_id STRING NOT NULL, unit STRING NOT NULL, quantity BIGINT NOT NULL,
+    version BIGINT NOT NULL, occurred_at TIMESTAMP NOT NULL, kilograms DECIMAL(38, 3) NOT NULL
+) USING delta PARTITIONED BY (outbox_day) LOCATION %(location)s
+"""
+FAILS_AT = 13  # a quantity
+
+
+@dataclass
+class Sink:
+    """A sink with a transform and a table. Each run is a driver of its own."""
+
+    settings: Settings
+    spark: SparkSession
+    transform: str
+    job: SinkJob = DECLARED.job
+
+    @property
+    def spec(self) -> SinkSpec:
+        transform = f"{transforms.__name__}:{self.transform}"
+        return discovery.resolve(self.settings, replace(self.job, transform=transform))
+
+    def run(self, *, from_start: bool = False) -> Counts:
+        """Apply what the topics have, from their start or from where the sink has come to."""
+        return transformed.run(self.settings, self.spark, self.spec, from_start=from_start)
+
+    def replay(self) -> Replayed:
+        """Replay open letters, as the command does."""
+        return transformed.run_replay(self.settings, self.spec)
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Rows of the table by event; each is there once."""
+        rows = DeltaTable(folder(self.settings)).to_pyarrow_table().to_pylist()
+        found = {row["event_id"]: row for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+    def check(self, monkeypatch: pytest.MonkeyPatch) -> Report:
+        """The report of `outbox check` if this job is the project's only one."""
+        monkeypatch.setattr(discovery, "jobs", lambda _: [self.spec.job])
+        return check.check(self.settings)
+
+    @property
+    def database(self) -> Database:
+        return Database(self.settings, NAME)
+
+
+@pytest.fixture
+def sink(topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    """A sink with the table of the domain."""
+    monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 100)  # so that a part has two tasks
+    lake = topic.replace(sink_storage=f"file://{tmp_path}/lake")
+    return Sink(lake, lakehouse_spark, "picky")
+
+
+@pytest.fixture
+def weights(sink: Sink, tmp_path: Path) -> Sink:
+    """A sink whose table has other columns than its events."""
+    schema = tmp_path / "table.sql"
+    schema.write_text(TABLE)
+    sink.transform, sink.job = "in_kilograms", replace(DECLARED.job, target=LakehouseTarget(schema, TOTALS))
+    return sink
+
+
+def of_units(publisher: Publisher, count: int) -> list[Event]:
+    """Events of both types in three units, one of which is no weight."""
+    units = [*GRAMS, "LTR"]
+    return [
+        replace(event, unit=units[number % 3], quantity=event.quantity * (1 if number % 2 else -1))
+        for number, event in enumerate(publisher.events(count))
+    ]
+
+
+def kilograms(event: Event) -> Decimal:
+    return event.quantity * GRAMS[event.unit] / Decimal(1000)
+
+
+def with_failing(publisher: Publisher, count: int) -> tuple[list[Event], Event]:
+    """Events, and one of them for which transforms fail."""
+    events = publisher.events(count)
+    events[count - 5] = replace(events[count - 5], quantity=FAILS_AT)
+    return events, events[count - 5]
+
+
+def with_left_out(publisher: Publisher, count: int) -> tuple[list[Event], Event, list[Event]]:
+    """Events of which one fails, and two of one item that transforms leave out; together they change nothing."""
+    events, bad = with_failing(publisher, count)
+    for number, quantity in ((1, LEFT_OUT), (6, -LEFT_OUT)):
+        events[number] = replace(events[number], quantity=quantity)
+    assert events[1].key == events[6].key
+    return events, bad, [events[1], events[6]]
+
+
+@pytest.mark.parametrize(("transform", "count"), [("in_kilograms", FEW), ("in_kilograms_shuffled", MANY)])
+def test_a_transformed_event_is_in_the_table_once(
+    weights: Sink, publisher: Publisher, count: int, transform: str
+) -> None:
+    weights.transform = transform
+    events = of_units(publisher, count)
+    kept = {event.event_id: event for event in events if event.unit in GRAMS}
+    again = sum(event.event_id in kept for event in events[:10])
+    publisher.send([*events, *events[:10]])
+    publisher.send_raw("key", b"no event", None)
+    left_out = count + 10 - len(kept) - again
+    assert weights.run() == Counts(count + 10, len(kept), duplicates=again, dead=1, filtered=left_out)
+    rows = weights.rows()
+    assert rows.keys() == kept.keys()
+    for event_id, event in kept.items():
+        row = rows[event_id]
+        assert (row["kilograms"], row["quantity"], row["unit"]) == (kilograms(event), event.quantity, event.unit)
+        assert (row["event_type"], row["item_id"], row["version"]) == (event.name, event.key, event.version)
+    # The table does not know what is left out.
+    assert weights.run(from_start=True) == Counts(count + 10, duplicates=len(kept) + again, dead=1, filtered=left_out)
+    assert weights.rows() == rows
+    assert weights.database.query("SELECT applied, filtered FROM sinks") == [(len(kept), 2 * left_out)]
+
+
+def test_an_event_for_which_it_fails_is_set_aside_and_replayed(weights: Sink, publisher: Publisher) -> None:
+    events, bad = with_failing(publisher, FEW)
+    publisher.send(events)
+    weights.transform = "failing_in_kilograms"
+    assert weights.run() == Counts(FEW, applied=FEW - 1, rejected=1)
+    assert weights.database.dead_letters() == {bad.event_id: "transform failed"}
+    ((key, value, version),) = weights.database.query("SELECT key, value, version FROM dead_letters")
+    assert bytes(value) == bad.record.value  # type: ignore[call-overload]
+    assert (bytes(key).decode(), version) == (bad.key, bad.version)  # type: ignore[call-overload]
+    assert weights.replay() == Replayed(rejected=1)
+    assert weights.database.statuses() == {bad.event_id: "open"}
+    weights.transform = "in_kilograms"
+    assert weights.run(from_start=True) == Counts(FEW, duplicates=FEW), "it waits for a replay"
+    assert weights.replay() == Replayed(applied=1)
+    assert weights.replay() == Replayed()
+    assert weights.rows().keys() == {one.event_id for one in events}
+    assert weights.rows()[bad.event_id]["kilograms"] == kilograms(bad)
+    weights.transform = "failing_in_kilograms"
+    assert weights.run(from_start=True) == Counts(FEW, duplicates=FEW)
+    assert weights.database.statuses() == {bad.event_id: "replayed"}, "the table has it: it is not set aside again"
+
+
+# Each kind of a row that breaks a rule is tried with a projection (test_transform): what compares is the same.
+@pytest.mark.parametrize(("transform", "code"), [("doubled", "transform-breaks-rule"), ("weightless", "table-failed")])
+def test_after_a_wrong_row_nothing_is_merged(weights: Sink, publisher: Publisher, transform: str, code: str) -> None:
+    weights.transform = transform
+    publisher.send(publisher.events(FEW))
+    with raises(code, NAME):
+        weights.run()
+    assert (weights.rows(), weights.database.positions()) == ({}, {})
+    weights.transform = "in_kilograms"
+    assert weights.run() == Counts(FEW, applied=FEW)
+
+
+def test_check_knows_what_was_left_out(sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, bad, left_out = with_left_out(publisher, FEW)
+    write_source(sink.settings, events)
+    # Its record was unreadable first. So it has a letter, which is closed as it is left out.
+    publisher.send_raw(left_out[0].key, b"no event", left_out[0].event_id)
+    publisher.send(events)
+    assert sink.run() == Counts(FEW, applied=FEW - 3, rejected=1, dead=1, filtered=2)
+    assert sink.database.statuses() == {bad.event_id: "open", left_out[0].event_id: "replayed"}
+    report = sink.check(monkeypatch).sink(NAME)
+    assert (report.drift, report.in_flight, report.lost, report.parked, report.filtered) == ({}, 0, 0, 1, 2)
+    sink.transform = "generous"
+    assert sink.replay() == Replayed(applied=1)
+    report = sink.check(monkeypatch).sink(NAME)
+    assert (report.drift, report.in_flight, report.lost, report.parked, report.filtered) == ({}, 0, 0, 0, 2)
+
+
+def test_a_restored_table_is_filled_again(sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, *_ = with_left_out(publisher, FEW)
+    write_source(sink.settings, events)
+    publisher.send(events)
+    sink.transform = "without_any"
+    assert sink.run() == Counts(FEW, filtered=FEW)
+    before = DeltaTable(folder(sink.settings)).version()
+    sink.transform = "picky"
+    assert sink.run(from_start=True).applied == FEW - 3
+    sink.transform = "generous"
+    assert sink.replay() == Replayed(applied=1)
+    whole = sink.rows()
+    location = table.location(sink.settings, NAME)
+    sink.spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF {before}")
+    assert sink.rows() == {}
+    assert sink.run(from_start=True) == Counts(FEW, applied=FEW - 2, filtered=2)
+    assert sink.rows() == whole
+    report = sink.check(monkeypatch).sink(NAME)
+    assert (report.drift, report.parked) == ({}, 0)
+
+
+def test_killed_behind_a_merge(sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, bad, left_out = with_left_out(publisher, MANY)
+    write_source(sink.settings, events)
+    publisher.send(events)
+    killed = catch_up_faulty_alone("death_behind_a_merge", sink.settings, NAME)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    merged = ids(sink.settings)
+    assert merged
+    assert sum(sink.database.positions().values()) == 0, "the fault fired: the positions know of no batch"
+    # Beside a sink whose positions are behind its table, check goes by what the table's commit says. The event that
+    # fails and those that are left out are in flight too, unless they come before that.
+    found = sink.check(monkeypatch).sink(NAME)
+    assert found.drift == {}
+    assert MANY - 3 <= found.in_flight + len(merged) <= MANY
+    done = catch_up_faulty("transformed", sink.settings, NAME)
+    assert done.returncode == 0, done.stderr
+    assert ids(sink.settings) == sorted({one.event_id for one in events} - {one.event_id for one in (bad, *left_out)})
+    assert sink.database.statuses() == {bad.event_id: "open"}
+    report = sink.check(monkeypatch)
+    assert report.settled
+    assert [(finding.code, finding.count) for finding in report.findings] == [("sink-parked", 1)]

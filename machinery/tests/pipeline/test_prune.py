@@ -11,7 +11,6 @@ import tracemalloc
 import uuid
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -33,7 +32,7 @@ from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.stack import relaying
 from outbox_lab.testing.helpers import query
 from tests.orders import MOMENT
-from tests.support import kept_rows, slots, suite
+from tests.support import kept_rows, slots
 from tests.support.made_events import nth_key
 from tests.support.outbox_rows import INSERT, Row, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import drop_records, out_of_order, read, relayed, topic_of
@@ -179,9 +178,7 @@ def test_on_a_schedule_it_lets_go_of_the_log_of_a_busy_neighbour(shared_chain: S
 
 
 @pytest.mark.parametrize("end", [Producer.flush, Producer.abort_transaction], ids=["open", "aborted"])
-def test_a_record_that_is_not_committed_proves_nothing(
-    shared_chain: Settings, end: Callable[[Producer, float], object]
-) -> None:
+def test_an_uncommitted_record_proves_nothing(shared_chain: Settings, end: Callable[[Producer, float], object]) -> None:
     with slots.stopped(shared_chain):
         insert(shared_chain, row())
         producer = Producer({**client_config(shared_chain), "transactional.id": f"other-{uuid.uuid4()}"})
@@ -197,21 +194,6 @@ def test_a_record_that_is_not_committed_proves_nothing(
     assert prune.prune(shared_chain, keep_hours=0) == PruneResult(deleted=1)
 
 
-def test_without_a_route_for_markers_none_is_sent(
-    shared_chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = len(read(shared_chain)), markers(shared_chain)
-    with raises("connector-missing"):
-        prune.prune(shared_chain.replace(connector="nobody"), keep_hours=0)
-    declared = json.loads((suite.DOMAIN / "connect" / "outbox.json").read_text())
-    newer = json.dumps({**declared, "transforms.outbox.route.topic.regex": "newer"})
-    (tmp_path / "outbox.json").write_text(newer)
-    monkeypatch.setattr(connectors, "folder", lambda: tmp_path)
-    with raises("routes-differ"):
-        prune.prune(shared_chain, keep_hours=0)
-    assert (len(read(shared_chain)), markers(shared_chain)) == before
-
-
 @pytest.mark.usefixtures("whole_day")
 def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Settings) -> None:
     insert(shared_chain, row())
@@ -219,13 +201,11 @@ def test_the_command_forgets_days_that_nothing_can_bring_again(shared_chain: Set
     kept_rows.remember(shared_chain, kept_rows.aged(9))
     kept_rows.land(shared_chain, kept_rows.aged(120), kept_rows.aged(1))
     would = json.loads(run(shared_chain, "prune", "--dry-run", "--json"))["retention"]
-    assert (len(would["dropped"]), would["deleted"], len(would["evidence"])) == (1, {"landed_events": 1}, 7)
+    assert (len(would["dropped"]), would["deleted"]) == (1, {"landed_events": 1})
     assert len(kept_rows.names(shared_chain)) == 1
     told = run(shared_chain, "prune")
-    assert "outbox       0 events deleted" in told
     assert f"dropped {would['dropped'][0]}" in told
     assert "deleted 1 rows of landed_events" in told
-    assert f"ids from {would['horizon']} on are kept" in told
     assert kept_rows.names(shared_chain) == []
 
 

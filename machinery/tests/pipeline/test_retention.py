@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Message, Producer
-from confluent_kafka.admin import AdminClient
 from psycopg2 import extensions
 
 from outbox.base.database import connect
@@ -32,7 +31,7 @@ from tests.support import kept_rows, slots
 from tests.support.kept_rows import aged, ago, partition, remember
 from tests.support.made_events import JOB
 from tests.support.outbox_rows import insert, row
-from tests.support.topic_reader import drop_records, topic_of
+from tests.support.topic_reader import delete_topics, drop_records, topic_of
 
 pytestmark = pytest.mark.usefixtures("whole_day")
 
@@ -186,12 +185,6 @@ def test_an_event_in_one_place_alone_holds_its_day_back(settled: Settings, place
     assert places(result) == [PLACES[place].format(settled.topic_prefix)]
 
 
-def test_what_a_transaction_has_written_might_be_of_any_day(settled: Settings) -> None:
-    with writing(settled, aged(6)):
-        result = expire(settled)
-    assert (names(result), places(result)) == ([], ["transactions that write events"])
-
-
 def test_what_the_slot_has_not_confirmed_holds_everything_back(settled: Settings) -> None:
     query(settled, INSERT, parameters=[aged(6)])
     query(settled, "DELETE FROM outbox")
@@ -221,9 +214,7 @@ def test_a_former_topic_that_sinks_have_read_holds_its_day(settled: Settings) ->
     kept_rows.stand(settled, "naive", name, topics.describe(settled, name).id)
     result = expire(settled)
     assert (names(result), places(result)) == ([partition(9)], [f"topic {name}"])
-    admin = AdminClient(client_config(settled))
-    admin.delete_topics([name])[name].result(10)
-    wait_for("it to be gone", lambda: not topics.exists(settled, name), timeout_s=10)
+    delete_topics(settled, name)
     assert names(expire(settled)) == [partition(6)]
 
 
@@ -239,9 +230,13 @@ def test_an_open_transaction_on_a_topic_hides_events_of_any_day(settled: Setting
     assert names(expire(settled)) == [partition(9)]
 
 
-def test_a_transaction_that_ends_while_it_is_waited_for_is_seen(
-    settled: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_that_does_not_end_might_have_written_events_of_any_day(settled: Settings) -> None:
+    with writing(settled, aged(6)):
+        result = expire(settled)
+    assert (names(result), places(result)) == ([], ["transactions that write events"])
+
+
+def test_a_transaction_that_ends_meanwhile_is_seen(settled: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "WRITERS_TIMEOUT_S", 30)
     monkeypatch.setattr(retention, "CONFIRM_TIMEOUT_S", 30)
     with writing(settled, aged(6)) as connection, ThreadPoolExecutor(1) as pool:
@@ -282,53 +277,40 @@ def test_topics_are_read_until_a_record_holds_everything(settled: Settings, read
     assert len(reads) == 1 + 2, "the first of each partition, and then all"
 
 
-@pytest.fixture
-def logging(topic: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """A project with a sink whose strategy remembers the places of events, in a table of the project's own."""
-    roles = {name: topic.role_name(role) for name, role in (("writer", SinkRole.WRITER), ("pruner", SinkRole.PRUNER))}
-    kept_rows.query(topic, EVENT_LOG.format(**roles))
-    file = tmp_path / "offset-log.sql"
-    file.write_text(OFFSET_LOG)
-    jobs = [*discovery.jobs(topic), replace(JOB, name="offset-log", strategy=file)]
-    monkeypatch.setattr(discovery, "jobs", lambda _: jobs)
-    return topic
-
-
-def logged(settings: Settings) -> set[tuple[object, ...]]:
-    return set(kept_rows.query(settings, 'SELECT sink, topic_id, partition, "offset" FROM event_log'))
-
-
 def log(settings: Settings, sink: str, topic_id: str, *offsets: int, partition: int = 0) -> None:
     statement = 'INSERT INTO event_log (sink, topic_id, partition, "offset") SELECT %s, %s, %s, unnest(%s)'
     kept_rows.query(settings, statement, sink, topic_id, partition, [*offsets], role=SinkRole.WRITER)
 
 
-def test_the_event_log_ends_where_the_topic_begins(logging: Settings) -> None:
-    """A record that the topic has dropped cannot come again under its offset; any other is still a duplicate."""
-    produce(logging, *(aged(0) for _ in range(9)))
-    item, order = (topics.describe(logging, topic_of(logging, name)).id for name in ("item", "order"))
-    kept_rows.start(logging, "without positions")
-    kept_rows.stand(logging, "offset-log", topic_of(logging), item, offset=10)
-    log(logging, "offset-log", item, *range(10))
-    log(logging, "offset-log", item, 0, partition=1)
-    log(logging, "offset-log", order, 5)  # without a position, the sink may read that topic again
-    log(logging, "offset-log", "an earlier topic", 5)
-    log(logging, "without positions", item, 0)
-    assert expire(logging).deleted == {"event_log": 1}, "the topic that was deleted"
-    drop_records(logging, topic_of(logging), before=4)
-    assert expire(logging, dry_run=True).deleted == {"event_log": 4}
-    assert expire(logging).deleted == {"event_log": 4}
+def test_the_event_log_ends_where_the_topic_begins(
+    topic: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that the topic has dropped cannot come again under its offset; any other is still a duplicate.
+
+    The project's sink has a strategy that remembers the places of events, in a table of the project's own.
+    """
+    file = tmp_path / "offset-log.sql"
+    writer, pruner = topic.role_name(SinkRole.WRITER), topic.role_name(SinkRole.PRUNER)
+    kept_rows.query(topic, EVENT_LOG.format(writer=writer, pruner=pruner))
+    file.write_text(OFFSET_LOG)
+    jobs = [*discovery.jobs(topic), replace(JOB, name="offset-log", strategy=file)]
+    monkeypatch.setattr(discovery, "jobs", lambda _: jobs)
+    produce(topic, *(aged(0) for _ in range(9)))
+    item, order = (topics.describe(topic, topic_of(topic, name)).id for name in ("item", "order"))
+    kept_rows.start(topic, "without positions")
+    kept_rows.stand(topic, "offset-log", topic_of(topic), item, offset=10)
+    log(topic, "offset-log", item, *range(10))
+    log(topic, "offset-log", item, 0, partition=1)
+    log(topic, "offset-log", order, 5)  # without a position, the sink may read that topic again
+    log(topic, "offset-log", "an earlier topic", 5)
+    log(topic, "without positions", item, 0)
+    assert expire(topic).deleted == {"event_log": 1}, "the topic that was deleted"
+    drop_records(topic, topic_of(topic), before=4)
+    assert expire(topic, dry_run=True).deleted == {"event_log": 4}
+    assert expire(topic).deleted == {"event_log": 4}
     places = {("offset-log", item, 0, offset) for offset in range(4, 10)}
     places |= {("offset-log", item, 1, 0), ("offset-log", order, 0, 5), ("without positions", item, 0, 0)}
-    assert logged(logging) == places
-
-
-def test_the_event_log_of_a_topic_that_was_created_anew_stays_until_its_sink_has_accepted_that(
-    logging: Settings,
-) -> None:
-    kept_rows.stand(logging, "offset-log", topic_of(logging), "an earlier topic", offset=10)
-    log(logging, "offset-log", "an earlier topic", 5)
-    assert expire(logging).deleted == {}
+    assert {*kept_rows.query(topic, 'SELECT sink, topic_id, partition, "offset" FROM event_log')} == places
 
 
 @pytest.fixture
@@ -340,9 +322,7 @@ def captured(topic: Settings) -> Iterator[Settings]:
     kept_rows.stand(topic, "changes", connector.topic, topics.describe(topic, connector.topic).id)
     with slot_of(topic, connector.name):
         yield topic
-    admin = AdminClient(client_config(topic))
-    for future in admin.delete_topics([spec.name for spec in specs]).values():
-        future.result(10)
+    delete_topics(topic, *(spec.name for spec in specs))
 
 
 def change(settings: Settings, *lsns: int) -> None:
@@ -365,16 +345,29 @@ def applied_changes(settings: Settings) -> list[int]:
 
 
 def test_a_change_goes_when_neither_log_nor_topic_can_bring_it(captured: Settings, reads: list[Message]) -> None:
+    connector = connectors.load(captured, "changes")
     apply_changes(captured, 100, 200, 300)
     change(captured, 200, 100, 300)
     assert expire(captured).deleted == {}, "the topic has it, if not at its begin"
-    drop_records(captured, connectors.load(captured, "changes").topic, before=2)
-    reads.clear()
+    drop_records(captured, connector.topic, before=2)
     assert expire(captured).deleted == {"processed_changes": 2}
     assert applied_changes(captured) == [300]
     reads.clear()
     assert expire(captured).deleted == {}
     assert len(reads) == 1, "the first record holds the only one"
+
+    drop_records(captured, connector.topic, before=4)
+    other = Producer({**client_config(captured), "transactional.id": f"other-{aged(0)}"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(connector.topic, json.dumps({"source": {"lsn": 300}}), partition=0)
+    other.flush(30)
+    assert expire(captured).deleted == {}, "an open transaction may have it"
+    other.abort_transaction(30)
+    query(captured, f"SELECT pg_drop_replication_slot('{connector.name}')", SourceRole.CDC)
+    assert expire(captured).deleted == {}, "nothing says what the log may bring"
+    with slot_of(captured, connector.name):
+        assert expire(captured).deleted == {"processed_changes": 1}
 
 
 def test_a_confirmed_change_stays_while_the_log_may_bring_it(captured: Settings, postgres: Postgres) -> None:
@@ -393,19 +386,3 @@ def test_a_confirmed_change_stays_while_the_log_may_bring_it(captured: Settings,
         apply_changes(captured, int(written), 100)
         assert expire(captured).deleted == {"processed_changes": 1}
     assert applied_changes(captured) == [int(written)]
-
-
-def test_nothing_expires_without_slot_or_with_open_transaction(captured: Settings) -> None:
-    connector = connectors.load(captured, "changes")
-    apply_changes(captured, 100)
-    other = Producer({**client_config(captured), "transactional.id": f"other-{aged(0)}"})
-    other.init_transactions(30)
-    other.begin_transaction()
-    other.produce(connector.topic, json.dumps({"source": {"lsn": 100}}), partition=0)
-    other.flush(30)
-    assert expire(captured).deleted == {}
-    other.abort_transaction(30)
-    query(captured, f"SELECT pg_drop_replication_slot('{connector.name}')", SourceRole.CDC)
-    assert expire(captured).deleted == {}
-    with slot_of(captured, connector.name):
-        assert expire(captured).deleted == {"processed_changes": 1}

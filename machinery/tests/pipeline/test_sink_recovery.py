@@ -20,9 +20,9 @@ from outbox.relay import connectors
 from outbox.sink.remembering import fence
 from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.postgres import Postgres
-from tests import transforms
 from tests.support import faulty_sink
-from tests.support.made_events import sums
+from tests.support.faulty_sink import PART_RECORDS
+from tests.support.made_events import Event, sums
 from tests.support.sink_driver import Database, open_sink
 from tests.support.sink_process import (
     TIMEOUT_S,
@@ -39,7 +39,8 @@ from tests.support.sink_process import (
     wait_applied,
 )
 from tests.support.topic_reader import delete_topics, topic_of
-from tests.support.warm_jvm import WarmJvm
+
+PARTS = 3  # at least: markers of transactions take offsets too
 
 
 def health(sinks: SinkProcess) -> dict[str, Any]:
@@ -80,9 +81,7 @@ def driver(settings: Settings) -> fence.Holder | None:
         return fence.driver(cursor, "dedup")
 
 
-def test_a_lock_that_is_not_free_in_time_fails_a_sink_until_it_is(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
+def test_a_lock_that_is_not_free_fails_a_sink(topic: Settings, publisher: Publisher, database: Database) -> None:
     naive, some = Database(topic, "naive"), publisher.events(30)
     publisher.send(some[:10])
     with running_faulty(faulty_sink.short_waits.__name__, topic, "dedup", "naive") as sinks:
@@ -149,9 +148,7 @@ def test_a_sink_that_has_lost_its_connection_goes_on_with_another_one(
     assert database.totals() == sums(some)
 
 
-def test_a_sink_that_has_lost_its_fence_leaves_it_to_the_new_driver(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
+def test_a_lost_fence_is_left_to_the_new_driver(topic: Settings, publisher: Publisher, database: Database) -> None:
     publisher.send(publisher.events(10))
     with running_warm(topic, "dedup", "naive") as sinks:
         wait_applied(sinks, database, 10)
@@ -209,9 +206,7 @@ def test_a_topic_made_again_and_filled_stops_a_running_sink(
         require_stopped(sink, name)
 
 
-def test_a_missing_topic_is_waited_for_and_a_new_one_stops_the_sink(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
+def test_a_missing_topic_is_waited_for(topic: Settings, publisher: Publisher, database: Database) -> None:
     name = topic_of(topic)
     publisher.send(publisher.events(20))
     with running_warm(topic, "dedup") as sink:
@@ -222,9 +217,7 @@ def test_a_missing_topic_is_waited_for_and_a_new_one_stops_the_sink(
         require_stopped(sink, name)
 
 
-def test_sinks_that_cannot_start_do_not_stop_their_neighbours(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
+def test_sinks_that_cannot_start_stop_no_other(topic: Settings, publisher: Publisher, database: Database) -> None:
     """A checkpoint whose path is taken by a file, and positions of an earlier topic. Neither sink keeps its fence."""
     file = checkpoint(topic, "naive")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -258,41 +251,85 @@ def test_a_sink_that_does_not_stop_in_time_fails(topic: Settings, publisher: Pub
     assert "Traceback" not in ended
 
 
-def test_an_apply_that_fails_during_a_stop_is_a_failure(topic: Settings, publisher: Publisher) -> None:
-    publisher.send(publisher.events(20))
-    with running_faulty(faulty_sink.failure_during_stop.__name__, topic, "dedup") as sink:
-        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-        assert sink.tail(1) == f"outbox: {faulty_sink.REFUSED}"
-    assert Database(topic).applied() == 0
+# A large batch, which executors read and which is applied in parts ---------------------------------------------------
 
 
-def test_a_stop_while_a_transform_runs_is_no_error(topic: Settings, publisher: Publisher, database: Database) -> None:
-    """Spark once looked for an interruption in a long message of the JVM, and overflowed its stack."""
-    jvm = WarmJvm(topic)
-    jvm.start()
-    begin = jvm.log_file.stat().st_size
-
-    def said() -> str:
-        return jvm.log_file.read_bytes()[begin:].decode()
-
-    publisher.send(publisher.events(20))
-    with running_faulty(faulty_sink.endless_transform.__name__, topic, "dedup") as sink:
-        wait_for("the transform to begin", lambda: transforms.BEGUN in said(), timeout_s=TIMEOUT_S)
-        sink.stop()
-        assert not any(word in sink.tail(100) for word in ("outbox: ", "Exception", "Traceback", '"error"'))
-    assert "StackOverflowError" not in said()  # Spark itself may log that a killed task's broadcast is gone already
-    assert database.applied() == 0
+@pytest.fixture
+def some(publisher: Publisher) -> list[Event]:
+    """Events for one batch, of several parts."""
+    events = publisher.events(PARTS * PART_RECORDS)
+    publisher.send(events)
+    return events
 
 
-def test_a_stop_before_apply_leaves_the_batch_to_the_next_start(
-    topic: Settings, publisher: Publisher, database: Database
+def applied_and_duplicates(database: Database) -> tuple[object, ...]:
+    (counts,) = database.query("SELECT applied, duplicates FROM sinks WHERE name = %s", database.sink)
+    return counts
+
+
+def run_to_end(fault: Callable[[], None], topic: Settings, *names: str) -> str:
+    """Run sinks with a fault until they end; returns the end of their log."""
+    with running_faulty(fault.__name__, topic, *names) as sinks:
+        wait_for("the process to end", lambda: not sinks.is_running(), timeout_s=TIMEOUT_S)
+        return sinks.tail(3)
+
+
+def test_a_death_between_two_parts_repeats_nothing(topic: Settings, some: list[Event], database: Database) -> None:
+    """A batch is split once the maximum is lower, though Spark had planned it before.
+
+    With the Kafka source of Spark 4.1.1 this fails: its second run ends after the replayed batch (SPARK-55271).
+    """
+    naive = Database(topic, "naive")
+    run_to_end(faulty_sink.death_between_parts, topic, "naive", "dedup")
+    first, first_of_dedup = naive.applied(), database.applied()
+    assert 0 < first < len(some)
+    lower = topic.replace(sink_max_offsets_per_trigger=PART_RECORDS // 2)
+    done = catch_up(lower, "naive", "dedup")
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    parts = [part["batch"] for part in logged(done, "applied") if part["sink"] == "dedup"]
+    assert set(parts) == {0}
+    assert len(parts) >= 2 * PARTS
+    assert applied_and_duplicates(naive) == (len(some) + first, 0)  # so it was applied twice
+    assert applied_and_duplicates(database) == (len(some), first_of_dedup)
+    assert database.totals() == sums(some)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (faulty_sink.unread_part, faulty_sink.REFUSED),
+        (faulty_sink.failure_beside_endless_read, faulty_sink.REFUSED),
+        (faulty_sink.failure_during_stop, faulty_sink.REFUSED),
+        (faulty_sink.endless_apply, "has not applied its batch within 2 s of the stop"),
+        (faulty_sink.dropped_records, "no longer has what was to be read"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_part_that_fails_leaves_the_parts_before_it(
+    topic: Settings, some: list[Event], database: Database, fault: Callable[[], None], words: str
 ) -> None:
-    some = publisher.events(20)
-    publisher.send(some)
-    with running_faulty(faulty_sink.stop_before_apply.__name__, topic, "dedup") as sink:
-        wait_for("the sink to end", lambda: not sink.is_running(), timeout_s=TIMEOUT_S)
-    assert database.applied() == 0
+    ended = run_to_end(fault, topic, "dedup")
+    assert words in ended.splitlines()[-1]
+    assert "Traceback" not in ended
+    first = database.applied()
+    assert (first > 0) is (fault is faulty_sink.unread_part)
+    if fault is not faulty_sink.dropped_records:
+        done = catch_up(topic)
+        assert done.returncode == 0, done.stderr
+        assert applied_and_duplicates(database) == (len(some), first)
+        assert database.totals() == sums(some)
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_applied"), [(faulty_sink.stop_in_first_part, True), (faulty_sink.stop_before_apply, False)]
+)
+def test_a_stop_waits_for_all_parts_or_leaves_the_batch(
+    topic: Settings, some: list[Event], database: Database, fault: Callable[[], None], is_applied: bool
+) -> None:
+    run_to_end(fault, topic, "dedup")
+    assert database.applied() == (len(some) if is_applied else 0)
     done = catch_up(topic)
     assert done.returncode == 0, done.stderr
-    assert logged(done, "another checkpoint begins") == [], "Spark has not recorded the batch"
-    assert database.totals() == sums(some)
+    assert logged(done, "another checkpoint begins") == [], "Spark knows as much of the batch as the database"
+    assert applied_and_duplicates(database) == (len(some), 0)

@@ -1,18 +1,19 @@
-"""Sinks whose target is a topic, exactly once within Kafka wherever the process ends, or a function; as processes."""
+"""Sinks whose target is a topic, exactly once within Kafka wherever the process ends, or a function; and handlers."""
 
 from __future__ import annotations
 
 import json
 import re
 import signal
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from subprocess import CompletedProcess
+from typing import Any, Literal
 from unittest.mock import Mock
 
 import psutil
@@ -27,11 +28,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # missing in 
     ResourcePatternType,
     ResourceType,
 )
+from psycopg2 import extensions
 
 from outbox.audit import check, doctor
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
+from outbox.handlers import Event as Handled
+from outbox.handlers import handler
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config, consumer
 from outbox.kafka.records import headers_of
@@ -40,13 +44,14 @@ from outbox.kafka.transactions import Outgoing, Transactions
 from outbox.maintenance import erase
 from outbox.sink import discovery
 from outbox.sink.applying import topic_writer
+from outbox.sink.applying.handlers.handler import Handler
 from outbox.sink.applying.postgres import target
-from outbox.sink.decoding.decoder import DecodedEvent
-from outbox.sink.decoding.records import Record as SinkRecord
-from outbox.sink.remembering import fence
 from outbox.sink.repair import rewind
-from outbox.sink.running import plain
+from outbox.sink.running import plain, supervisor, watchdog
+from outbox.sink.running.plain import plain_engine
+from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.kafka import CLIENT
+from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.homes import Homes
 from tests import items, orders, targets
@@ -59,10 +64,12 @@ from tests.support.secured import guarded_kafka
 from tests.support.sink_driver import Database, replayed
 from tests.support.sink_process import (
     RANDOM,
+    TIMEOUT_S,
     Publisher,
     catch_up_faulty,
     catch_up_faulty_alone,
     logged,
+    reported_failure,
     run_faulty,
 )
 from tests.support.topic_reader import Log, Record, delete_topics, out_of_order, topic_of
@@ -115,9 +122,7 @@ def uncommitted(settings: Settings, name: str) -> Counter[str]:
     return seen
 
 
-def test_each_event_is_written_once_with_its_key_its_headers_and_its_order(
-    chain: Settings, publisher: Publisher
-) -> None:
+def test_each_event_is_written_once_with_key_headers_and_order(chain: Settings, publisher: Publisher) -> None:
     some = [replace(one, quantity=one.quantity * (-1) ** number) for number, one in enumerate(publisher.events(60))]
     publisher.send(some)
     publisher.send(publisher.events(20, keys=9), abort=True)
@@ -152,23 +157,16 @@ def test_another_sink_reads_what_was_written(chain: Settings, publisher: Publish
     copies = {one.id: one for one in records_of(chain, units_of(chain))}
     assert len(copies) == len(sent)
     for record in sent:
-        event = decoder.record(record)
-        assert isinstance(event, DecodedEvent)
-        copy = copies[event.event_id]
+        copy = copies[(dict(record.headers)["id"] or b"").decode()]
         headers = [(name, (text or "").encode()) for name, text in copy.headers.items()]
-        assert decoder.record(replace_value(record, headers, copy)) == event
+        again = record._replace(key=copy.key.encode(), value=copy.value.encode(), headers=headers)
+        assert decoder.record(again) == decoder.record(record)
     versions = {(one.headers["eventType"], one.headers["schemaVersion"]) for one in copies.values()}
     assert versions == {("placed", "2"), ("cancelled", "1")}
 
 
-def replace_value(record: SinkRecord, headers: list[tuple[str, bytes]], copy: Record) -> SinkRecord:
-    return record._replace(key=copy.key.encode(), headers=headers, value=copy.value.encode())
-
-
 @pytest.mark.parametrize("step", STEPS)
-def test_killed_behind_any_step_of_a_transaction_it_writes_each_event_once(
-    chain: Settings, publisher: Publisher, step: str
-) -> None:
+def test_killed_behind_any_step_of_a_transaction(chain: Settings, publisher: Publisher, step: str) -> None:
     some = publisher.events(100)
     publisher.send(some)
     topic_sinks.killed(chain, step, 2, "copies", "units")
@@ -199,8 +197,7 @@ def test_a_zombie_is_fenced(chain: Settings, publisher: Publisher, step: str) ->
         zombie.kill()
     assert topic_sinks.FIRED in said
     assert zombie.returncode == 1, said
-    is_before = step == "send_offsets_to_transaction"
-    assert ("fenced by a newer instance" in said) is is_before, said
+    assert ("fenced by a newer instance" in said) is (step == "send_offsets_to_transaction"), said
     assert times(records_of(chain, copies_of(chain))) == once(some)
 
 
@@ -240,6 +237,13 @@ def lost_offsets(settings: Settings, *_: object) -> None:
         request.result(30)
 
 
+def foreign_offsets(settings: Settings, *_: object) -> None:
+    """Another program has committed offsets in the name of the group."""
+    group = {"group.id": f"{settings.topic_prefix}.copies", "enable.auto.commit": False}
+    with closing(Consumer(client_config(settings) | group)) as another:
+        another.commit(offsets=[TopicPartition(topic_of(settings), 0, 1_000)], asynchronous=False)
+
+
 def killed_again(settings: Settings, _: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
     """The sink is killed at the same place, with its batches cut in other places."""
     monkeypatch.setattr(target, "RENEWAL_S", 0)  # nothing that is in doubt is forgotten at a renewal
@@ -248,7 +252,9 @@ def killed_again(settings: Settings, _: list[Event], monkeypatch: pytest.MonkeyP
         catch_up(settings, "copies")
 
 
-@pytest.mark.parametrize("disturb", [rewound, lost_database, lost_offsets, killed_again], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "disturb", [rewound, lost_database, lost_offsets, foreign_offsets, killed_again], ids=lambda one: one.__name__
+)
 def test_what_the_target_has_is_not_written_again(
     chain: Settings,
     publisher: Publisher,
@@ -280,30 +286,6 @@ def crash_between_commits() -> Iterator[None]:
         patch.setattr(Transactions, "commit", crash)
         yield
     assert crashes == [FIRED]
-
-
-def test_offsets_that_another_program_has_committed_count_for_nothing(chain: Settings, publisher: Publisher) -> None:
-    some = publisher.events(45)
-    publisher.send(some)
-    group = {"group.id": f"{chain.topic_prefix}.copies", "enable.auto.commit": False}
-    with closing(Consumer(client_config(chain) | group)) as another:
-        another.commit(offsets=[TopicPartition(topic_of(chain), 0, 1_000)], asynchronous=False)
-        catch_up(chain, "copies")
-        [place] = another.committed([TopicPartition(topic_of(chain), 0)], 30)
-    assert place.offset == Database(chain, "copies").positions()[0]
-    assert times(records_of(chain, copies_of(chain))) == once(some)
-
-
-def test_a_target_that_is_missing_is_waited_for(chain: Settings, publisher: Publisher) -> None:
-    some = publisher.events(3)
-    publisher.send(some)
-    delete_topics(chain, copies_of(chain))
-    with raises("topic-missing"):
-        catch_up(chain, "copies")
-    assert Database(chain, "copies").positions() == {}
-    topics.create(chain, [TopicSpec(copies_of(chain), 1, {"cleanup.policy": "compact"})])
-    catch_up(chain, "copies")
-    assert times(records_of(chain, copies_of(chain))) == once(some)
 
 
 def test_what_its_function_fails_for_is_set_aside_and_replayed_once(
@@ -359,22 +341,6 @@ def test_what_is_no_event_is_set_aside(chain: Settings, publisher: Publisher) ->
     assert letters == {one.event_id: "not writable" for one in some[: len(ODD)]}
 
 
-def test_a_function_may_take_longer_than_a_transaction_may_be_idle(
-    chain: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = publisher.events(30)
-
-    def slow(event: Any) -> Any:
-        time.sleep(0.1)
-        return event
-
-    topic_sinks.RETURNS.update(dict.fromkeys((event.event_id for event in some), slow))
-    monkeypatch.setattr(fence, "SESSION", f"{fence.SESSION} SET idle_in_transaction_session_timeout = '2s';")
-    publisher.send(some)
-    catch_up(chain, "odd")
-    assert times(records_of(chain, units_of(chain))) == once(some)
-
-
 def test_the_commands_know_the_target(chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "comparisons").mkdir()
     (tmp_path / "comparisons" / "events.sql").write_text(COUNT_EVENTS)
@@ -389,14 +355,12 @@ def test_the_commands_know_the_target(chain: Settings, tmp_path: Path, monkeypat
     history.publish(*events)  # some of them are in flight, some come again
     assert codes(check.check(chain)) == []
     catch_up(chain, "copies")
-    assert codes(check.check(chain)) == []
     copy = records_of(chain, name)[0]
     headers = [(key, str(text).encode()) for key, text in copy.headers.items()]
     Transactions(chain, f"{chain.topic_prefix}.twice", 1_000_000).commit(
         name, [Outgoing(copy.key.encode(), copy.value.encode(), headers)]
     )
-    report = check.check(chain)
-    assert codes(report) == ["sink-drift"]
+    assert codes(check.check(chain)) == ["sink-drift"]
     kept = erase.remains(chain, erase.subject(chain, "item", copy.key))
     assert any(line.startswith(f"topic {name}: until 2") for line in kept)
     delete_topics(chain, name)
@@ -433,14 +397,8 @@ def test_a_record_that_the_topic_does_not_take_is_set_aside(
         assert times(records_of(topic, copies_of(topic))) == once(some)
         assert Database(topic, "orders").dead_letters() == {dict(large.headers)["id"].decode(): "not writable"}  # type: ignore[union-attr]
         assert [record.key for record in records_of(topic, units_of(topic))] == [nth_key(2)]
-
-
-def test_a_record_that_the_brokers_refuse(chain: Settings) -> None:
-    name = copies_of(chain)
-    with raises("produce-refused"):
-        Transactions(chain, name, 10_000_000).commit(name, [Outgoing(b"key", b"x" * 5_000_000, [])])
-    Transactions(chain, name, 1_000_000).commit(name, [Outgoing(b"key", b"{}", [])])
-    assert [record.value for record in records_of(chain, name)] == ["{}"]
+        with raises("produce-refused"):  # by the brokers
+            Transactions(topic, "any", 10_000_000).commit(units_of(topic), [Outgoing(b"key", b"x" * 5_000_000, [])])
 
 
 # Rights -------------------------------------------------------------------------------------------------------------
@@ -557,9 +515,7 @@ def test_a_kill_between_the_function_and_the_commit_repeats_nothing(
 
 
 @pytest.mark.usefixtures("file")
-def test_the_function_gets_what_the_transform_returns(
-    topic: Settings, publisher: Publisher, database: Database
-) -> None:
+def test_a_function_gets_rows_of_the_transform(topic: Settings, publisher: Publisher, database: Database) -> None:
     some = publisher.events(150)
     hidden = [replace(one, quantity=LEFT_OUT) for one in publisher.events(5)]
     failing = [replace(one, quantity=targets.THIRTEEN) for one in publisher.events(1)]
@@ -568,3 +524,133 @@ def test_the_function_gets_what_the_transform_returns(
     assert done.returncode == 0, done.stderr
     assert targets.found() == sums(some)
     assert database.dead_letters() == {failing[0].event_id: "transform failed"}
+
+
+# Handlers: `outbox handle` --------------------------------------------------------------------------------------------
+
+HANDLER, PARALLEL = "item_receipts", "item_notices"
+RECEIPTS = "SELECT event_id::text, key, version FROM handled_events WHERE handler = %s ORDER BY key, place"
+
+
+def receipts(settings: Settings, name: str = HANDLER) -> list[tuple[object, ...]]:
+    return Database(settings).query(RECEIPTS, name)
+
+
+@contextmanager
+def handling(settings: Settings, *names: str) -> Iterator[SinkProcess]:
+    process = SinkProcess(f"handle-{settings.topic_prefix}", settings, ["handle", *names])
+    process.start_timeout_s = TIMEOUT_S
+    process.spawn()
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def wait_handled(process: SinkProcess, settings: Settings, count: int, name: str = HANDLER) -> None:
+    def handled() -> bool:
+        assert process.is_running(), process.tail()
+        return len(receipts(settings, name)) >= count
+
+    wait_for(f"{count} events to be handled", handled, timeout_s=TIMEOUT_S)
+
+
+def test_killed_while_calls_fail_it_handles_each_event_once_in_order(topic: Settings, publisher: Publisher) -> None:
+    sent: list[Event] = []
+    change(
+        topic,
+        "ALTER TABLE handled_events ADD CONSTRAINT forbidden CHECK (version % 7 <> 3 OR key !~ '[123]$') NOT VALID",
+    )
+    for _ in range(5):
+        some = publisher.events(200, keys=20)
+        sent += some
+        with handling(topic, PARALLEL) as process:
+            for begin in range(0, 200, 20):
+                publisher.send(some[begin : begin + 20])
+            wait_handled(process, topic, len(receipts(topic, PARALLEL)) + RANDOM.randrange(1, 20), PARALLEL)
+    database = Database(topic, PARALLEL)
+    assert {"handler failed", "parked"} <= {*database.dead_letters().values()}
+    change(topic, "ALTER TABLE handled_events DROP CONSTRAINT forbidden")
+    with handling(topic, PARALLEL) as process:
+        wait_handled(process, topic, len(sent), PARALLEL)
+    due = [(one.event_id, one.key, one.version) for one in sorted(sent, key=lambda one: (one.key, one.version))]
+    assert receipts(topic, PARALLEL) == due, "each once, in the order of its key"
+    assert {*database.statuses().values()} == {"replayed"}
+
+
+def handle_here(settings: Settings, of: Handler) -> None:
+    """Run a handler in this process, to the end of what is there."""
+    spec = discovery.resolve(settings, discovery.job_of(of))
+    supervisor.run(settings, [spec], engine=plain_engine, until_caught_up=True)
+
+
+@pytest.mark.parametrize("begin", ["earliest", "latest"])
+def test_it_begins_with_the_oldest_event_or_with_its_first_start(
+    topic: Settings, publisher: Publisher, begin: Literal["earliest", "latest"]
+) -> None:
+    found: list[str] = []
+    of = handler("item", "order", name=begin, begin=begin)(lambda event, _: found.append(event.id))
+    some, later = publisher.events(6), publisher.events(6)
+    for one in some:  # each in a transaction of its own
+        publisher.send([one])
+    handle_here(topic, of)
+    publisher.send(later)
+    handle_here(topic, of)
+    due = {one.event_id for one in (later if begin == "latest" else some + later)}
+    assert ({*found}, len(found)) == (due, len(due))
+
+    change(topic, f"DELETE FROM positions WHERE topic = '{topic_of(topic)}'")  # as if its job had not asked for it
+    change(topic, "DELETE FROM processed_events")
+    handle_here(topic, of)
+    assert len(found) == len(due) + 12, "a topic that is added is read from its first event"
+
+
+def test_an_event_whose_call_does_not_return_is_set_aside_and_the_others_are_handled(
+    topic: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{watchdog.__name__}.SILENCE_S", 1.0)
+    some, may_end, found, hung = publisher.events(20, keys=4), threading.Event(), list[str](), list[str]()
+
+    def hangs(event: Handled, connection: extensions.connection) -> None:
+        if event.id == some[5].event_id:
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 500")
+            hung.append(event.id)
+            may_end.wait()
+        else:
+            found.append(event.id)
+
+    publisher.send(some)
+    of = handler("item", name="hangs", attempts=1, workers=2)(hangs)
+    try:
+        for _ in range(4):
+            with raises("database-connection-lost"):
+                handle_here(topic, of)
+        handle_here(topic, of)
+    finally:
+        may_end.set()
+    assert len(hung) == 4, "twice in a batch, behind the first of its key, and as often as the handler says"
+    letters = Database(topic, "hangs")
+    opened = [identity for identity, status in letters.statuses().items() if status == "open"]
+    assert {*opened} == {one.event_id for one in some[5::4]}
+    assert {*found} == {one.event_id for one in some} - {*opened}
+
+
+def change(settings: Settings, statement: str) -> None:
+    """Change the sink database as its owner."""
+    query(settings, SinkRole.OWNER, statement)
+
+
+def test_a_handler_is_a_sink_for_every_command_and_runs_by_its_own(topic: Settings, publisher: Publisher) -> None:
+    def run(*words: str) -> CompletedProcess[str]:
+        return outbox(*words, home=topic.home, **topic.as_env())
+
+    publisher.send(publisher.events(5))
+    assert "run it by `outbox handle`" in reported_failure(run("sink", HANDLER, "--until-caught-up"))
+    done = run("handle", HANDLER, "--until-caught-up")
+    assert (done.returncode, len(receipts(topic))) == (0, 5), done.stderr
+    assert logged(done, "applied")
+    rewound = run("rewind", HANDLER, "--to-earliest", "--yes")
+    assert rewound.returncode == 0, rewound.stderr
+    again = run("handle", HANDLER, "--until-caught-up")
+    assert (again.returncode, len(receipts(topic))) == (0, 5), "known events are not handled again"

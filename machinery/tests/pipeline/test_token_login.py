@@ -16,23 +16,35 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import psutil
 import pytest
 from confluent_kafka import Producer
 
+from outbox.audit import doctor
+from outbox.audit.check import check
 from outbox.base.errors import Failure
 from outbox.base.settings import Secret, Settings, load
+from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
 from outbox.kafka.spec import TopicSpec
+from outbox.migrations.migrate import migrate
+from outbox.relay import lifecycle
 from outbox_lab.stack import ports
+from outbox_lab.stack.command import SinkProcess
+from outbox_lab.stack.connect import Connect
 from outbox_lab.stack.kafka import CLIENT
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.homes import Homes
-from tests.support.secured import OTHER_SCOPE, Certificates, TokenKafka, TokenServer, running, token_settings
+from tests.support.outbox_rows import ids, insert, row
+from tests.support.secured import Certificates, TokenKafka, running, token_servers, token_settings
+from tests.support.sink_driver import Database
+from tests.support.secured import OTHER_SCOPE, TokenServer
 
 TOPIC = "events"
 
@@ -114,30 +126,16 @@ REGION, KEY_ID, SECRET = "eu-central-1", "AKIDMADEUP", "made-up-secret"
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[tuple[Listener, Settings]]:
+def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Listener, Settings]]:
+    for name, value in (("REGION", REGION), ("ACCESS_KEY_ID", KEY_ID), ("SECRET_ACCESS_KEY", SECRET)):
+        monkeypatch.setenv(f"AWS_{name}", value)
     certificates = Certificates(tmp_path)
     with listening(certificates) as found:
-        yield (
-            found,
-            load(
-                tmp_path,
-                environment=False,
-                kafka_bootstrap=found.bootstrap,
-                kafka_security_protocol="SASL_SSL",
-                kafka_sasl_mechanism="AWS_MSK_IAM",
-                kafka_cafile=certificates.authority,
-            ),
-        )
+        login = {"security_protocol": "SASL_SSL", "sasl_mechanism": "AWS_MSK_IAM", "cafile": certificates.authority}
+        of_kafka = {f"kafka_{name}": value for name, value in {"bootstrap": found.bootstrap, **login}.items()}
+        yield found, load(tmp_path, environment=False, **of_kafka)
 
 
-@pytest.fixture
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_REGION", REGION)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-
-
-@pytest.mark.usefixtures("credentials")
 def test_a_client_signs_a_token_and_sends_it(listener: tuple[Listener, Settings]) -> None:
     found, settings = listener
     with raises("kafka-login-refused", REFUSAL, "kafka-cluster:Connect"):
@@ -164,7 +162,6 @@ spark.read.format("kafka").options(subscribe="any", **spark_options(settings)).l
 """
 
 
-@pytest.mark.usefixtures("credentials")
 def test_sparks_reader_logs_in_by_the_module_of_its_jars(listener: tuple[Listener, Settings]) -> None:
     found, settings = listener
     own = {**os.environ, **settings.as_env(), "OUTBOX_DOTENV": os.devnull}
@@ -178,33 +175,6 @@ def test_sparks_reader_logs_in_by_the_module_of_its_jars(listener: tuple[Listene
     assert signed["x-amz-credential"].startswith(f"{KEY_ID}/")
     assert f"/{REGION}/kafka-cluster/" in signed["x-amz-credential"]
     assert SECRET not in message.decode()
-
-
-def test_no_credentials_or_no_region_are_one_line(
-    listener: tuple[Listener, Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AWS_REGION", REGION)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    found, settings = listener
-    with raises("kafka-login-refused", "credentials"):
-        topics.describe(settings, "any")
-    monkeypatch.delenv("AWS_REGION")
-    with raises("kafka-login-refused", "AWS_REGION"):  # the name of the cluster does not say it
-        topics.describe(settings, "any")
-    assert found.logins == []
-
-
-def test_brokers_that_refuse_a_token_are_told_from_its_server(tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path)
-    settings, tokens = token_settings(tmp_path, certificates)
-    with running(tokens), listening(certificates) as found:
-        settings = settings.replace(kafka_bootstrap=found.bootstrap)
-        with raises("kafka-login-refused", found.bootstrap, tokens.url, REFUSAL, "audience"):
-            topics.describe(settings, "any")
 
 
 # A listener that speaks as much of Kafka's protocol as a login needs, writes the login down, and refuses it -------
@@ -269,3 +239,72 @@ def _talk(stream: Any, logins: list[tuple[str, bytes]]) -> None:
 
 def _text(value: str) -> bytes:
     return struct.pack(">h", len(value)) + value.encode()
+
+
+# The whole chain, with short-lived tokens ---------------------------------------------------------------------------
+
+
+AWAY = "token-server-unavailable"
+
+
+@pytest.mark.recovery
+def test_chain_outlives_its_tokens_and_a_token_server_that_is_away(homes: Homes) -> None:
+    with token_servers(homes.new("tokens")) as (secured, tokens, connect):
+        tokens.lifetime_s, settings = 10, secured.settings
+        migrate(settings)
+        lifecycle.apply(settings)
+        sink = SinkProcess("sink", settings, ["sink", "dedup"])
+        sink.start()
+        try:
+            applied = 0
+            for issued in (12, 24):  # clients of the broker, of the worker and of the sink ask again and again
+                wait_for("other tokens", partial(lambda count: len(tokens.issued) > count, issued), timeout_s=90)
+                applied += follow(settings)
+            assert "sink failed" not in sink.log_file.read_text()
+
+            tokens.stop()
+            insert(settings, row(), row())
+            wait_for("the sink to say so", lambda: AWAY in sink.log_file.read_text(), timeout_s=120)
+            assert [one.code for one in doctor.examine(settings, "kafka")] == [AWAY]
+            insert(settings, row())
+            tokens.start()
+            wait_for("all events", lambda: mended(settings, connect, applied + 3), timeout_s=150)
+            follow(settings)
+            said = sink.log_file.read_text()
+            logs = [said, *(file.read_text() for file in (settings.home.parent / "logs").glob("*.log"))]
+            arguments = [*command_lines(sink)]
+            assert any("java" in line for line in arguments)
+            assert not [text for secret in secured.secrets() for text in (*logs, *arguments) if secret in text]
+        finally:
+            sink.stop()
+        assert sorted(Database(settings).totals().values()) == [5] * len(ids(settings)), "each once"
+        report = check(settings)
+        codes = {finding.code for finding in report.findings} - {"sink-drift"}  # rows of events without a service's
+        assert (codes, report.settled) == (set(), True)
+
+
+def command_lines(sink: SinkProcess) -> Iterator[str]:
+    """The command lines of the sink and of its descendants that run now."""
+    for process in sink.processes():
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):  # it has just ended
+                yield " ".join(one.cmdline())
+
+
+def mended(settings: Settings, connect: Connect, events: int) -> bool:
+    """Whether so many events are applied. A worker that has ended is started again, as its supervisor does, and a task
+    that has failed is restarted, as `outbox monitor` does.
+    """
+    if not connect.processes():
+        connect.start()
+    with suppress(Failure):  # the worker joins its group
+        if lifecycle.status(settings).error:
+            lifecycle.apply(settings)
+    return Database(settings).applied() == events
+
+
+def follow(settings: Settings) -> int:
+    """Write two events, and wait until the sink has applied all."""
+    insert(settings, row(), row())
+    wait_for("both", lambda: Database(settings).applied() == len(ids(settings)), timeout_s=60)
+    return 2

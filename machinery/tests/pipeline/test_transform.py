@@ -1,16 +1,22 @@
-"""A sink with a transform: what its projections see, and what becomes of events that are filtered, fail or repeat."""
+"""A sink with a transform: what its projections see, and what becomes of events that are filtered, fail or repeat.
+And DataFrames of events without a sink.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import outbox.spark
 from outbox.base.database import query
 from outbox.base.settings import Settings, SinkRole
+from outbox.base.wait import wait_for
+from outbox.kafka import topics
 from outbox.sink import discovery
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
@@ -19,11 +25,13 @@ from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests import transforms
+from tests.orders import cancelled, placed
 from tests.seen import ORDERED, PROJECTION, create_tables
 from tests.support import transformed
-from tests.support.made_events import Event
+from tests.support.made_events import Event, nth_key
 from tests.support.sink_driver import Database, projections_in
 from tests.support.sink_process import Publisher
+from tests.support.topic_reader import drop_records, topic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +52,7 @@ class Sink:
     projections: Path
     transform: str = transforms.weighed.__name__
     by: str = "dedup"
-    started: Callable[[], object] = lambda: None  # what happens then
+    started: Callable[[], object] = lambda: None  # happens when the driver knows the transform
 
     @property
     def spec(self) -> SinkSpec:
@@ -93,9 +101,7 @@ def of_units(publisher: Publisher, count: int) -> list[Event]:
 
 # Without tasks there is no shuffle.
 @pytest.mark.parametrize(("transform", "count"), [("weighed", FEW), ("weighed", MANY), ("shuffled", MANY)])
-def test_projections_see_what_it_returns_and_filtered_are_counted(
-    sink: Sink, publisher: Publisher, count: int, transform: str
-) -> None:
+def test_projections_see_what_it_returns(sink: Sink, publisher: Publisher, count: int, transform: str) -> None:
     sink.transform = transform
     events = of_units(publisher, count)
     publisher.send(events)
@@ -113,11 +119,8 @@ def test_projections_see_what_it_returns_and_filtered_are_counted(
 
 # By two strategies: one that remembers events, and one that remembers states. Random operations, which have a transform
 # too, try all of them.
-@pytest.mark.parametrize("by", ["dedup", "upsert"])
-@SIZES
-def test_what_is_delivered_again_is_recognised_filtered_or_not(
-    sink: Sink, publisher: Publisher, count: int, by: str
-) -> None:
+@pytest.mark.parametrize(("by", "count"), [("dedup", MANY), ("upsert", FEW)])
+def test_what_comes_again_is_recognised(sink: Sink, publisher: Publisher, count: int, by: str) -> None:
     sink.by = by
     events = of_units(publisher, count)
     publisher.send(events)
@@ -131,28 +134,28 @@ def test_what_is_delivered_again_is_recognised_filtered_or_not(
     assert first.applied == len(before)
 
 
-def test_a_transform_may_read_its_events_twice(sink: Sink, publisher: Publisher) -> None:
-    sink.transform = "read_twice"
+@pytest.mark.parametrize(
+    ("transform", "column", "value"),
+    [
+        ("read_twice", "again", lambda quantity: quantity),
+        ("in_pandas", "tag", "{:08x}".format),
+        ("in_arrow", "tag", "{:08x}".format),
+    ],
+)
+def test_a_transform_may_read_its_events_twice_or_run_python(
+    sink: Sink, publisher: Publisher, transform: str, column: str, value: Callable[[int], object]
+) -> None:
+    sink.transform = transform
     publisher.send(publisher.events(MANY))
     publisher.send_raw("key", b"no event", None)
     assert sink.run() == Counts(rows=MANY, applied=MANY, dead=1)
-    assert all(row["again"] == row["quantity"] for row in sink.rows())
-
-
-@pytest.mark.parametrize("transform", ["in_pandas", "in_arrow"])
-def test_a_transform_may_run_python(sink: Sink, publisher: Publisher, transform: str) -> None:
-    sink.transform = transform
-    publisher.send(publisher.events(MANY))
-    assert sink.run().applied == MANY
-    assert all(row["tag"] == f"{row['quantity']:08x}" for row in sink.rows())
+    assert all(row[column] == value(row["quantity"]) for row in sink.rows())
 
 
 @pytest.mark.parametrize(
     ("transform", "count"), [("failing_in_python", FEW), ("failing_in_python", MANY), ("unreadable", MANY)]
 )
-def test_an_event_for_which_it_fails_is_set_aside_alone(
-    sink: Sink, publisher: Publisher, count: int, transform: str
-) -> None:
+def test_an_event_for_which_it_fails_is_set_aside(sink: Sink, publisher: Publisher, count: int, transform: str) -> None:
     sink.transform = transform
     events = publisher.events(count)
     bad = [replace(events[number], quantity=13) for number in (3, count - 5)]
@@ -222,9 +225,7 @@ def test_a_transform_that_fails_for_many_stops_the_sink(sink: Sink, publisher: P
 @pytest.mark.parametrize(
     ("transform", "count"), [("doubled", FEW), ("doubled", MANY), ("invented", FEW), ("moved", MANY)]
 )
-def test_a_row_that_is_not_that_of_its_event_stops_the_sink(
-    sink: Sink, publisher: Publisher, count: int, transform: str
-) -> None:
+def test_a_row_of_another_event_stops_the_sink(sink: Sink, publisher: Publisher, count: int, transform: str) -> None:
     sink.transform = transform
     publisher.send(publisher.events(count))
     with raises("transform-breaks-rule", SINK):
@@ -254,3 +255,65 @@ def test_one_that_no_sink_can_use_is_refused_at_the_start(sink: Sink, transform:
     sink.transform = transform
     with raises("sink-unusable", SINK):
         sink.run()
+
+
+def later() -> datetime:
+    """A moment after what was sent and before what will be: Kafka counts in milliseconds."""
+    now = datetime.now(UTC)
+    wait_for("the clock to go on", lambda: datetime.now(UTC) > now + timedelta(milliseconds=5), timeout_s=5)
+    return now + timedelta(milliseconds=2)
+
+
+# Events between two moments, as a DataFrame of their own ------------------------------------------------------------
+
+
+def test_a_frame_has_each_committed_event_with_typed_columns(
+    spark: SparkSession, topic: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox.spark, "TASK_MAX_RECORDS", 7)
+    events = publisher.events(60)
+    publisher.send(events[:40])
+    publisher.send(publisher.events(10), abort=True)
+    publisher.send_raw(nth_key(1), b"no JSON", None)
+    publisher.send([*events[40:], events[0]])
+    found = outbox.spark.events(spark, topic, ["item"])
+    publisher.send(publisher.events(10))  # later events are not in it
+    types = dict(found.dtypes)
+    assert (types["event_id"], types["version"], types["occurred_at"]) == ("string", "bigint", "timestamp")
+    assert found.rdd.getNumPartitions() > 5, "many tasks read it"
+    rows = [(row.event_id, row.quantity) for row in found.collect()]
+    assert sorted(rows) == sorted((event.event_id, event.quantity) for event in [*events, events[0]])
+
+
+def test_frames_of_topics_versions_and_moments(spark: SparkSession, topic: Settings, publisher: Publisher) -> None:
+    orders = [placed(nth_key(1), 1, quantity=3), placed(nth_key(2), 1, unit="LTR"), cancelled(nth_key(1), 2)]
+    groups, moments = [publisher.events(count) for count in (5, 6, 7)], list[datetime]()
+    for events in groups:
+        moments.append(later())
+        publisher.send(events)
+    publisher.send_records(topic_of(topic, "order"), orders)
+    _, start, end = moments
+    for between, expected in (
+        ({"start": start, "end": end}, groups[1]),
+        ({"start": end}, groups[2]),
+        ({"end": start}, groups[0]),
+        ({"start": end, "end": start}, []),
+        ({"start": datetime.now(UTC) + timedelta(days=1)}, []),
+    ):
+        frame = outbox.spark.events(spark, topic, ["item"], **between)
+        assert {row.event_id for row in frame.collect()} == {event.event_id for event in expected}
+    found = outbox.spark.events(spark, topic, ["item", "order"])
+    counts = {row.outbox_topic: row["count"] for row in found.groupBy("outbox_topic").count().collect()}
+    assert counts == {topic_of(topic, "item"): 18, topic_of(topic, "order"): 3}
+    units = found.where("event_type = 'order.placed'").orderBy("unit").select("order_id", "unit").collect()
+    assert [tuple(row) for row in units] == [(nth_key(2), "LTR"), (nth_key(1), "PCE")]
+    [row] = outbox.spark.events(spark, topic, ["order.cancelled"]).collect()
+    assert row.event_id.encode() == dict(orders[2].headers)["id"]
+    with raises("moment-without-zone"):
+        outbox.spark.events(spark, topic, ["item"], start=datetime(2026, 11, 24))
+
+    before = outbox.spark.events(spark, topic, ["item"])
+    for partition, offset in topics.last_stable_offsets(topic, topic_of(topic)).items():
+        drop_records(topic, topic_of(topic), offset, partition)
+    with pytest.raises(Exception, match="no longer has"):
+        before.count()

@@ -1,20 +1,109 @@
-"""Recoveries of the sinks: their database, their topics, and what others write to these."""
+"""Recoveries of a chain: its slot, its connector's offsets, an older source, its sink database, and its topics."""
 
 from __future__ import annotations
 
 from confluent_kafka import Producer
 from psycopg2 import extensions
 
-from outbox.base.settings import SinkRole
+from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
-from outbox.relay import connectors, offsets
+from outbox.relay import connectors, offsets, slot
+from outbox.relay.rest import Rest
+from outbox_lab.stack.postgres import Postgres
+from tests.support import slots
 from tests.support.made_events import nth_key
+from tests.support.outbox_rows import ids
 from tests.support.rehearsal import SINK, Rehearse, failure_codes
+from tests.support.servers import run_client
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, checkpoint, logged
-from tests.support.topic_reader import delete_topics, drop_records, relayed, topic_of
+from tests.support.topic_reader import delete_topics, drop_records, duplicates, read, relayed, topic_of
+
+
+def stop_connector(settings: Settings) -> None:
+    """Stop the task, and wait until nobody reads the slot."""
+    Rest(settings).stop()
+    slots.wait_released(settings)
+
+
+def test_outbox_that_grows_because_the_relay_is_down(rehearsal: Rehearse) -> None:
+    one = rehearsal("The relay is down, and the outbox grows")
+    one.working(1, 2)
+    stop_connector(one.settings)
+    one.move(3, 4)
+    assert len(ids(one.settings)) == 4
+    assert "2 kept: on no topic" in one.run("prune", "--keep-hours", "0").stdout
+    one.diagnosed()
+    one.follow()
+    relayed(one.settings)
+    one.run("prune", "--keep-hours", "0")
+    assert ids(one.settings) == []
+    assert duplicates(read(one.settings)) == 0
+    one.sound()
+
+
+def test_slot_that_was_dropped(rehearsal: Rehearse, postgres: Postgres) -> None:
+    one = rehearsal("The slot was dropped")
+    one.working(1, 2)
+    stop_connector(one.settings)
+    slots.drop(one.settings)
+    one.move(3)  # in no slot
+    assert slot.read(one.settings) is None
+    assert "does not exist" in one.run("connect", "apply", status=1).stderr
+    one.diagnosed()
+    one.follow()
+    one.sound()
+
+
+def test_slot_that_was_invalidated(rehearsal: Rehearse, postgres: Postgres) -> None:
+    one = rehearsal("The slot was invalidated")
+    one.working(1, 2)
+    stop_connector(one.settings)
+    one.move(3)
+    slots.invalidate(one.settings, postgres)
+    assert "was invalidated" in one.run("connect", "apply", status=1).stderr
+    one.diagnosed()
+    one.follow()
+    one.sound()
+
+
+def test_offsets_topic_that_was_lost(rehearsal: Rehearse) -> None:
+    one = rehearsal("The topic of the connector's offsets is lost")
+    one.working(1, 2)
+    stop_connector(one.settings)
+    lost = connectors.load(one.settings).offsets_topic
+    delete_topics(one.settings, lost)
+    one.move(3)
+    assert not topics.exists(one.settings, lost)
+    one.diagnosed()
+    one.follow()
+    assert topics.exists(one.settings, lost)
+    one.sound()
+
+
+def test_source_that_was_restored_from_an_older_backup(
+    rehearsal: Rehearse, postgres: Postgres, superuser: extensions.cursor
+) -> None:
+    one = rehearsal("The source was restored from an older backup")
+    name = one.settings.source_db_url.name
+    one.working(1, 2)
+    backup = run_client(postgres, one.settings, "pg_dump", name)
+    backup = backup.replace("SET transaction_timeout = 0;\n", "")  # of a newer pg_dump than the server
+    one.working(4, 5)
+    lost = set(ids(one.settings)[-2:])
+    one.run("connect", "remove")
+    superuser.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    superuser.execute(f"CREATE DATABASE {name} OWNER {one.settings.role_name(SourceRole.OWNER)}")
+    run_client(postgres, one.settings, "psql", "-qX", "-v", "ON_ERROR_STOP=1", "-d", name, given=backup)
+    assert len(ids(one.settings)) == 2
+    assert not lost & set(ids(one.settings))
+    one.diagnosed()
+    one.follow()
+    assert {(found.code, found.count) for found in one.checked().findings} == {("foreign-events", 2)}
+    one.working(7)  # its key gets a version again that a lost event had
+    assert {(found.code, found.count) for found in one.checked().findings} == {("foreign-events", 2)}
 
 
 def test_sink_database_that_was_restored_from_a_backup(rehearsal: Rehearse, superuser: extensions.cursor) -> None:
