@@ -67,17 +67,16 @@ class Library(NamedTuple):
 
     def run(self, command: str) -> str:
         """Output of a command of the page; further options may follow the page's words."""
-        return self.succeed(["bash", "-c", command])
+        return self._succeed(["bash", "-c", command])
 
     def python(self, *words: str) -> str:
         """Output of the service, as its own role."""
         mine = {"PGUSER": "library", "PGPASSWORD": PASSWORD, "DJANGO_SETTINGS_MODULE": "library.settings"}
-        return self._replace(environment={**self.environment, **mine}).succeed([sys.executable, *words])
+        return self._succeed([sys.executable, *words], **mine)
 
-    def succeed(self, command: list[str]) -> str:
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=300
-        )
+    def _succeed(self, command: list[str], **more: str) -> str:
+        options: dict[str, Any] = {"cwd": self.folder, "env": {**self.environment, **more}, "timeout": 300}
+        done = subprocess.run(command, **options, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -103,13 +102,8 @@ def library(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     )
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(
-            host=embedded.source_db_url.host,
-            port=embedded.source_db_url.port,
-            dbname="library",
-            user="library",
-            password=PASSWORD,
-        )
+        url = embedded.source_db_url
+        return psycopg.connect(host=url.host, port=url.port, dbname="library", user="library", password=PASSWORD)
 
     with closing(connect()) as connection, connection:
         connection.execute(THEIRS)
@@ -178,12 +172,8 @@ def lent(isbn: str = ISBN, reader: str = "R-17") -> Event:
 def records_of(library: Library, key: str) -> list[Record]:
     """The records of a key, once there is one."""
     with closing(Log(library.settings, [TOPIC])) as log:
-        return wait_for(
-            f"a record of {key}",
-            lambda: [record for record in log.read() if record.key == key],
-            timeout_s=60,
-            poll_s=0.1,
-        )
+        found = lambda: [record for record in log.read() if record.key == key]  # noqa: E731
+        return wait_for(f"a record of {key}", found, timeout_s=60, poll_s=0.1)
 
 
 @pytest.mark.usefixtures("in_the_service")

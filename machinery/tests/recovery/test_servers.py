@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from outbox.base import project
-from outbox.base.settings import Role, Settings, SinkRole, SourceRole, password_setting
+from outbox.base.settings import Settings, SinkRole, SourceRole, password_setting
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.migrations.migrate import MINIMUM, migrate
@@ -160,31 +160,19 @@ STRATEGIES = ["dedup", "versions", "merge"]
 VERSION = "SELECT current_setting('server_version_num')::int / 10000"
 
 
-@pytest.fixture(scope="module")
-def another(homes: Homes, template: Settings) -> Iterator[Settings]:
-    """Databases on a server of another version than the session's."""
-    made = private_stack(homes.new("other"), MAJOR if version(template) == MINIMUM else MINIMUM)
-    made.up(only=["postgres"])
-    migrate(made.settings)
-    yield made.settings
-    made.down(gently=False)
-
-
-def version(settings: Settings, role: Role = SourceRole.AUDITOR) -> int:
-    """The major version of a database's server."""
-    ((found,),) = query(settings, VERSION, role)
-    return int(found)
-
-
 @pytest.fixture
-def mixed(chain: Settings, another: Settings) -> Settings:
-    """The chain, with the sink database on the other server."""
+def mixed(chain: Settings, homes: Homes) -> Iterator[Settings]:
+    """The chain, with the sink database on a server of another version."""
+    another = private_stack(homes.new("other"), MAJOR if chosen_postgres() == MINIMUM else MINIMUM)
+    another.up(only=["postgres"])
+    migrate(another.settings)
     names = ["sink_db_url", *map(password_setting, SinkRole)]
-    return chain.replace(**{name: getattr(another, name) for name in names})
+    yield chain.replace(**{name: getattr(another.settings, name) for name in names})
+    another.down(gently=False)
 
 
 def test_source_and_sink_are_on_servers_of_different_versions(mixed: Settings, client: Client) -> None:
-    assert version(mixed) != version(mixed, SinkRole.AUDITOR)
+    assert query(mixed, VERSION, SourceRole.AUDITOR) != query(mixed, VERSION, SinkRole.AUDITOR)
     for number in range(30):
         assert client.move(nth_key(number % 3), 1 + number).status_code == 201
     run(mixed, "check", "--wait", "60")
