@@ -76,7 +76,9 @@ class Library(NamedTuple):
 
     def _succeed(self, command: list[str], **more: str) -> str:
         options: dict[str, Any] = {"cwd": self.folder, "env": {**self.environment, **more}, "timeout": 300}
-        done = subprocess.run(command, **options, capture_output=True, text=True, check=False)
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            command, **options, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
