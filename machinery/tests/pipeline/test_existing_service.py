@@ -75,10 +75,8 @@ class Library(NamedTuple):
         return self._succeed([sys.executable, *words], **mine)
 
     def _succeed(self, command: list[str], **more: str) -> str:
-        options: dict[str, Any] = {"cwd": self.folder, "env": {**self.environment, **more}, "timeout": 300}
-        done: subprocess.CompletedProcess[str] = subprocess.run(
-            command, **options, capture_output=True, text=True, check=False
-        )
+        env = {**self.environment, **more}
+        done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
