@@ -171,6 +171,10 @@ def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings
         kept_rows.stand(topic, "activity", item.name, item.id)
         kept_rows.stand(topic, "activity", order.name, order.id, offset=7)
         assert any(f"offset 7 of {order.name}, partition 0" in one.message for one in examine(topic, "sinks"))
+        less = 'UPDATE sinks SET asked_for = \'{"strategy": "dedup", "topics": {}}\' WHERE name = \'activity\''
+        kept_rows.query(topic, less)
+        kept_rows.query(topic, "INSERT INTO skipped_events VALUES ('activity', %s, 'order.placed.v1')", order.name)
+        assert diagnosed(topic, "job-changed").message.startswith("sink activity")
 
 
 @pytest.mark.usefixtures("whole_day")
