@@ -319,7 +319,7 @@ def test_a_rewind_reads_again(topic: Settings, publisher: Publisher, database: D
     assert Database(topic, "naive").totals() == sums([*some, *some])
     assert logged(catch_up(topic, "dedup"), "applied") == [], "once, not at every start"
     # The next replay is without Spark, and once too, whichever comes then.
-    assert rewind.rewind(topic, "dedup", rewind.to_earliest(topic, "dedup")) == 2
+    assert rewind.rewind(topic, "dedup", rewind.to_earliest(topic, "dedup")) == 3
     assert rows(succeeded(catch_up_plain(topic, "dedup")), "dedup") == 60
     for run in (catch_up_plain, catch_up):
         assert logged(run(topic, "dedup"), "applied") == []
