@@ -111,31 +111,12 @@ def test_a_point_is_where_the_slowest_sink_is(chain: Chain) -> None:
     assert (found.next_offsets, found.keys) == ({0: 2, 1: 0}, {"a": (1, 2, 0)})
 
 
-def test_an_event_in_flight_is_read_again_however_old(chain: Chain) -> None:
-    events = chain.written("a", "5", "-2", at_ms=NOW_MS - 3 * LATE_MS)
-    chain.publish(events[0])
-    chain.applied({"a": "5"})
-    since = point(chain)
-    assert of_stock(since).since_ms <= events[1].row.occurred_ms
-    chain.publish(events[1])
-    chain.applied({"a": "3"})
-    assert agree(chain, since).records == 1
-
-
 def test_an_event_of_a_transaction_that_was_open_is_found_lost(chain: Chain) -> None:
     since = sane(chain)
     as_usual(chain)
     chain.more("c", at_ms=NOW_MS - LATE_MS + MINUTE_MS)
     as_usual(chain, "c")
     assert codes(chain.compare(since)) == codes(chain.compare()) != []
-
-
-def test_a_topic_without_versions_in_the_source_is_read_whole(chain: Chain) -> None:
-    sane(chain)
-    del chain.versions[STOCK_TOPIC]
-    since = point(chain)
-    assert (set(since.topics), of_stock(since).since_ms) == ({"chain.order"}, 0)
-    assert agree(chain, since).records == 3
 
 
 # Doubts -------------------------------------------------------------------------------------------------------------
@@ -163,41 +144,6 @@ def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], obj
     unusual(chain)
     with pytest.raises(Doubt):
         chain.compare(since)
-
-
-@pytest.mark.parametrize("is_valid", [True, False], ids=["refused", "invalid"])
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "discarded"])
-def test_a_new_letter_of_a_verified_event_is_a_doubt(chain: Chain, is_valid: bool, is_open: bool) -> None:
-    """As with a lower OUTBOX_SINK_ID_AGE_MAX_DAYS, an upcaster that fails, or a projection that refuses an event."""
-    since = sane(chain)
-    event, place = chain.outbox[0], TopicOffset(0, 0)  # the first record too
-    made = letter if is_valid else partial(invalid, place=place)
-    chain.applied({"a": "-2", "b": "7"}, letters=made(event, is_open=is_open, origin=place))
-    with pytest.raises(Doubt):
-        chain.compare(since)
-
-
-def test_an_event_on_another_partition_than_those_of_before_is_found(chain: Chain) -> None:
-    since = sane(chain)
-    chain.publish(chain.more("a", "4"), partition=1)
-    chain.applied({"a": "7", "b": "7"})
-    agree(chain, since, "keys-spread")
-
-
-def test_a_letter_of_what_came_since_is_no_doubt(chain: Chain) -> None:
-    since = sane(chain)
-    event = chain.more("c", "4")
-    chain.publish(event)
-    chain.applied({"a": "3", "b": "7"}, letters=letter(event, origin=TopicOffset(0, 3)))
-    agree(chain, since, "sink-parked")
-
-
-def test_a_rewind_is_no_doubt_and_totals_show_its_changes(chain: Chain) -> None:
-    """A rewind leaves the positions as they are (`outbox.sink.repair.rewind`)."""
-    since = sane(chain)
-    agree(chain, since)
-    chain.applied({"a": "8", "b": "7"})
-    agree(chain, since, "sink-drift")
 
 
 # By chance ----------------------------------------------------------------------------------------------------------
