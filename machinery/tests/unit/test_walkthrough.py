@@ -1,18 +1,23 @@
-"""The walkthrough without its parts: the story on a chain that is a model, its faults, clients, workload and player."""
+"""The walkthrough without its parts: the story on a chain that is a model, its faults, clients, workload and player.
+And its containers, which are real processes.
+"""
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import signal
-from collections import Counter
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 import requests
 
@@ -20,11 +25,14 @@ from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicRepor
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.base.wait import WaitTimeoutError
-from outbox_lab.commands import demo
+from outbox.base.wait import WaitTimeoutError, wait_for
+from outbox.relay import lifecycle
+from outbox_lab.stack import ports
+from outbox_lab.stack.stack import quiet
 from outbox_lab.testing.failures import raises
 from outbox_lab.walkthrough import containers, faults, story, workload
 from outbox_lab.walkthrough.chain import Chain
+from outbox_lab.walkthrough.containers import Containers
 from outbox_lab.walkthrough.faults import Crash
 from outbox_lab.walkthrough.story import Player, Screen, Story
 from outbox_lab.walkthrough.traffic import Traffic
@@ -60,6 +68,7 @@ class Model:
         self.resends_with_exactly_once, self.right_skips = 0, True
         self.is_killed = self.is_frozen = False
         self.has_fired = True
+        self.loses_at_kill, self.drifts_at_kill, self.does_not_die = 0, 0, False
         self.worker = self.sinks = self.service = self
         self.write(history)
         self.repeat(history)
@@ -87,6 +96,10 @@ class Model:
     def kill(self) -> None:
         self.is_killed = True
         self.repeat(self.resends_with_exactly_once if self.exactly_once else RESENT)
+        self.lost += self.loses_at_kill
+        self.drift[NAIVE]["b"] += self.drifts_at_kill
+        if self.does_not_die:
+            raise Failure("it does not die", code="part-lives")
 
     def is_running(self) -> bool:
         return not self.is_killed
@@ -209,137 +222,78 @@ def tell(model: Model, monkeypatch: pytest.MonkeyPatch, naive: str | None = NAIV
     return told
 
 
+@pytest.mark.parametrize("naive", [NAIVE, None])
 @pytest.mark.parametrize("history", [0, 50])
 def test_a_right_chain_keeps_every_expectation_with_data_before(
-    history: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    history: int, naive: str | None, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tell(Model(settings, history), monkeypatch)
+    told = tell(Model(settings, history), monkeypatch, naive)
     assert told.failed is None
-    assert len(told.held) > 10
+    assert len(told.held) > 8
+    assert any("sink B" in claim for claim in told.held) == (naive is not None)
     [(header, rows)] = told.tables
     table = [dict(zip(header[1:], row[1:], strict=True)) for row in rows]
     assert [row["new duplicates on topic"] for row in table] == [0, RESENT, 0, 0]
     assert [row["skipped by A"] for row in table] == [0, RESENT, 0, story.REQUESTS_BURST]
     assert [row["drift of A"] for row in table] == ["0"] * 4
-    resent, burst = RESENT * SIZE, (RESENT + story.REQUESTS_BURST) * SIZE
-    assert [row["drift of B"] for row in table] == ["0", str(resent), str(resent), str(burst)]
-    assert [row["drifting keys"] for row in table] == [0, 1, 1, 1]
-
-
-def test_without_a_naive_sink_the_story_is_that_of_the_right_one(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = tell(Model(settings), monkeypatch, naive=None)
-    assert told.failed is None
-    assert not [claim for claim in told.held if "sink B" in claim]
-    assert told.tables[0][0] == ["phase", "new duplicates on topic", "skipped by A", "drift of A"]
+    if naive:
+        resent, burst = RESENT * SIZE, (RESENT + story.REQUESTS_BURST) * SIZE
+        assert [row["drift of B"] for row in table] == ["0", str(resent), str(resent), str(burst)]
+        assert [row["drifting keys"] for row in table] == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("history", [0, 50])
-def test_a_right_sink_that_applies_repeats_is_found(
-    history: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("wrong", "claims"),
+    [
+        (
+            {"right_skips": False},
+            {
+                "sink A skips every one that it reads",
+                "sink A agrees with the source",
+                "sink A skips every event of the batch that it had applied",
+            },
+        ),
+        ({"resends_with_exactly_once": 1}, {"no new duplicate on the topic"}),
+        ({"has_fired": False}, {f"sink {RIGHT} was killed in the window"}),
+        ({"loses_at_kill": 1}, {"nothing is lost"}),
+        ({"drifts_at_kill": 1}, {story.RESENT, "sink B drifts further, key by key, by exactly that batch"}),
+    ],
+    ids=["repeats applied", "repeats under exactly-once", "fault not fired", "loss", "another drift"],
+)
+def test_what_is_wrong_is_found_and_what_was_wrong_before_is_not_counted_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], claims: set[str], history: int
 ) -> None:
     model = Model(settings, history)
-    model.right_skips = False
-    broken = tell(model, monkeypatch).broken
-    assert broken == {
-        "sink A skips every one that it reads",
-        "sink A agrees with the source",
-        "sink A skips every event of the batch that it had applied",
-    }
-
-
-def test_repeats_under_exactly_once_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(settings)
-    model.resends_with_exactly_once = 1
-    assert tell(model, monkeypatch).broken == {"no new duplicate on the topic"}
-
-
-def killing(model: Model, monkeypatch: pytest.MonkeyPatch, also: Callable[[], None]) -> None:
-    """Let a kill of the worker, or of the sinks, do something else too."""
-    kill = model.kill
-
-    def both() -> None:
-        kill()
-        also()
-
-    monkeypatch.setattr(model, "kill", both)
-
-
-def test_a_loss_is_found_and_an_earlier_one_is_not_counted_again(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Model(settings, history=5)
-    model.lost = 2
-    assert tell(model, monkeypatch).broken == set()
-
-    def lose() -> None:
-        model.lost += 1
-
-    killing(model, monkeypatch, lose)
-    assert tell(model, monkeypatch).broken == {"nothing is lost"}
-
-
-def test_a_fault_that_did_not_fire_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(settings)
-    model.has_fired = False
-    assert tell(model, monkeypatch).broken == {f"sink {RIGHT} was killed in the window"}
-
-
-def test_a_naive_sink_that_drifts_by_another_sum_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(settings)
-
-    def drift() -> None:
-        model.drift[NAIVE]["b"] += 1
-
-    killing(model, monkeypatch, drift)
-    assert {claim.partition(" ")[0] for claim in tell(model, monkeypatch).broken} == {"sink"}
+    model.lost = history // 25
+    vars(model).update(wrong)
+    assert tell(model, monkeypatch).broken == claims
 
 
 def test_a_step_that_fails_leaves_nothing_frozen(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(settings)
-
-    def fail() -> None:
-        raise Failure("it does not die", code="part-lives")
-
-    killing(model, monkeypatch, fail)
+    model.does_not_die = True
     with raises("part-lives", "does not die"):
         tell(model, monkeypatch)
     assert not model.is_frozen
 
 
-def test_a_workload_of_another_project_is_a_failure(settings: Settings) -> None:
-    planned: Any = SimpleNamespace(right="elsewhere", naive=None)
-    with raises("sink-unknown", "elsewhere"):
-        Story(cast(Chain, Model(settings)), planned, Told())
-
-
-# Faults leave the sinks running, whatever fails ---------------------------------------------------------------------
-
-
-def fail(*_: object) -> Any:
-    raise WaitTimeoutError("they do not do so")
-
-
-def chain_of(done: list[str]) -> Chain:
-    """A chain whose sinks note what is done to them, and do not end."""
-    sinks = SimpleNamespace(resume=lambda: done.append("resume"), start=lambda: done.append("start"), kill=fail)
-    return cast(Chain, SimpleNamespace(settings=None, sinks=sinks))
-
-
-def test_sinks_that_missed_the_window_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_that_missed_the_window_or_were_not_rewound_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     done = list[str]()
+
+    def fail(*_: object) -> Any:
+        raise WaitTimeoutError("they do not do so")
+
+    sinks = SimpleNamespace(resume=lambda: done.append("resume"), start=lambda: done.append("start"), kill=fail)
+    chain = cast(Chain, SimpleNamespace(settings=None, sinks=sinks))
     window = SimpleNamespace(kill_in_it=fail, close=lambda: done.append("release"))
     monkeypatch.setattr(faults, "Window", lambda *_: window)
     with pytest.raises(WaitTimeoutError):
-        faults.crash_sinks(chain_of(done), ["dedup"], lambda: None)
+        faults.crash_sinks(chain, ["dedup"], lambda: None)
     assert done[:3] == ["release", "resume", "start"]
-
-
-def test_sinks_that_were_not_rewound_run_again() -> None:
-    done = list[str]()
+    done.clear()
     with pytest.raises(WaitTimeoutError):
-        faults.rewind_sink(chain_of(done), "dedup")
+        faults.rewind_sink(chain, "dedup")
     assert done == ["start"]
 
 
@@ -351,182 +305,56 @@ class Service:
 
     def __init__(self, **answers: list[int | Exception]) -> None:
         self._answers = answers
-        self.not_json: set[str] = set()
-        self.received: list[tuple[str, dict[str, str], bytes | None]] = []
+        self.keys: dict[str, list[str]] = {path: [] for path in answers}
 
-    def request(self, method: str, url: str, *, data: bytes | None, headers: dict[str, str], timeout: float) -> Any:
+    def request(self, method: str, url: str, *, data: bytes, headers: dict[str, str], timeout: float) -> Any:
         """As `requests.Session.request`."""
-        assert timeout > 0
+        assert (method, data, timeout > 0) == ("POST", b"{}", True)
         path = url.rpartition("/")[2]
-        self.received.append((f"{method} {path}", headers, data))
+        self.keys[path].append(headers["Idempotency-Key"])
         answers = self._answers[path]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, Exception):
             raise answer
         response = requests.Response()
         response.status_code = answer
-        response._content = b"<html>" if path in self.not_json else json.dumps({"ok": True}).encode()
+        response._content = b'{"ok": true}'
         return response
 
 
-class Fixed:
-    """A workload that sets up with the first request, and then plans all of them in turn."""
-
-    right = "dedup"
-    naive: str | None = None
-
-    def __init__(self, *planned: Request) -> None:
-        self._planned = planned
-        self._count = 0
-        self.read: list[Any] = []
-
-    def set_up(self, send: Callable[[Sequence[Request]], list[Any]]) -> None:
-        self.read = send(self._planned[:1])
-
-    def plan(self) -> Request:
-        self._count += 1
-        return self._planned[(self._count - 1) % len(self._planned)]
-
-
-def traffic(service: Service, workload: Fixed, monkeypatch: pytest.MonkeyPatch) -> Traffic:
+def traffic(service: Service, monkeypatch: pytest.MonkeyPatch, *planned: Request) -> Traffic:
+    """The clients of a workload that plans these requests in turn."""
     monkeypatch.setattr(Traffic, "session", lambda _: service)
-    return Traffic(load(Path("/nonexistent"), environment=False, service_token="secret"), workload)
+    plan = cycle(planned).__next__ if planned else partial(divmod, 1, 0)
+    found: Any = SimpleNamespace(right=RIGHT, naive=None, plan=plan)
+    return Traffic(load(Path("/nonexistent"), environment=False, service_token="secret"), found)
 
 
 def test_request_is_repeated_with_its_key_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    service = Service(orders=[503, requests.ConnectionError(), requests.Timeout(), 201])
-    clients = traffic(service, Fixed(Request("order", "/orders", {}, (201,), events=3)), monkeypatch)
-    clients.run(1)
-    assert len(service.received) == 4
-    assert len({headers["Idempotency-Key"] for _, headers, _ in service.received}) == 1
-    assert (clients.answered, clients.events, clients.surprises) == (Counter(order=1), 3, [])
+    planned = Request("order", "/orders", {}, (201, 409), events=3), Request("invalid", "/strict", {}, (422,))
+    service = Service(orders=[503, requests.ConnectionError(), requests.Timeout(), 201, 409], strict=[422, 201])
+    clients = traffic(service, monkeypatch, *planned)
+    clients.run(4)
+    assert [(len(keys), len({*keys})) for keys in service.keys.values()] == [(5, 2), (2, 2)]
+    assert clients.answered == {"order": 1, "order refused": 1, "invalid": 2}
+    assert (clients.events, clients.surprises) == (3, ['invalid got 201: {"ok": true}'])
 
 
-def test_each_request_has_its_key_and_only_successful_ones_have_written_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = (
-        Request("order", "/orders", {}, (201, 409), events=2),
-        Request("order", "/full", {}, (201, 409), events=2),
-        Request("invalid", "/strict", {}, (422,)),
-    )
-    service = Service(orders=[201], full=[409], strict=[422, 201])
-    clients = traffic(service, Fixed(*planned), monkeypatch)
-    clients.run(6)
-    assert clients.answered == {"order": 2, "order refused": 2, "invalid": 2}
-    assert (clients.events, clients.surprises) == (4, ['invalid got 201: {"ok": true}'])
-    assert len({headers["Idempotency-Key"] for _, headers, _ in service.received}) == 6
-
-
-def test_a_request_is_sent_as_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = (
-        Request("order", "/orders", {"pieces": 1}, (201,), method="PUT"),
-        Request("not JSON", "/raw", b"{", (400,), has_key=False),
-        Request("no token", "/closed", [], (401,), has_token=False),
-        Request("page", "/page", None, (200,), method="GET", has_key=False),
-    )
-    service = Service(orders=[201], raw=[400], closed=[401], page=[200])
-    traffic(service, Fixed(*planned), monkeypatch).run(4)
-    sent = {name: (set(headers), data) for name, headers, data in service.received}
-    assert sent == {
-        "PUT orders": ({"Content-Type", "Authorization", "Idempotency-Key"}, b'{"pieces": 1}'),
-        "POST raw": ({"Content-Type", "Authorization"}, b"{"),
-        "POST closed": ({"Content-Type", "Idempotency-Key"}, b"[]"),
-        "GET page": ({"Content-Type", "Authorization"}, None),
-    }
-    assert {headers.get("Authorization") for _, headers, _ in service.received} == {"Bearer secret", None}
-
-
-def test_set_up_fails_at_an_unexpected_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = Fixed(Request("shelf", "/shelves", {}, (201,), events=1))
-    clients = traffic(Service(shelves=[201, 500]), workload, monkeypatch)
-    clients.set_up()
-    assert (workload.read, clients.events) == ([{"ok": True}], 1)
-    with raises("failed", "shelf got 500"):
-        clients.set_up()
-
-
-class Listening(Fixed):
-    """A workload that keeps the answers to what it planned."""
-
-    def answered(self, request: Request, status: int, body: Any) -> None:
-        self.read.append((request.kind, status, body))
-
-
-def test_a_workload_sees_the_answers_if_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Request("page", "/page", {}, (200,), method="GET", has_key=False)
-    workload = Listening(Request("order", "/orders", {}, (201,)), page)
-    service = Service(orders=[201], page=[200])
-    service.not_json = {"page"}
-    traffic(service, workload, monkeypatch).run(2)
-    assert sorted(workload.read, key=str) == [("order", 201, {"ok": True}), ("page", 200, None)]
-
-
-def test_a_workload_that_stops_writing_events_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_that_stops_writing_events_or_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = Request("order", "/orders", {}, (201, 409), events=1)
-    clients = traffic(Service(orders=[201, 201, 409]), Fixed(planned), monkeypatch)
+    clients = traffic(Service(orders=[201, 201, 409]), monkeypatch, planned)
     clients.require_events(3)  # nothing has been sent yet
     clients.start(20)()
     clients.require_events(2)
     with raises("workload-idle", "plan()", "2", "3", "demo/workload.py"):
         clients.require_events(3)
-
-
-def test_what_plan_raises_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = traffic(Service(orders=[201]), Fixed(), monkeypatch)
-    with pytest.raises(ZeroDivisionError):
-        clients.start(1)()
-    with pytest.raises(ZeroDivisionError):
-        clients.require_events(1)
+    clients = traffic(Service(), monkeypatch)
+    for use in (clients.start(1), partial(clients.require_events, 1)):
+        with pytest.raises(ZeroDivisionError):
+            use()
 
 
 # Workload and player -----------------------------------------------------------------------------------------------
-
-WORKLOAD = """
-class {name}:
-    right = "stock"
-    naive = {naive!r}
-
-    def __init__(self, seed):
-        self.seed = seed
-"""
-Write = Callable[..., None]
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a workload, by the name that ``[tool.outbox]`` has then."""
-
-    def write(module: str = "clients", name: str = "Workload", naive: str | None = None) -> None:
-        (tmp_path / f"{module}.py").write_text(WORKLOAD.format(name=name, naive=naive))
-        monkeypatch.syspath_prepend(str(tmp_path))
-        named(monkeypatch, workload=f"{module}:{name}")
-
-    return write
-
-
-def test_the_project_says_where_it_is(write: Write) -> None:
-    write("clients_elsewhere", "Buyers")
-    loaded = workload.load(seed=7)
-    assert (type(loaded).__name__, loaded.seed) == ("Buyers", 7)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("name", ["nowhere:Workload", "outbox:Nothing", "outbox", ""])
-def test_without_a_workload_it_is_a_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    named(monkeypatch, workload=name)
-    with raises("workload-missing", "[tool.outbox]"):
-        workload.load(seed=1)
-
-
-@pytest.mark.parametrize("name", ["naive", None, "unknown"])
-def test_a_container_becomes_the_naive_sink_or_waits(
-    name: str | None, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[object] = []
-    monkeypatch.setattr(os, "execvp", lambda _, words: done.append(words))
-    monkeypatch.setattr(signal, "pause", lambda: done.append("waits"))
-    write(f"clients_with_{name}", naive=name)
-    containers.main()
-    # The real execvp does not return.
-    assert done[0] == (["python", "-m", "outbox", "sink", "naive"] if name == "naive" else "waits")
 
 
 def named(monkeypatch: pytest.MonkeyPatch, **names: str) -> None:
@@ -535,59 +363,202 @@ def named(monkeypatch: pytest.MonkeyPatch, **names: str) -> None:
     monkeypatch.setattr(project, "current", lambda: ours)
 
 
-def test_a_project_may_name_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "theatre.py").write_text("from outbox_lab.walkthrough import Player\nclass Actor(Player): pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert type(story.load_player()) is Player
-    named(monkeypatch, player="theatre:Actor")
-    assert type(story.load_player()).__name__ == "Actor"
-
-
-@pytest.mark.parametrize("name", ["nowhere:Player", "nowhere.stage.actors:Player"])
-def test_without_the_folder_of_the_player_the_terminal_plays(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["naive", None, "unknown"])
+def test_a_container_becomes_the_naive_sink_of_the_workload_or_waits(
+    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named(monkeypatch, player=name)
-    assert type(story.load_player()) is Player
-    assert "nowhere" in capsys.readouterr().out
+    done: list[object] = []
+    monkeypatch.setattr(os, "execvp", lambda _, words: done.append(words))
+    monkeypatch.setattr(signal, "pause", lambda: done.append("waits"))
+    module = f"clients_with_{name}"
+    (tmp_path / f"{module}.py").write_text(
+        f"class Buyers:\n    naive = {name!r}\n\n    def __init__(self, seed):\n        self.seed = seed\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named(monkeypatch, workload=f"{module}:Buyers")
+    assert workload.load(seed=7).seed == 7  # type: ignore[attr-defined]
+    containers.main()
+    # The real execvp does not return.
+    assert done[0] == (["python", "-m", "outbox", "sink", "naive"] if name == "naive" else "waits")
 
 
-@pytest.mark.parametrize("name", ["outbox:Nothing", "outbox", "broken:Player"])
-def test_one_that_cannot_be_made_is_a_failure(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_player_is_that_of_the_project_or_the_terminal_if_its_folder_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theatre.py").write_text("from outbox_lab.walkthrough import Player\nclass Actor(Player): pass\n")
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_installed\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    named(monkeypatch, player=name)
-    with raises("player-missing", "[tool.outbox]"):
-        story.load_player()
+    assert type(story.load_player()) is Player
+    for name, plays in (("theatre:Actor", "Actor"), ("nowhere.stage.actors:Player", "Player")):
+        named(monkeypatch, player=name)
+        assert type(story.load_player()).__name__ == plays
+    for name in ("outbox:Nothing", "outbox", "broken:Player"):
+        named(monkeypatch, player=name)
+        with raises("player-missing", "[tool.outbox]"):
+            story.load_player()
 
 
-class Careless(Player):
-    """A player that cannot end what it started."""
+# Containers, without Docker: real processes that start again when they have ended -------------------------------------
 
-    def play(self, story: object) -> None:
-        pass
 
-    def close(self) -> None:
-        raise RuntimeError("a thread hangs")
+# What is run as `python -m outbox …`: a main process with a child, as a driver and its JVM.
+PROGRAM = """
+import pathlib, signal, subprocess, sys
+child = subprocess.Popen(["sleep", "600"])
+def end(*_):
+    pathlib.Path("ended-gently").touch()
+    child.kill()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(f"started-{'-'.join(sys.argv[1:])}").touch()
+signal.pause()
+"""
+SINK = ("-m", "outbox", "sink")
+WORKER = ("-m", "outbox", containers.WORKER_CLASS)
+
+
+class Engine:
+    """Runs commands in the place of Docker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._shells: list[psutil.Popen] = []
+        (folder / "outbox").mkdir()
+        (folder / "outbox" / "__init__.py").touch()
+        (folder / "outbox" / "__main__.py").write_text(PROGRAM)
+
+    def run(self, *commands: tuple[str, ...]) -> None:
+        """Run these commands until the end; returns when they have started."""
+        for command in commands:
+            # As Docker does with `restart: unless-stopped`.
+            argv = ["sh", "-c", 'while :; do "$@"; done', "sh", sys.executable, *command]
+            self._shells.append(psutil.Popen(argv, cwd=self._folder, env={"PATH": os.environ["PATH"]}))
+        for command in commands:
+            mark = self._folder / f"started-{'-'.join(command[2:])}"
+            wait_for("the command to start", mark.exists, timeout_s=30)
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes that the PID namespace shows: no other of this machine."""
+        return [one for shell in self._shells for one in shell.children(recursive=True)]
+
+    def end(self) -> None:
+        """End everything."""
+        running = self.processes()
+        for process in (*self._shells, *running):
+            process.kill()
+        for shell in self._shells:
+            shell.wait()
 
 
 @pytest.fixture
-def handlers() -> Iterator[None]:
-    """The signal handlers of this process, which the command sets."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for one, handler in before.items():
-        signal.signal(one, handler)
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(ports, "answers", lambda *_: True)
+    one = Engine(tmp_path)
+    yield one
+    one.end()
 
 
-@pytest.mark.usefixtures("handlers")
-def test_the_chain_is_torn_down_when_the_player_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-    told = SimpleNamespace(tear_down=lambda: ended.append("the chain"))
-    monkeypatch.setattr(story, "load_player", Careless)
-    monkeypatch.setattr(workload, "load", lambda _: SimpleNamespace())
-    monkeypatch.setattr(demo, "chain_of_processes", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(story, "Story", lambda *_: told)
-    with pytest.raises(RuntimeError, match="hangs"):
-        demo.demo.main(["--once"], standalone_mode=False)
-    assert ended == ["the chain"]
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """The folder with the file of the mode."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def chain(engine: Engine, settings: Settings, shared: Path) -> Containers:
+    """A worker and two containers with sinks, which run."""
+    engine.run(WORKER, (*SINK,), (*SINK, "naive"), (*SINK, "orders"))
+    one = Containers(settings, ["dedup", "naive"], shared, find=engine.processes)
+    one.sinks.start()
+    one.worker.start()
+    return one
+
+
+def test_a_kill_leaves_no_process_and_docker_starts_it_again(chain: Containers, tmp_path: Path) -> None:
+    commands = [[one.cmdline()[1:] for one in part.mains()] for part in (chain.worker, chain.sinks)]
+    assert (commands[0], sorted(commands[1])) == ([[*WORKER]], [[*SINK], [*SINK, "naive"]]), "and no others"
+    family = chain.sinks.processes()
+    assert len(family) == 4
+    chain.sinks.kill()
+    assert not chain.sinks.is_running()
+    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
+    assert not (tmp_path / "ended-gently").exists()
+    chain.sinks.start()
+    assert chain.sinks.is_running()
+    chain.sinks.require_running()
+
+
+def test_a_stop_is_gentle_even_for_a_frozen_part_and_what_ends_unasked_has_failed(
+    chain: Containers, tmp_path: Path
+) -> None:
+    before = chain.worker.pid()
+    chain.worker.pause()
+    chain.worker.stop()
+    assert (tmp_path / "ended-gently").exists()
+    chain.worker.start()
+    [worker] = chain.worker.mains()
+    assert worker.pid != before
+    worker.kill()
+    wait_for("another one", lambda: chain.worker.pid() not in (None, worker.pid), timeout_s=30)
+    with raises("process-ended", "docker compose logs connect"):  # even if Docker has started it again
+        chain.worker.require_running()
+
+
+def test_spark_is_frozen_while_the_drivers_go_on_and_nothing_stays_frozen(chain: Containers) -> None:
+    stopped, sleeping = psutil.STATUS_STOPPED, psutil.STATUS_SLEEPING
+
+    def wait_until(mains: str, children: str) -> None:
+        """One that is on a processor takes a signal a moment later."""
+        found = chain.sinks.mains()
+        wanted = {(one, mains if one in found else children) for one in chain.sinks.processes()}
+        wait_for("statuses", lambda: {(one, one.status()) for one, _ in wanted} == wanted, timeout_s=30)
+
+    chain.sinks.pause_children()
+    wait_until(sleeping, stopped)
+    chain.sinks.pause()
+    wait_until(stopped, stopped)
+    chain.restore(quiet)
+    wait_until(sleeping, sleeping)
+
+
+def test_elsewhere_it_touches_nothing_and_one_walkthrough_runs_at_a_time(settings: Settings, shared: Path) -> None:
+    with raises("not-in-a-container", "docker compose run"):
+        Containers(settings, ["dedup"], shared / "nowhere", find=lambda: pytest.fail("it looks for processes"))
+    other = os.open(shared, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with raises("walkthrough-running"):
+        Containers(settings, ["dedup"], shared)
+    os.close(other)  # as when its process ends
+    Containers(settings, ["dedup"], shared)
+
+
+@pytest.fixture
+def calls(shared: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Calls of Connect, each with the content of the mode's file at that moment."""
+    made, file = list[tuple[str, str]](), shared / containers.MODE_FILE
+
+    def note(what: str) -> None:
+        walkthrough, mode = file.read_text().split() if file.exists() else (str(os.getpid()), "configured")
+        assert walkthrough == str(os.getpid())
+        made.append((what, mode))
+
+    monkeypatch.setattr(lifecycle, "disable_exactly_once", lambda _: note("disable"))
+    monkeypatch.setattr(lifecycle, "apply", lambda settings: note(f"apply {settings.exactly_once}"))
+    monkeypatch.setattr(containers.Container, "stop", lambda part: note(f"stop {part.name}"))
+    return made
+
+
+def test_the_worker_reads_its_mode_when_it_starts_and_is_left_as_it_was_configured(
+    chain: Containers, calls: list[tuple[str, str]], shared: Path
+) -> None:
+    chain.switch(exactly_once=False, report=quiet)
+    assert calls == [("disable", "false"), ("stop connect", "false"), ("apply False", "false")]
+    assert chain.settings.exactly_once is False
+    calls.clear()
+    chain.restore(quiet)
+    assert calls == [("stop connect", "configured"), ("apply True", "configured")]
+    assert [*shared.iterdir()] == []
+    chain.restore(quiet)
+    assert len(calls) == 2
