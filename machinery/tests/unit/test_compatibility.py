@@ -44,20 +44,15 @@ def nested(rule: Any) -> dict[str, Any]:
 ANNOTATED = {"title": "t", "description": "d", "examples": ["x"], "$comment": "c", "default": "x", "x-owner": "me"}
 COMPATIBLE: list[tuple[Any, Any]] = [
     (TEXT, TEXT | ANNOTATED),
-    (TEXT | ANNOTATED, TEXT),
     (TEXT, {"$ref": "#/$defs/text"}),
     ({"$ref": "#/$defs/text"}, {"$ref": "#/$defs/other", "description": "d"}),
     ({"$ref": "#/$defs/text", "maxLength": 3}, {"maxLength": 4, "type": "string"}),
     ({"type": ["string", "null"]}, {"type": ["null", "string"]}),
     (BIGINT, BIGINT | {"minimum": -1, "maximum": 101}),
-    ({"type": "integer", "minimum": 0}, {"type": "integer"}),
     ({"type": "number", "exclusiveMaximum": 9}, {"type": "number", "exclusiveMaximum": 9.5}),
     (TEXT | {"minLength": 2, "maxLength": 5}, TEXT | {"minLength": 1, "maxLength": 6}),
-    (TEXT | {"minLength": 2, "maxLength": 5}, TEXT),
     (TEXT | {"pattern": "^a", "maxLength": 5}, TEXT | {"pattern": "^a", "maxLength": 6}),
-    ({"type": "array", "minItems": 1, "maxItems": 2}, {"type": "array", "maxItems": 3}),
     ({"enum": ["a"]}, {"enum": ["b", "a"]}),
-    ({"type": "object", "additionalProperties": False}, {"type": "object"}),
     ({"properties": {"old": TEXT}}, {"properties": {"old": TEXT, "new": TEXT}}),
     ({"anyOf": [TEXT | {"maxLength": 2}, BIGINT]}, {"anyOf": [TEXT | {"maxLength": 3}, BIGINT]}),
     ({"type": "object", "patternProperties": {"^x": TEXT}}, {"type": "object", "patternProperties": {"^x": TEXT}}),
@@ -65,27 +60,21 @@ COMPATIBLE: list[tuple[Any, Any]] = [
 INCOMPATIBLE: list[tuple[Any, Any, str]] = [
     (TEXT, {"type": "boolean"}, "type-changed"),
     (TEXT, {"type": ["string", "null"]}, "type-changed"),
-    ({"type": ["string", "null"]}, TEXT, "type-changed"),
     (TEXT, {}, "type-changed"),
     ({}, TEXT, "type-changed"),
     (BIGINT, BIGINT | {"minimum": 1}, "bound-narrowed"),
     (BIGINT, BIGINT | {"exclusiveMaximum": 100}, "bound-narrowed"),
-    (TEXT, TEXT | {"maxLength": 1000}, "bound-narrowed"),
     ({"type": "array"}, {"type": "array", "maxItems": 9}, "bound-narrowed"),
     (TEXT | {"pattern": "^a"}, TEXT | {"pattern": "^[ab]"}, "keyword-changed"),
-    (TEXT | {"format": "email"}, TEXT, "keyword-changed"),
     ({"type": "number", "multipleOf": 2}, {"type": "number", "multipleOf": 1}, "keyword-changed"),
     ({"enum": ["a", "b"]}, {"enum": ["a"]}, "value-removed"),
     ({"enum": [1]}, {"enum": [True]}, "value-removed"),
     ({"enum": ["a"]}, {"enum": ["a", None]}, "type-changed"),
-    ({"enum": [1]}, {"enum": [1, True]}, "type-changed"),
     (TEXT | {"enum": ["a"]}, TEXT, "keyword-changed"),
     ({"const": "a"}, {"enum": ["b", "a"]}, "keyword-changed"),
     ({"not": {"const": 0}}, {}, "keyword-changed"),
     ({"anyOf": [TEXT]}, {"anyOf": [TEXT, BIGINT]}, "keyword-changed"),
-    ({"type": "object"}, {"type": "object", "additionalProperties": False}, "keyword-changed"),
     ({"type": "array"}, {"type": "array", "items": TEXT}, "keyword-changed"),
-    ({"unknown": 1}, {"unknown": 2}, "keyword-changed"),
 ]
 CHANGED = ("keyword-changed", "")
 DEFS = {"text": TEXT, "other": {"$ref": "#/$defs/text"}}
@@ -117,12 +106,7 @@ def multiplied(rule: Any) -> dict[str, Any]:
 
 
 OPTIONAL = of(TEXT, required=False)
-LIMITED: list[dict[str, Any]] = [
-    {"additionalProperties": False},
-    {"additionalProperties": TEXT},
-    {"patternProperties": {"^i": TEXT}},
-]
-PARTS = [{"properties": {"a": TEXT}}], [{"properties": {"a": TEXT, "it": TEXT}}]
+CLOSED = ({"additionalProperties": False}, {"additionalProperties": TEXT}, {"patternProperties": {"^i": TEXT}})
 NOT_ALLOWED = [("property-not-allowed", "it")]
 LONGER = {"type": "integer", "minimum": 0}
 ANY: dict[str, Any] = {"type": "object"}
@@ -132,16 +116,13 @@ ANY: dict[str, Any] = {"type": "object"}
     ("before", "after", "found"),
     [
         (payload(), OPTIONAL, []),
-        (payload({"a": TEXT, "b": TEXT}, ("a", "b")), payload({"b": TEXT, "a": TEXT}, ("b", "a")), []),
         (payload(), of(TEXT), [("required-changed", "it")]),
         (payload(), payload(allOf=[{"required": ["it"]}, OPTIONAL]), [CHANGED, ("required-changed", "it")]),
-        *((payload(**closed), {**OPTIONAL, **closed}, NOT_ALLOWED) for closed in LIMITED),
-        *((payload(**closed, allOf=PARTS[0]), payload(**closed, allOf=PARTS[1]), NOT_ALLOWED) for closed in LIMITED),
+        *((payload(**closed), {**OPTIONAL, **closed}, NOT_ALLOWED) for closed in CLOSED),
         (payload(required=("it",)), of(TEXT), [*NOT_ALLOWED, ("required-changed", "it")]),  # any content was valid
         (of(ANY), of(ANY | {"properties": {"new": TEXT}}), [("property-not-allowed", "it.new")]),
         (OPTIONAL, payload(), [("property-removed", "it")]),
         (of(TEXT), OPTIONAL, [("column-changed", "it"), ("required-changed", "it")]),
-        (OPTIONAL, of(TEXT), [("column-changed", "it"), ("required-changed", "it")]),
         (of(BIGINT), of(LONGER), [("column-changed", "it")]),
         (nested(BIGINT), nested(LONGER), []),
         (tree(TEXT | {"maxLength": 2}), tree(TEXT), [("not-comparable", "")]),

@@ -1,24 +1,37 @@
-"""`outbox events`: the list, and the check of examples, upcasters and edits since a git revision."""
+"""`outbox events`: the list, the check of examples, upcasters and edits since a git revision, and the AsyncAPI document
+by the specification's own schema.
+"""
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import jsonschema_rs
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
-from outbox.base import project
+from outbox.base.errors import Failure
 from outbox.base.project import Project
-from outbox_lab.events import checks, revision
-from outbox_lab.testing.command import outbox
+from outbox.events.catalog import Aggregate, Catalog
+from outbox.events.references import pointed_at
+from outbox.events.schema import EventSchema
+from outbox_lab.events import asyncapi, checks, revision
+from outbox_lab.events.expansion import expanded
 from outbox_lab.testing.failures import raises
 from tests.support.declared import EXAMPLE, PROJECT, TOML, Events, Repository, payload
+from tests.support.made_schemas import DOCUMENTS, value
+from tests.support.paths import ROOT
 
 LABEL = {"label": {"type": "string"}}
 UPCAST = "def placed_v1(payload):\n    return {**payload, 'label': ''}\n"
@@ -62,34 +75,8 @@ class TestList:
             "order shop.order order.placed 1, 2 id number totals, first (v1)",
         ]
         assert done.stderr.startswith("note: sink lost: there is no event order.lost")
-        [paid, placed] = json.loads(repository.run("--json").stdout)
+        [paid, _] = json.loads(repository.run("--json").stdout)
         assert paid["versions"] == [{"version": 1, "deprecated": True, "consumers": ["totals", "first"]}]
-        assert {name: placed[name] for name in placed.keys() - {"versions"}} == {
-            "aggregate": "order",
-            "topic": "shop.order",
-            "partitions": 4,
-            "key": "id",
-            "version": "number",
-            "event": "order.placed",
-        }
-
-    def test_sinks_that_cannot_be_loaded_are_a_note(self, repository: Repository) -> None:
-        done = repository.run()
-        assert done.returncode == 0
-        assert "order.placed" in done.stdout
-        assert done.stderr.startswith("note: the sinks cannot be loaded: ")
-        assert "Traceback" not in done.stderr
-
-    def test_no_events_are_no_failure(self, tmp_path: Path) -> None:
-        done = Repository(tmp_path / "project").run()
-        assert (done.returncode, done.stdout) == (0, "no events are declared\n")
-
-    def test_declaration_that_cannot_be_used_is_one_line(self, repository: Repository) -> None:
-        repository.events.write("order/aggregate.toml", "")
-        done = outbox("events", "check", home=repository.home, **{project.VARIABLE: str(repository.root)})
-        assert done.returncode == 1
-        [line] = done.stderr.splitlines()
-        assert "aggregate.toml" in line
 
 
 class TestExamples:
@@ -103,7 +90,6 @@ class TestExamples:
         ("example", "property_"),
         [
             ({"id": "a"}, "number"),
-            ({**EXAMPLE, "it": 1}, "it"),
             ({**EXAMPLE, "at": "0000-12-31T23:59:59Z"}, "at"),
             (5, ""),
         ],
@@ -122,29 +108,19 @@ class TestExamples:
     @pytest.mark.parametrize(
         ("source", "rule", "property_"),
         [
-            (UPCAST.replace("{**payload, 'label': ''}", returned), rule, property_)
-            for returned, rule, property_ in (
-                ("None", "upcaster-failed", ""),
-                ("payload", "upcaster-failed", "label"),
-                ("{}['x']", "upcaster-failed", ""),
-                ("exit(0)", "upcaster-failed", ""),
-                ("{**payload, 'label': 1}", "upcaster-failed", "label"),
-                ("{**payload, 'label': '', 'id': 'b'}", "upcaster-failed", "id"),
-                ("{**payload, 'label': '', 'number': 2}", "upcaster-failed", "number"),
-                ("payload.update(label='') or payload", "upcaster-impure", ""),
-                ("payload['lines'][0].clear() or {**payload, 'label': ''}", "upcaster-impure", ""),
-                ("{**payload, 'label': str(__import__('uuid').uuid4())}", "upcaster-impure", ""),
-            )
-        ]
-        + [
-            (
-                "seen = []\n"
-                "def placed_v1(payload):\n    seen.append(1)\n    return {**payload, 'label': 'x' * len(seen)}\n",
-                "upcaster-impure",
-                "",
+            *(
+                (UPCAST.replace("{**payload, 'label': ''}", returned), rule, property_)
+                for returned, rule, property_ in (
+                    ("{}['x']", "upcaster-failed", ""),
+                    ("exit(0)", "upcaster-failed", ""),
+                    ("{**payload, 'label': 1}", "upcaster-failed", "label"),
+                    ("{**payload, 'label': '', 'id': 'b'}", "upcaster-failed", "id"),
+                    ("{**payload, 'label': '', 'number': 2}", "upcaster-failed", "number"),
+                    ("payload['lines'][0].clear() or {**payload, 'label': ''}", "upcaster-impure", ""),
+                    ("{**payload, 'label': str(__import__('uuid').uuid4())}", "upcaster-impure", ""),
+                )
             ),
             (f"{UPCAST}def palced_v1(payload):\n    return payload\n", "upcaster-unused", ""),
-            (f"{UPCAST}def placed_v3(payload):\n    return payload\n", "upcaster-unused", ""),
             # It fails for the example that the first one has made.
             (
                 f"{UPCAST}def placed_v2(payload):\n    return {{**payload, 'more': 1 // len(payload['label'])}}\n",
@@ -162,10 +138,6 @@ class TestExamples:
         events.aggregate("order", placed_v1=payload()).write("order/upcast.py", UPCAST)
         [finding] = checks.examples(events.load())
         assert (finding.rule, finding.file) == ("example-missing", "order/placed.v1.schema.json")
-
-    def test_file_that_cannot_run_is_a_failure(self, events: Events) -> None:
-        with raises("event-declaration-unusable"):
-            checks.examples(events.write("order/upcast.py", "def").load())
 
 
 class TestSinks:
@@ -187,10 +159,6 @@ class TestSinks:
         for module in [module for module in sys.modules if module.partition(".")[0] == name]:
             del sys.modules[module]
 
-    def test_sinks_that_can_start_have_no_finding(self, shop: Repository) -> None:
-        assert shop.findings() == shop.findings("--against", "HEAD") == []
-        assert shop.run("check").stderr == ""
-
     @pytest.mark.parametrize(
         ("file", "content", "finding"),
         [
@@ -201,7 +169,6 @@ class TestSinks:
             ),
             (f"connect/events/order/{'x' * 60}.v1.schema.json", payload(), ("sink-unusable", "sink orders")),
             ("{}/orders/projections/totals.sql", "-- [aply]\nSELECT 1;\n", ("sql-section-unknown", "sink orders")),
-            ("{}/orders/projections/totals.sql", None, ("projection-unusable", "sink orders")),
             ("{}/orders/job.py", "job = 1 / 0\n", ("sinks-unusable", "sinks")),
         ],
     )
@@ -209,20 +176,15 @@ class TestSinks:
         self, shop: Repository, tmp_path: Path, file: str, content: Any, finding: tuple[str, str]
     ) -> None:
         target = shop.root / file.format(f"sinks_of_{tmp_path.name}")
-        if content is None:
-            target.unlink()
-        else:
-            target.write_text(content if isinstance(content, str) else json.dumps(content))
+        target.write_text(content if isinstance(content, str) else json.dumps(content))
         assert shop.findings() == [(*finding, "")]
 
     def test_projection_that_does_not_say_how_personal_data_is_erased_is_found(
         self, shop: Repository, tmp_path: Path
     ) -> None:
+        assert shop.findings() == shop.findings("--against", "HEAD") == []
         shop.events.aggregate("order", placed_v1=payload({"price": {"type": "number", "x-personal": True}}))
         assert shop.findings() == [("erase-unsupported", "sink orders", "")]
-        done = shop.run("check")
-        assert done.stdout.startswith("sink orders: its events have personal data")
-        assert "docs/events.md" not in done.stderr
         shop.write(f"sinks_of_{tmp_path.name}/orders/projections/totals.erase.sql", "-- nothing\n")
         assert shop.findings() == []
 
@@ -272,28 +234,10 @@ class TestAgainst:
         assert repository.findings("--against", "HEAD") == []
         assert ("version-removed", "order/placed.v2.schema.json", "") in repository.findings("--against", before)
 
-    def test_folder_or_prefix_that_was_renamed_is_followed(self, repository: Repository) -> None:
-        repository.write("pyproject.toml", PROJECT.replace("shop", "store") + 'events = "declared"\n')
-        (repository.events.folder).rename(repository.root / "declared")
-        assert repository.findings("--against", "HEAD") == [("topic-changed", "order/aggregate.toml", "topic")]
-
-    def test_project_in_a_folder_of_the_repository(self, tmp_path: Path) -> None:
-        whole = Repository(tmp_path / "whole")
-        inner = whole.root / "services" / "shop"
-        whole.write("services/shop/pyproject.toml", PROJECT)
-        events = Events(inner / "connect" / "events").aggregate("order", placed_v1=payload(LABEL))
-        whole.commit()
-        events.aggregate("order", placed_v1=payload())
-        done = whole.run("check", "--against", "HEAD", OUTBOX_PROJECT=str(inner))
-        assert done.returncode == 1
-        assert "[property-removed]" in done.stdout
-
     @pytest.mark.parametrize("name", ["nowhere", "--all", "HEAD:connect", ""])
     def test_unknown_revision_is_reported(self, repository: Repository, name: str) -> None:
-        done = repository.run("check", f"--against={name}")
-        assert (done.returncode, repository.code) == (1, "revision-unknown")
-        [line] = done.stderr.splitlines()
-        assert line.startswith("outbox: this clone has no revision")
+        with raises("revision-unknown", "this clone has no revision"):
+            revision.published(Project(repository.root), name, 4)
 
     def test_shallow_clone_says_how_to_fetch(self, repository: Repository, tmp_path: Path) -> None:
         old = repository.git("rev-parse", "HEAD")
@@ -306,12 +250,14 @@ class TestAgainst:
     def test_git_that_cannot_answer_is_reported(
         self, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        repository.write("pyproject.toml", f'{PROJECT}events = "../elsewhere"\n')
-        repository.commit()
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-        for root, problem in ((tmp_path, "not a git repository"), (repository.root, "outside repository")):
-            with raises("git-failed", problem):
-                revision.published(Project(root), "HEAD", 4)
+        with raises("git-failed", "not a git repository"):
+            revision.published(Project(tmp_path), "HEAD", 4)
+        for text, code in ((f'{PROJECT}events = "../elsewhere"\n', "git-failed"), ("[", "revision-unusable")):
+            repository.write("pyproject.toml", text)
+            repository.commit()
+            with raises(code):
+                revision.published(Project(repository.root), "HEAD", 4)
         monkeypatch.setenv("PATH", "")
         with raises("git-failed", "no git here"):
             revision.published(Project(repository.root), "HEAD", 4)
@@ -331,9 +277,169 @@ class TestAgainst:
             revision.published(Project(repository.root), commit, 4)
         assert list((tmp_path / "temporary").iterdir()) == []
 
-    @pytest.mark.parametrize(("file", "text"), [("connect/events/order/aggregate.toml", ""), ("pyproject.toml", "[")])
-    def test_events_that_were_unusable_are_reported(self, repository: Repository, file: str, text: str) -> None:
-        repository.write(file, text)
-        repository.commit()
-        with raises("revision-unusable"):
-            revision.published(Project(repository.root), "HEAD", 4)
+
+# The AsyncAPI document ------------------------------------------------------------------------------------------------
+
+
+SPECIFICATION = ROOT / "tests" / "support" / "asyncapi" / "3.0.0.json.gz"
+COMMON = {
+    "$defs": {
+        "sku": {"type": "string", "pattern": "^[A-Z]+$"},
+        "part/one": {"type": "object", "required": ["sku"], "properties": {"sku": {"$ref": "#/$defs/sku"}}},
+        "tree": {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
+    }
+}
+SHARED = "../common.schema.json#/$defs"
+# Of draft 2020-12, and each in other words in draft 7; two events have a `line` of their own.
+PLACED = payload(
+    {
+        "sku": {"$ref": f"{SHARED}/sku", "description": "What was ordered.", "maxLength": 3},
+        "part": {"$ref": f"{SHARED}/part~1one"},
+        "tree": {"$ref": f"{SHARED}/tree"},
+        "pair": {"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+        "line": {"$ref": "#/definitions/line"},
+        "again": {"$ref": "#/properties/pair"},
+        "any": {"$ref": "#/definitions/any"},
+        "who": {"enum": ["Ada", "Bob", "Ada"], "x-personal": True},
+    },
+    dependentRequired={"sku": ["part"]},
+    dependentSchemas={"pair": {"required": ["line"]}},
+    definitions={"line": {"type": "object", "required": ["cents"]}, "any": True},
+    examples=[EXAMPLE, {**EXAMPLE, "tree": {"below": [{"below": []}]}, "who": "Ada"}],
+)
+PAID = payload(
+    {"line": {"$ref": "#/definitions/line"}, "lines": {"items": {"$ref": "#/definitions/line"}}},
+    definitions={"line": {"type": "string"}},
+    deprecated=True,
+    examples=[EXAMPLE, {"number": 1}, "no object"],
+)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Repository:
+    """A project; its second aggregate shares the topic of the first."""
+    made = Repository(tmp_path / "project")
+    made.write("pyproject.toml", f'[project]\nname = "shop"\nversion = "1.2.3"\n{PROJECT}')
+    made.events.write("common.schema.json", COMMON)
+    made.events.aggregate("order", placed_v1=PLACED, placed_v2=payload({"sku": {"type": "integer"}}), paid_v1=PAID)
+    made.events.aggregate("refund", 'key = "id"\nversion = "number"\ntopic = "shop.order"\n', given_v1=payload())
+    made.events.write("order/upcast.py", "def placed_v1(payload):\n    return payload\n")
+    return made
+
+
+@pytest.fixture
+def known(shared: Repository) -> Catalog:
+    return shared.events.load()
+
+
+@cache
+def specification() -> jsonschema_rs.Draft7Validator:
+    """The validator of AsyncAPI documents."""
+    return jsonschema_rs.Draft7Validator(json.loads(gzip.decompress(SPECIFICATION.read_bytes())))
+
+
+def valid(document: dict[str, Any]) -> None:
+    """Fail with what the specification's schema finds in a document."""
+    found = specification().iter_errors(document)
+    assert [(list(error.instance_path), error.message) for error in found] == []
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+            assert node.keys() == {"$ref"}, "draft 7 ignores what stands beside a reference"
+        node = list(node.values())
+    for child in node if isinstance(node, list) else ():
+        yield from references(child)
+
+
+def validator(document: dict[str, Any], part: dict[str, Any]) -> jsonschema_rs.Draft7Validator:
+    """A validator of a schema in a document, as a reader of AsyncAPI makes one that knows the format ``uuid``."""
+    uuid = jsonschema_rs.Draft202012Validator({"format": "uuid"}, validate_formats=True)
+    schema = {**part, "components": document["components"]}
+    return jsonschema_rs.Draft7Validator(schema, validate_formats=True, formats={"uuid": uuid.is_valid})
+
+
+class TestAsyncApi:
+    def test_command_writes_a_valid_document(self, shared: Repository) -> None:
+        done = shared.run("export", "--asyncapi")
+        assert done.returncode == 0, done.stderr
+        file = shared.root / "events.json"
+        assert shared.run("export", "--asyncapi", str(file)).stdout == f"written: {file}\n"
+        assert file.read_text() == done.stdout
+        document = json.loads(done.stdout)
+        valid(document)
+        found = [*references(document)]
+        assert len(found) > 10
+        assert None not in [pointed_at(document, reference) for reference in found], "it stands alone"
+        assert document["components"]["schemas"].keys() == document["components"]["messages"].keys()
+        assert document["info"] == {"title": "shop", "version": "1.2.3"}
+        assert "servers" not in document
+        [channel] = document["channels"].values()
+        assert channel["address"] == "shop.order"
+        assert set(channel["messages"]) == {"order.placed.v1", "order.placed.v2", "order.paid.v1", "refund.given.v1"}
+        messages = document["components"]["messages"]
+        assert [name for name, one in messages.items() if one.get("x-deprecated")] == ["order.paid.v1"]
+        assert [name for name, one in messages.items() if one.get("x-personal")] == ["order.placed.v1"]
+        assert messages["order.placed.v1"]["tags"] == [{"name": "personal-data"}]
+        assert len(messages["order.placed.v1"]["examples"]) == 2
+
+    @pytest.mark.parametrize("source", ["", "/shop/"])
+    def test_examples_are_valid_messages(self, known: Catalog, source: str) -> None:
+        document = asyncapi.document(Project(Path.cwd(), cloudevents_source=source), known)
+        valid(document)
+        count = 0
+        for message in document["components"]["messages"].values():
+            for example in message["examples"]:
+                validator(document, message["payload"]).validate(example["payload"])
+                validator(document, message["headers"]).validate(example["headers"])
+                assert ("ce_id" in example["headers"]) is bool(source)
+                count += 1
+        assert count == 3
+        ours = document["components"]["messages"]["order.placed.v2"]["headers"]["properties"]
+        assert (ours["eventType"]["const"], ours["schemaVersion"]["const"]) == ("placed", "2")
+        if source:
+            assert ours["ce_source"]["const"] == "/shop/order"
+
+    @pytest.mark.parametrize(
+        ("more", "is_valid"),
+        [
+            ({"sku": "AB"}, False),
+            ({"sku": "AB", "part": {"sku": "A"}}, True),
+            ({"sku": "ABCD", "part": {"sku": "A"}}, False),
+            ({"part": {}}, False),
+            ({"tree": {"below": [{"below": [{"below": 1}]}]}}, False),
+            ({"pair": ["a", 1]}, False),
+            ({"pair": ["a", 1], "line": {"cents": 1}}, True),
+            ({"pair": ["a", 1, 2], "line": {"cents": 1}}, False),
+            ({"again": ["a", 1, 2]}, False),
+            ({"line": {}}, False),
+        ],
+    )
+    def test_payloads_are_valid_as_they_are_to_append(
+        self, known: Catalog, more: dict[str, Any], is_valid: bool
+    ) -> None:
+        document = asyncapi.document(Project(Path.cwd()), known)
+        reader = validator(document, {"$ref": "#/components/schemas/order.placed.v1"})
+        tried = {**EXAMPLE, **more}
+        assert reader.is_valid(tried) is (known.schema("order", "placed", 1).violation(tried) is None) is is_valid
+
+    @given(DOCUMENTS, st.data())
+    @hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
+    def test_any_schema_means_the_same_to_a_reader(self, document: dict[str, Any], data: st.DataObject) -> None:
+        properties_ = {**document["properties"], "id": {"type": "string"}}
+        required = [*document.get("required", []), "id"]
+        try:
+            schema = EventSchema(
+                "order", "placed", 1, {**document, "properties": properties_, "required": required}, "id"
+            )
+        except Failure:
+            return  # it cannot be declared
+        aggregate = Aggregate("order", "shop.order", "id", events={"placed": {1: schema}})
+        made = asyncapi.document(Project(Path("nowhere")), Catalog(Path("nowhere"), {"order": aggregate}))
+        valid(made)
+        reader = validator(made, {"$ref": "#/components/schemas/order.placed.v1"})
+        for _ in range(3):
+            found = json.loads(json.dumps(value(data, [expanded(schema.document)]), default=float))
+            assert reader.is_valid(found) is (schema.violation(found) is None)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -116,17 +117,13 @@ def test_a_class_is_one_version_of_one_event(
 ) -> None:
     keyed = {"type": "object", "required": ["item-id"], "properties": {"item-id": PROPERTIES["uuid"]}}
     events.aggregate("item", 'key = "item-id"', made_v1=keyed, taken_v1=keyed, lost_v1={**keyed, "deprecated": True})
-    written = module(events.aggregate("order", placed_v10=payload()))
+    written = module(events)
     first = Event.of(written.OrderPlacedV1(id="a", number=1), traceparent="t")
-    assert (first.aggregatetype, first.aggregateid, first.type, first.schema_version) == ("order", "a", "placed", 1)
-    assert first.traceparent == "t"
+    assert first == Event("order", "a", "placed", first.payload, 1, "t")
     assert Event.of(written.OrderPlacedV2(id="a", number=1, label="")).schema_version == 2
     assert Event.of(written.ItemMadeV1(item_id=UUID(int=1))).aggregateid == str(UUID(int=1))
     assert written.ItemMadeV1 is not written.ItemTakenV1, "though their properties are equal"
-    text = payloads.file(project).read_text()
-    places = [text.index(f"class OrderPlacedV{version}(") for version in (10, 2, 1)]
-    assert places == sorted(places), "the newest version comes first"
-    assert "ItemLost" not in text, "it is deprecated"
+    assert "ItemLost" not in payloads.file(project).read_text(), "it is deprecated"
 
 
 class TestStale:
@@ -138,16 +135,10 @@ class TestStale:
         assert rules(project, events) == [], "a bound changes no type"
         events.aggregate("order", paid_v1=payload({"note": {"type": "string"}}))
         assert rules(project, events) == ["payloads-stale"]
-        payloads.write(project, events.load())
-        assert rules(project, events) == []
-
-    @pytest.mark.parametrize("old", ["label: str\n", "ruff: noqa", "Generated"])
-    def test_an_edited_module(self, project: Project, events: Events, old: str) -> None:
         target = payloads.write(project, events.load())
-        target.write_text(target.read_text().replace(old, "x: int\n"))
+        assert rules(project, events) == []
+        target.write_text(target.read_text().replace("label: str", "label: int"))
         assert rules(project, events) == ["payloads-stale"]
-
-    def test_a_project_without_events_has_an_empty_module(self, project: Project, events: Events) -> None:
         payloads.write(project, events.load())
         shutil.rmtree(events.folder / "order")
         assert rules(project, events) == ["payloads-stale"]
@@ -161,17 +152,11 @@ class TestStale:
         with raises("payloads-not-generated"):
             payloads.write(project, events.load())
         assert payloads.file(project).read_text() == "PAYLOADS = 1\n"
-
-
-class TestRefused:
-    def test_no_folder(self, tmp_path: Path, events: Events) -> None:
         with raises("payloads-folder-missing"):
-            payloads.write(Project(tmp_path, payloads="none/payloads.py"), events.load())
-
-    def test_two_events_of_one_class_name(self, project: Project, events: Events) -> None:
+            payloads.write(replace(project, payloads="none/payloads.py"), events.load())
         with raises("payloads-unusable", "OrderLineAddedV1"):
             events.aggregate("order-line", added_v1=payload()).aggregate("order", line_added_v1=payload())
-            payloads.write(project, events.load())
+            payloads.write(replace(project, payloads="two.py"), events.load())
 
 
 def test_mypy_finds_a_missing_a_misspelt_and_a_mistyped_property(project: Project, events: Events) -> None:

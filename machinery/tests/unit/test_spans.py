@@ -6,7 +6,6 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from random import Random
@@ -16,7 +15,7 @@ import pytest
 from outbox.base import spans, trace
 from outbox.base.trace import LINKS_MAX, SampledEvents
 from outbox.sink.decoding.records import Records
-from tests.support.made_events import DECODER, MAIN, NOW_MS, Event, nth_key, uuid7
+from tests.support.made_events import DECODER, MAIN, NOW_MS, Event, as_read, nth_key, uuid7
 from tests.support.paths import ROOT
 
 RANDOM = Random(46)  # noqa: S311
@@ -89,17 +88,6 @@ def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint(
     assert [name for name in found[1:] if name.startswith(("opentelemetry", "google"))] == []
 
 
-def test_without_the_extra_an_endpoint_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")
-    lines = run(
-        "import logging; logging.basicConfig(stream=sys.stdout, format='%(message)s');"
-        "sys.modules['opentelemetry'] = None; print(calls())"
-    ).splitlines()
-    assert len(lines) == 2
-    assert "the extra `otel`" in lines[0]
-    assert lines[1] == str((OURS, None))
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -126,39 +114,19 @@ def test_spans_join_those_of_an_instrumented_application(monkeypatch: pytest.Mon
     assert (links, left_out) == ([[TRACE, "id"]], 4), "no link to an invalid one, which is counted"
 
 
-def records(*contexts: Mapping[str, str | None]) -> Records:
-    """Records of events with these headers, in partition 3, from offset 0 on."""
-    made = [Event(uuid7(RANDOM, NOW_MS), nth_key(1), 5, number + 1).record for number in range(len(contexts))]
-    headers = [
-        [*record.headers, *((name, None if value is None else value.encode()) for name, value in context.items())]
-        for record, context in zip(made, contexts, strict=True)
-    ]
-    return Records(
-        keys=[record.key for record in made],
-        headers=headers,
-        values=[record.value for record in made],
-        recorded_ms=[NOW_MS] * len(made),
-        partitions=[3] * len(made),
-        offsets=range(len(made)),
-    )
+def records(*traceparents: str | None) -> Records:
+    """Records of events of these traces."""
+    made = [Event(uuid7(RANDOM, NOW_MS), nth_key(1), 5, number + 1).record for number in range(len(traceparents))]
+    headers = [("traceparent", None if one is None else one.encode()) for one in traceparents]
+    return as_read(*(one._replace(headers=[*one.headers, own]) for one, own in zip(made, headers, strict=True)))
 
 
 @pytest.mark.parametrize(
-    ("context", "found"),
-    [
-        ({"traceparent": OURS}, OURS),
-        ({"traceparent": UNSAMPLED}, None),
-        ({"traceparent": "1"}, "1"),
-        ({"traceparent": ""}, None),
-        ({"traceparent": None}, None),
-        ({}, None),
-    ],
+    ("traceparent", "found"), [(OURS, OURS), (UNSAMPLED, None), ("1", "1"), ("", None), (None, None)]
 )
 @pytest.mark.parametrize("is_bad", [False, True])
-def test_a_sampled_event_is_found_by_its_headers(
-    context: Mapping[str, str | None], found: str | None, is_bad: bool
-) -> None:
-    read = records(context)
+def test_a_sampled_event_is_found_by_its_headers(traceparent: str | None, found: str | None, is_bad: bool) -> None:
+    read = records(traceparent)
     if is_bad:  # it is set aside, and linked to all the same
         read = replace(read, values=[b"no JSON"])
     decoded = FINDING.decode(read)
@@ -170,7 +138,7 @@ def test_a_sampled_event_is_found_by_its_headers(
 def test_links_are_bounded_and_the_others_are_counted() -> None:
     count = 3 * DECODER.at_once
     chunking = MAIN.chunking(MAIN.topics[0])
-    read = records(*({"traceparent": one} for one in [OURS, UNSAMPLED] * (count // 2)))
+    read = records(*[OURS, UNSAMPLED] * (count // 2))
     chunk = replace(chunking, decoder=FINDING).chunk(read)
     sampled = [dict(of_one)["id"] for of_one in read.headers[: 2 * LINKS_MAX : 2]]
     assert [event_id for _, event_id, _ in chunk.sampled.first] == sampled
@@ -181,26 +149,19 @@ def test_links_are_bounded_and_the_others_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "invalid",
+    ("traceparent", "is_valid", "is_sampled"),
     [
-        f"ff-{TRACE}-{PARENT}-01",
-        f"00-{'0' * 32}-{PARENT}-01",
-        f"00-{TRACE}-{'0' * 16}-01",
-        f"00-{TRACE.upper()}-{PARENT}-01",
-        f"00-{TRACE}-{PARENT}-01\n",
-        f"00-{TRACE}-{PARENT}-1",
-        f"00-{TRACE}-{PARENT}",
-        "",
-        None,
+        (f"cc-{TRACE}-{PARENT}-00", True, False),  # of a later version
+        (f"00-{TRACE}-{PARENT}-ff", True, True),
+        *((f"{one}-01", False, False) for one in (f"ff-{TRACE}-{PARENT}", f"00-{'0' * 32}-{PARENT}")),
+        *((f"{one}-01", False, False) for one in (f"00-{TRACE}-{'0' * 16}", f"00-{TRACE.upper()}-{PARENT}")),
+        *((f"00-{TRACE}-{PARENT}{end}", False, False) for end in ("-01\n", "-1", "")),
+        (None, False, False),
     ],
 )
-def test_a_traceparent_that_is_not_valid_is_ignored(invalid: str | None) -> None:
-    assert trace.valid(invalid) is trace.trace_id(invalid) is None
-    assert not trace.is_sampled(invalid)
-
-
-@pytest.mark.parametrize(("flags", "sampled"), [("00", False), ("01", True), ("02", False), ("ff", True)])
-def test_sampled_is_the_lowest_bit_of_the_flags(flags: str, sampled: bool) -> None:
-    traceparent = f"cc-{TRACE}-{PARENT}-{flags}"  # of a later version
-    assert (trace.valid(traceparent), trace.trace_id(traceparent)) == (traceparent, TRACE)
-    assert trace.is_sampled(traceparent) == sampled
+def test_a_traceparent_is_valid_and_sampled_or_ignored(
+    traceparent: str | None, is_valid: bool, is_sampled: bool
+) -> None:
+    expected = (traceparent, TRACE) if is_valid else (None, None)
+    assert (trace.valid(traceparent), trace.trace_id(traceparent)) == expected
+    assert trace.is_sampled(traceparent) is is_sampled

@@ -8,7 +8,6 @@ import functools
 import json
 import pickle
 import uuid
-from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,18 +24,18 @@ from pydantic import BaseModel
 
 from outbox.base import project
 from outbox.events.catalog import Wanted
-from outbox.events.schema import DETAIL_MAX_CHARACTERS, EventSchema, Rejection, SqlType, shortened
-from outbox.events.upcasting import UPCAST_FAILED, Upcaster, name_of
-from outbox.events.values import NOT_ENCODABLE, convert, convert_all, encode
+from outbox.events.schema import DETAIL_MAX_CHARACTERS, Rejection, shortened
+from outbox.events.upcasting import UPCAST_FAILED, Upcaster
+from outbox.events.values import NOT_ENCODABLE, encode
 from outbox.sink.decoding.decoder import DecodedEvent, EventDecoder, Skipped
 from outbox.sink.decoding.records import Record
 from outbox.writing.event import Event, rows
-from outbox_lab.testing import check_events
 from outbox_lab.testing.failures import raises
 from tests.support import record_corpus
 from tests.support.declared import EXAMPLE, Events, payload, schema_of
 from tests.support.declared_sinks import decoder
-from tests.support.made_events import NOW_MS
+from tests.support.made_events import NOW_MS, as_read
+from tests.unit.test_decoding import both_ways
 
 ID = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
 SCHEMA: dict[str, Any] = {
@@ -112,19 +110,14 @@ class Cents(BaseModel):
     ("changed", "parts"),
     [
         ({"cents": -1}, ["$.cents"]),
-        ({"cents": None}, ["$.cents"]),
         ({"cents": float("nan")}, ["NaN"]),
-        ({"note": float("inf")}, ["NaN"]),
         ({"lines": [{"deep": [None, float("-inf")]}]}, ["NaN"]),
         ({"other": (1.5, {float("nan")})}, ["NaN"]),
         ({"cents": Decimal("NaN")}, ["JSON"]),
-        ({"cents": Decimal("Infinity")}, ["JSON"]),
         ({"cents": Decimal("1E+400")}, ["out of range"]),
         ({"cents": Decimal(f"0.{'1' * 950}E-90")}, ["out of range"]),
-        ({"lines": [Decimal(f"{'1' * 950}E-999")]}, ["out of range"]),
         ({"note": "a\0b"}, ["$.note", "NUL"]),
         ({"lines": ["a\0b"]}, ["$.lines", "NUL"]),
-        ({"other": "a\0b"}, ["NUL"]),
         ({"\0": 1}, ["NUL"]),
         ({"note": "\ud800"}, ["surrogates"]),
         ({"at": datetime(2026, 1, 1)}, ["$.at"]),
@@ -133,22 +126,15 @@ class Cents(BaseModel):
         ({"lines": ENDLESS}, []),
         ({"lines": DEEP}, []),
         ({("a", 1): 1}, ["tuple"]),
-        ({None: 1}, ["NoneType"]),
+        *((payload, list[str]()) for payload in (None, ENDLESS, "{}", b"{}", 1, Cents, Cents(cents="1"))),
     ],
 )
 def test_an_invalid_payload_is_refused_and_its_property_named(
-    declare: Declare, changed: dict[Any, Any], parts: list[str]
+    declare: Declare, changed: dict[Any, Any] | object, parts: list[str]
 ) -> None:
     declare()
     with raises("event-invalid", "order.placed.v1", *parts):
-        written({"order_id": ID, "cents": 1, **changed})
-
-
-@pytest.mark.parametrize("payload", [None, [], "{}", b"{}", 1, Cents, Cents(cents="1")], ids=repr)
-def test_a_payload_that_is_no_object_of_the_schema_is_refused(declare: Declare, payload: object) -> None:
-    declare()
-    with raises("event-invalid", "order.placed.v1"):
-        written(payload)
+        written({"order_id": ID, "cents": 1, **changed} if isinstance(changed, dict) else changed)
 
 
 @pytest.mark.parametrize("column", ["aggregateid", "traceparent"])
@@ -197,14 +183,12 @@ class Holder:
     held: Extra
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize(
     "model",
     [
         lambda value: Extra(extra={"deep": [None, (1, {"a": value})]}),
-        lambda value: Extra(extra={1: {2, value}}),
-        lambda value: Extra(extra=Extra(extra=value)),
-        lambda value: Extra(inner=[Extra(extra=value)]),
+        lambda value: Extra(inner=[Extra(extra={1: {2, value}})]),
         lambda value: Extra(rate=value),
         lambda value: {"lines": [Extra(extra=[value])]},
         lambda value: Holder(Extra(extra=[value])),
@@ -243,14 +227,6 @@ class OfDataclass:
     at: datetime
 
 
-class OfStruct(msgspec.Struct):
-    """A payload as a Struct."""
-
-    order_id: uuid.UUID
-    cents: Decimal
-    at: datetime
-
-
 class OfModel(BaseModel):
     """A payload as a model; its Decimal would be a text in JSON."""
 
@@ -263,33 +239,20 @@ AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("payload", "cents"),
-    [
-        (OfDataclass(uuid.UUID(ID), Decimal("7.10"), AT), "7.10"),
-        (OfStruct(uuid.UUID(ID), Decimal("7.10"), AT), "7.10"),
-        (OfModel(order_id=uuid.UUID(ID), cents=7, at=AT), "7"),
-        (MappingProxyType({"order_id": uuid.UUID(ID), "cents": 7, "at": AT}), "7"),
-        (UserDict({"order_id": ID, "cents": 7, "at": "2026-11-21T10:00:00Z"}), "7"),
-    ],
-)
-def test_a_typed_object_is_written_as_its_json(declare: Declare, payload: object, cents: str) -> None:
-    declare()
-    assert written(payload) == f'{{"order_id":"{ID}","cents":{cents},"at":"2026-11-21T10:00:00Z"}}'
-
-
-@pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Unit.KGM, '"KGM"'),
-        (Level.HIGH, "3"),
-        (Text("x"), '"x"'),
-        ({Text("x"): Unit.KGM}, '{"x":"KGM"}'),
-        ({1: 2}, '{"1":2}'),
-        ("null", '"null"'),
-        ([None, 1.5], "[null,1.5]"),
+        (
+            OfDataclass(uuid.UUID(ID), Decimal("7.10"), AT),
+            f'{{"order_id":"{ID}","cents":7.10,"at":"2026-11-21T10:00:00Z"}}',
+        ),
+        (
+            OfModel(order_id=uuid.UUID(ID), cents=7, at=AT),
+            f'{{"order_id":"{ID}","cents":7,"at":"2026-11-21T10:00:00Z"}}',
+        ),
+        (MappingProxyType({"order_id": uuid.UUID(ID), "at": AT}), f'{{"order_id":"{ID}","at":"2026-11-21T10:00:00Z"}}'),
+        ({Text("x"): Unit.KGM, 1: Text("y")}, '{"x":"KGM","1":"y"}'),
         ([Cents(cents="7"), (Level.HIGH,)], '[{"cents":"7"},[3]]'),
-        (Decimal("0.12345678901234567890123"), "0.12345678901234567890123"),
-        (2**70, str(2**70)),
+        ([Decimal("0.12345678901234567890123"), 2**70], f"[0.12345678901234567890123,{2**70}]"),
     ],
 )
 def test_a_value_is_written_exactly(value: object, text: str) -> None:
@@ -314,14 +277,6 @@ def test_any_json_is_written_as_pythons_own_would_be_or_refused(value: object) -
         assert json.loads(encode(value)) == json.loads(text)
 
 
-def test_a_project_tests_its_events_without_a_database(declare: Declare) -> None:
-    declare()
-    good = Event("order", ID, "placed", {"order_id": ID, "cents": 1})
-    check_events(good)
-    with raises("event-invalid"):
-        check_events(good, Event("order", ID, "placed", {"order_id": ID, "cents": -1}))
-
-
 # What a reader makes of it -----------------------------------------------------------------------------------------
 
 CODE = {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}
@@ -335,8 +290,11 @@ def decoder_of(folder: Path, rule: dict[str, Any], *, is_required: bool = True) 
 
 
 def decode(decoder: EventDecoder, text: str) -> DecodedEvent | Rejection | Skipped:
+    """The event of a record with this JSON; it is decoded by columns too."""
     headers = [("id", record_corpus.ID.encode()), ("eventType", b"placed"), ("schemaVersion", b"1")]
-    return decoder.record(Record(b"a", headers, f'{{"order": "a", "it": {text}}}'.encode(), NOW_MS))
+    record = Record(b"a", headers, f'{{"order": "a", "it": {text}}}'.encode(), NOW_MS)
+    both_ways(as_read(record), decoder)
+    return decoder.record(record)
 
 
 @pytest.mark.parametrize(
@@ -345,15 +303,11 @@ def decode(decoder: EventDecoder, text: str) -> DecodedEvent | Rejection | Skipp
         ({"type": "string"}, True, "text", False),
         ({"type": "string"}, False, "text", True),
         ({"type": ["string", "null"]}, True, "text", True),
-        ({"type": "string", "format": "uuid"}, True, "uuid", False),
         ({"type": "string", "format": "date-time"}, True, "timestamptz", False),
         ({"type": "integer"}, True, "numeric", False),
         ({"type": "integer", "minimum": 1, "maximum": 9}, True, "bigint", False),
         ({"type": "number"}, True, "numeric", False),
         ({"type": "boolean"}, True, "boolean", False),
-        ({"type": "object"}, True, "jsonb", False),
-        ({"type": "array"}, True, "jsonb", False),
-        ({"enum": ["x", "y"]}, True, "text", False),
         ({"enum": ["x", None]}, True, "text", True),
         ({"$ref": "#/$defs/code"}, True, "text", False),
         ({}, True, "jsonb", True),
@@ -375,6 +329,7 @@ def test_a_property_becomes_a_column(
         ({"enum": ["x", None]}, "null", None),
         ({"type": "boolean"}, "true", True),
         ({}, '{"any":[null]}', '{"any":[null]}'),
+        ({"type": "integer"}, "-7.0", "-7.0"),
     ],
 )
 def test_a_value_is_read_exactly(tmp_path: Path, rule: dict[str, Any], text: str, value: object) -> None:
@@ -389,6 +344,9 @@ def test_a_value_is_read_exactly(tmp_path: Path, rule: dict[str, Any], text: str
         ({"type": "object"}, r'{"\u0000":1}'),
         ({"type": "object"}, r'{"a":"\\\u0000"}'),
         ({"type": "string", "format": "date-time"}, '"9999-12-31T23:59:59-23:59"'),
+        ({"type": "string", "format": "date-time"}, '"0000-12-31T10:00:00-14:00"'),
+        ({"type": "string", "format": "date-time"}, '"2016-12-31T23:59:60Z"'),
+        ({"type": "string"}, r'"a\u0000"'),
         ({"$ref": "#/$defs/code"}, r'"EUR\n"'),
     ],
 )
@@ -398,61 +356,7 @@ def test_what_postgres_cannot_hold_is_set_aside(tmp_path: Path, rule: dict[str, 
     assert found.reason == "schema violation"
 
 
-MOMENT = (
-    r"\A(0000|0001|2026|9999|[0-9]{4})-(01|02|12)-(01|28|29|31)[Tt ]([01][0-9]|2[0-4]):[0-5][0-9]:([0-5][0-9]|60)"
-    r"(\.[0-9]{1,10})?([Zz]|[+-](00:00|01:30|14:00|23:59))\Z"
-)
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.just("\0"), max_size=3)
-OF_TYPE: dict[SqlType, st.SearchStrategy[Any]] = {
-    "timestamptz": st.from_regex(MOMENT) | st.datetimes().map(lambda one: f"{one.isoformat()}Z"),
-    "bigint": st.integers(-(2**63), 2**63 - 1) | st.decimals(-9, 9, places=1).filter(lambda one: one % 1 == 0),
-    "numeric": st.integers() | st.decimals(allow_nan=False, allow_infinity=False),
-    "boolean": st.booleans(),
-    "text": TEXTS,
-    "uuid": st.uuids().map(str),
-    "jsonb": st.dictionaries(TEXTS, st.none() | TEXTS | st.integers(), max_size=2),
-}
-
-
-@pytest.mark.parametrize(
-    ("type_", "value"),
-    [
-        ("timestamptz", "0000-12-31T10:00:00-14:00"),
-        ("timestamptz", "0001-01-01T00:00:00+14:00"),
-        ("timestamptz", "9999-12-31T23:59:59-14:00"),
-        ("timestamptz", "2016-12-31T23:59:60Z"),
-        ("text", "a\0"),
-        ("jsonb", {"a": "\0"}),
-    ],
-)
-def test_what_postgres_has_nothing_for_is_found_either_way(type_: SqlType, value: object) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        convert(type_, value)
-    with pytest.raises(ValueError):  # noqa: PT011
-        convert_all(type_, [value])
-
-
-@given(st.data())
-@pytest.mark.parametrize("type_", OF_TYPE)
-def test_what_is_converted_all_at_once_is_as_one_by_one(type_: SqlType, data: st.DataObject) -> None:
-    values = data.draw(st.lists(st.none() | OF_TYPE[type_], max_size=3))
-    try:
-        found = convert_all(type_, values)
-    except ValueError:
-        return
-    assert [*found] == [convert(type_, value) for value in values]
-
-
 # Details and executors ---------------------------------------------------------------------------------------------
-
-
-def test_executor_gets_the_same_schema() -> None:
-    schema = EventSchema("item", "picked", 1, {"properties": {"id": {"type": "string", "format": "uuid"}}}, "id")
-    sent = pickle.loads(pickle.dumps(schema))  # noqa: S301
-    assert (sent.name, sent.columns) == (schema.name, schema.columns)
-    upper = {"id": "01A1FC75-167D-7239-AF57-D1EE1A62E0A6"}
-    assert sent.violation(upper) == schema.violation(upper) is not None
-    assert sent.violation({"id": upper["id"].lower()}) is None
 
 
 @pytest.mark.parametrize(
@@ -529,8 +433,7 @@ def test_executor_needs_no_file(events: Events) -> None:
     [
         *("None", "5", "{}", "payload", "{**payload, 'label': 1}", "{**payload, 'label': 'too long'}"),
         *("{**payload, 'label': object()}", "{**payload, 'label': '\\ud800'}"),
-        "{**payload, 'label': '', 'x': __import__('decimal').Decimal('NaN')}",
-        *("{**payload, 'label': '', 'x': [None, {'y': -1e999}]}", "{**payload, 'label': '', 'x': float('nan')}"),
+        "{**payload, 'label': '', 'x': [None, {'y': -1e999}]}",
         *("payload['missing']", "1 / 0", "exit(3)", "(_ for _ in ()).throw(GeneratorExit)", "placed_v1(payload)"),
         "(lambda one: one.update(x=one) or one)({**payload, 'label': ''})",
     ],
@@ -557,20 +460,20 @@ def test_result_is_read_as_json_and_the_caller_keeps_its_payload(events: Events)
 
 
 @pytest.mark.parametrize(
-    "source", ["def placed_v1(payload:\n", "1 / 0\n", "import nowhere\n", "raise SystemExit\n", "\0", b"\xff\n"]
+    ("source", "code", "part"),
+    [
+        *(
+            (source, "event-declaration-unusable", "upcast.py")
+            for source in (b"def placed_v1(payload:", b"import nowhere")
+        ),
+        *((source, "event-declaration-unusable", "upcast.py") for source in (b"raise SystemExit", b"\0", b"\xff\n")),
+        *((source, "upcaster-missing", "def placed_v1(payload)") for source in (b"", b"placed_v1 = 5\n")),
+    ],
 )
-def test_file_that_cannot_run_is_reported(events: Events, source: str | bytes) -> None:
+def test_file_that_cannot_run_or_lacks_the_function_is_named(
+    events: Events, source: bytes, code: str, part: str
+) -> None:
     events.write("order/upcast.py", "")
-    (events.folder / "order" / "upcast.py").write_bytes(source if isinstance(source, bytes) else source.encode())
-    with raises("event-declaration-unusable", "upcast.py"):
+    (events.folder / "order" / "upcast.py").write_bytes(source)
+    with raises(code, part):
         events.load().wanted(["order"])
-
-
-@pytest.mark.parametrize("source", ["", "def placed_v2(payload):\n    return payload\n", "placed_v1 = 5\n"])
-def test_missing_function_is_named(events: Events, source: str) -> None:
-    with raises("upcaster-missing", "def placed_v1(payload)"):
-        wanted(events, source)
-
-
-def test_function_of_a_dotted_type() -> None:
-    assert name_of("line.taken-back", 2) == "line_taken_back_v2"
