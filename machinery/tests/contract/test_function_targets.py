@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from outbox.base.settings import Settings
 from outbox.sink import discovery
 from outbox.sink.spec import SinkJob
+from outbox.targets import newest
 from outbox_lab.testing.contract.contract import keep, untestable
 from tests import items, targets
-from tests.contract import not_upserts
+from tests.targets import erase, totals
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["add", "erase", "replace_any", "totals"]  # of a target's module
 
 FreshDatabases = Callable[[], AbstractContextManager[Settings]]
 SEED = 47
@@ -22,6 +29,26 @@ SEED = 47
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(targets.FILE, str(tmp_path / "target.db"))
+
+
+def add(events: pa.Table) -> None:
+    """Adds what an event adds, each time that it is called."""
+    with targets.database() as connection:
+        connection.executemany(
+            """
+            INSERT INTO stock VALUES (:item_id, :version % 10, :version)
+            ON CONFLICT (item_id) DO UPDATE SET total = stock.total + excluded.total,
+                                                version = max(stock.version, excluded.version)
+            """,
+            events.to_pylist(),
+        )
+
+
+def replace_any(events: pa.Table) -> None:
+    """Takes the newest of a batch, although the place may have a newer one."""
+    rows = newest(events, key="item_id", version="version").to_pylist()
+    with targets.database() as connection:
+        connection.executemany("INSERT OR REPLACE INTO stock VALUES (:item_id, :version, :version)", rows)
 
 
 def require(fresh: FreshDatabases, target: str, strategy: str = "dedup") -> None:
@@ -47,8 +74,8 @@ def test_an_upsert_keeps_the_contract(fresh_databases: FreshDatabases, function:
 )
 def test_what_is_no_upsert_is_named(fresh_databases: FreshDatabases, function: str, strategy: str, way: str) -> None:
     with pytest.raises(AssertionError) as caught:
-        require(fresh_databases, f"{not_upserts.__name__}:{function}", strategy)
-    expected = f"sink search, {way}: table totals of {not_upserts.__name__}:{function}, row key "
+        require(fresh_databases, f"{__name__}:{function}", strategy)
+    expected = f"sink search, {way}: table totals of {__name__}:{function}, row key "
     assert str(caught.value).startswith(expected), caught.value
     assert targets.totals() == []
 

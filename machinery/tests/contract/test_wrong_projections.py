@@ -22,9 +22,7 @@ SEED = 24
 # What the fixture domain does not have.
 TABLES = """
 CREATE TABLE shared (sink text NOT NULL, item_id uuid PRIMARY KEY, events bigint NOT NULL);
-CREATE SEQUENCE numbers;
 GRANT SELECT, INSERT, UPDATE ON shared TO {writer};
-GRANT USAGE ON SEQUENCE numbers TO {writer};
 """
 ACTIVITY = "INSERT INTO activity AS stored (sink, aggregate, key, events, kinds) SELECT %(sink)s, 'item', item_id, "
 TAKES_EVENTS = "ON CONFLICT (sink, aggregate, key) DO UPDATE SET events = excluded.events"
@@ -51,19 +49,12 @@ WRONG = {
     "takes the time of the sink": Wrong(
         f"{ACTIVITY} 0, ARRAY[now()::text] FROM new_events GROUP BY item_id {TAKES_KINDS}", "the same again"
     ),
-    "is random": Wrong(
-        f"{ACTIVITY} (random() * 1e15)::bigint, '{{}}' FROM new_events GROUP BY item_id {TAKES_EVENTS}",
-        "the same again",
-    ),
     "has a key without sink": Wrong(
         """INSERT INTO shared AS stored (sink, item_id, events)
         SELECT %(sink)s, item_id, count(*) FROM new_events GROUP BY item_id
         ON CONFLICT (item_id) DO UPDATE SET events = stored.events + excluded.events""",
         "beside another sink of the job",
         "shared",
-    ),
-    "takes any event of a key": Wrong(
-        f"{NEWEST} %(sink)s, item_id, unit, stock_after, version, 0 FROM new_events {TAKES_STATE}", IN_BATCHES, "stock"
     ),
     "takes the offset": Wrong(
         f"{ACTIVITY} max(\"offset\"), '{{}}' FROM new_events GROUP BY item_id {TAKES_EVENTS}", "at other offsets"
@@ -73,18 +64,6 @@ WRONG = {
         ON CONFLICT (sink, item_id) DO UPDATE SET stock = stored.stock + excluded.stock""",
         IN_BATCHES,
         "stock",
-    ),
-    "numbers rows": Wrong(
-        f"""{ACTIVITY} max(number), '{{}}'
-        FROM (SELECT item_id, nextval('numbers') AS number FROM new_events) AS numbered
-        GROUP BY item_id {TAKES_EVENTS}""",
-        f"{IN_BATCHES}|with the keys interleaved otherwise|beside another sink of the job",
-    ),
-    "reads rows of others": Wrong(
-        f"""{ACTIVITY}
-        count(*) + coalesce((SELECT max(known.events) FROM activity AS known WHERE known.key = item_id), 0), '{{}}'
-        FROM new_events GROUP BY item_id {TAKES_EVENTS}""",
-        "beside another sink of the job",
     ),
     "replaces a newer state": Wrong(
         f"""{NEWEST} %(sink)s, item_id, unit, stock_after, version, 0 FROM new_events

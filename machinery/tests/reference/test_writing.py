@@ -1,17 +1,20 @@
-"""Examples of docs/reference.md: write events."""
+"""Examples of docs/reference.md: write events, also with asyncio."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from outbox import Event, Failure, Settings, append, load_settings
 from outbox_lab.testing import outbox_records
 from stock.payloads import OrderCancelledV1
+from tests.transactions import url
 
 PLACE = text("INSERT INTO orders (id, version) VALUES (:id, 1)")
 LATER = text("UPDATE orders SET version = version + 1 WHERE id = :id")
@@ -45,6 +48,29 @@ def test_a_change_and_its_events(engine: Engine, databases: Settings, order_id: 
         cancelled = OrderCancelledV1(order_id=uuid.UUID(order_id), version=2, occurred_at=datetime.now(UTC))
         append(connection, Event.of(cancelled))
 
+    assert written(databases) == [("placed", order_id), ("cancelled", order_id)]
+
+
+def test_a_change_and_its_events_with_asyncio(databases: Settings, order_id: str) -> None:
+    from outbox.aio import Event, append
+
+    payload = placed(order_id)
+    cancelled = {"order_id": order_id, "version": 2, "occurred_at": datetime.now(UTC)}
+
+    async def place_and_cancel() -> None:
+        engine = create_async_engine(url("asyncpg", databases))
+
+        async with engine.begin() as connection:
+            await connection.execute(PLACE, {"id": order_id})
+            await append(connection, Event("order", order_id, "placed", payload))
+
+        async with AsyncSession(engine) as session, session.begin():
+            await session.execute(LATER, {"id": order_id})
+            await append(session, Event("order", order_id, "cancelled", cancelled))
+
+        await engine.dispose()
+
+    asyncio.run(place_and_cancel())
     assert written(databases) == [("placed", order_id), ("cancelled", order_id)]
 
 

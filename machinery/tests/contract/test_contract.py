@@ -1,35 +1,57 @@
-"""Histories that contract tests make from schemas."""
+"""What the contract compares, the ways that a strategy does not promise, and histories that are made from schemas."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import jsonschema_rs
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from outbox.base.database import connect
 from outbox.base.errors import Failure
-from outbox.base.settings import load
+from outbox.base.settings import Settings, SinkRole, load
 from outbox.events import catalog
 from outbox.sink import discovery
-from outbox.sink.decoding.decoder import DecodedEvent
+from outbox.sink.remembering.strategy import BUILT_IN, find
+from outbox_lab.testing.contract.contract import WAYS, survived_by
+from outbox_lab.testing.contract.delivery import Reader
 from outbox_lab.testing.contract.events import History, Lifecycle, histories, values
+from tests.support.deliveries import PROMISES
+from tests.support.made_events import SPECS
+
+
+def test_the_tables_of_the_project_are_compared_and_no_others(databases: Settings) -> None:
+    with closing(connect(databases, SinkRole.OWNER)) as owner:
+        tables = {table.name: table for table in Reader(owner, find("dedup")).tables}
+        assert {*tables} == {"activity", "handled_events", "orders", "stock"}
+    assert "updated_at" not in tables["stock"].columns
+    assert tables["activity"].key == ["aggregate", "key"]
+
+
+def test_ways_that_a_strategy_does_not_promise_are_left_out() -> None:
+    all_ways = [way for way in WAYS if not way.is_of_function]
+    left_out = {name: len(all_ways) - len(survived_by(SPECS[name])) for name in PROMISES}
+    assert left_out == {
+        "dedup": 0, "merge": 0, "versions": 0, "upsert": 1, "offsets": 2, "naive": 4,
+    }  # fmt: skip
+    assert {file.stem for file in BUILT_IN.glob("*.sql")} <= {*left_out}
+
+
+# Histories that are made from schemas ---------------------------------------------------------------------------------
+
 
 SETTINGS = load(environment=False)
 ORDERS = discovery.chosen(SETTINGS, "activity")
-HISTORIES = histories(SETTINGS, ORDERS, Lifecycle())
 RULES: list[dict[str, Any]] = [
     {"type": "integer", "minimum": 3, "exclusiveMaximum": 5},
     {"type": "integer", "multipleOf": 7, "not": {"const": 0}},
-    {"type": "integer", "minimum": 2**40},
     {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     {"type": "string", "pattern": "^[A-Z]{3}$", "maxLength": 3},
-    {"type": "string", "minLength": 30},
     {"type": "string", "format": "date-time", "pattern": "Z$"},
     {"type": ["string", "null"], "format": "uuid"},
     {"enum": ["a", None, 3]},
-    {"const": {"a": 1}},
     {"anyOf": [{"type": "integer"}, {"type": "string", "format": "date"}]},
     {"allOf": [{"type": "integer", "minimum": 2}, {"maximum": 9}], "minimum": 1},
     {"type": "array", "items": {"type": "integer"}, "minItems": 5, "uniqueItems": True},
@@ -68,39 +90,15 @@ def test_examples_serve_where_no_value_can_be_made() -> None:
     check()
 
 
-@settings(max_examples=30, database=None)
-@given(HISTORIES)
-def test_a_sink_takes_every_event(history: History) -> None:
-    for one in history.sent:
-        assert isinstance(ORDERS.decoders[one.topic].record(one.record), DecodedEvent), one
-
-
-@settings(max_examples=30, database=None)
-@given(histories(SETTINGS, ORDERS, Lifecycle(begins=frozenset({"order.placed"}), once=frozenset({"order.placed"}))))
-def test_a_history_keeps_to_its_lifecycle(history: History) -> None:
-    versions = {name: one.version for name, one in catalog.of_project(SETTINGS).aggregates.items()}
-    of_keys: dict[tuple[str, str], list[str]] = {}
-    for one in history.sent:
-        names = of_keys.setdefault((one.topic, one.key), [])
-        names.append(one.schema.event)
-        assert one.payload[str(versions[one.schema.aggregate])] == len(names)
-    for (topic, _), names in of_keys.items():
-        if topic.endswith("order"):
-            assert names.index("order.placed") == 0
-            assert names.count("order.placed") == 1
-
-
 def test_histories_have_every_event_and_version() -> None:
     seen = set[str]()
 
     @settings(max_examples=60, database=None, derandomize=True)
-    @given(st.data())
-    def look(data: st.DataObject) -> None:
-        seen.update(one.schema.name for one in data.draw(HISTORIES).sent)
+    @given(histories(SETTINGS, ORDERS, Lifecycle()))
+    def look(history: History) -> None:
+        seen.update(one.schema.name for one in history.sent)
 
     look()
     known = catalog.of_project(SETTINGS)
-    assert seen == {
-        schema.name for schema in known.schemas if known.aggregates[schema.aggregate].topic in ORDERS.topics
-    }
-    assert "order.placed.v2" in seen
+    topics = {schema.name: known.aggregates[schema.aggregate].topic for schema in known.schemas}
+    assert seen == {name for name, topic in topics.items() if topic in ORDERS.topics} >= {"order.placed.v2"}
