@@ -1,19 +1,25 @@
-"""The connectors' files: what is named after a connector, where the outbox's routes, and where two must not meet."""
+"""The connectors' files: where the outbox's routes, and where two must not meet. And a connector as managed services
+take it: MSK Connect's requests are checked against the model of Amazon's SDK.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 import re2
+from botocore.validate import ParamValidator
 
 from outbox.base import project
-from outbox.base.settings import Settings, load
+from outbox.base.settings import DatabaseUrl, Settings, load
 from outbox.events import catalog
-from outbox.relay import connectors
+from outbox.relay import connectors, managed
 from outbox.relay.connectors import Config
+from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from tests.support import suite
 from tests.support.declared import declare, work_for
@@ -28,16 +34,6 @@ def settings(tmp_path: Path) -> Settings:
 def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a project that declares no event yet."""
     return work_for(tmp_path / "project", monkeypatch)
-
-
-@pytest.mark.parametrize("kind", connectors.kinds())
-def test_what_it_owns_is_named_after_it(settings: Settings, kind: str) -> None:
-    connector = connectors.load(settings, kind)
-    name = "mine" if kind == "outbox" else f"mine_{kind}"
-    assert connector.name == connector.config["slot.name"] == connector.config["topic.prefix"] == name
-    assert connector.offsets_topic == f"{name}.offsets"
-    assert connector.publication == ("outbox" if kind == "outbox" else name)
-    assert not any("${settings:" in value or value == "None" for value in connector.config.values())
 
 
 @pytest.fixture
@@ -117,13 +113,6 @@ def test_a_topic_of_its_own_gets_a_router(settings: Settings, events: Path) -> N
     assert connectors.topic_of(earlier, "item") == "all.events"
 
 
-def test_a_route_to_one_topic_gets_no_router_for_the_markers(settings: Settings, events: Path) -> None:
-    """It would rename every event. The expression of such a file leaves the markers out itself."""
-    declare(events, "order", topic="Sales")
-    config = {connectors.REPLACEMENT: "Sales"}
-    assert connectors.add_routers(config, catalog.of_project(settings), settings.markers_topic) == config
-
-
 @pytest.mark.parametrize("kind", connectors.kinds())
 def test_every_expression_of_a_transform_is_one_of_re2(settings: Settings, kind: str) -> None:
     config = connectors.transforms(connectors.load(settings, kind).config)
@@ -180,24 +169,6 @@ def name_source(events: Path, source: str) -> None:
     project.load.cache_clear()
 
 
-def test_source_of_each_aggregate_is_set_before_its_topic_is_renamed(settings: Settings, events: Path) -> None:
-    declare(events, "item")
-    declare(events, "order", topic="Sales")
-    plain = connectors.load(settings).config
-    name_source(events, "/shop/")
-    config = connectors.load(settings).config
-    expected = ["specversion", "specversion-header", "outbox", "content-type", "source-of-item", "source-of-order"]
-    assert config["transforms"].split(",")[: len(expected) + 1] == [*expected, "topic-of-order"]
-    for name, topic in (("item", r"shop\.item"), ("order", r"shop\.order")):
-        assert config[f"transforms.source-of-{name}.value.literal"] == f"/shop/{name}"
-        assert config[f"predicates.{config[f'transforms.source-of-{name}.predicate']}.pattern"] == topic
-    # What there is without them stays.
-    placement = connectors.PLACEMENT
-    assert config[placement].startswith(f"{plain[placement]},")
-    own = {"transforms", placement}
-    assert {key: config[key] for key in plain.keys() - own} == {key: plain[key] for key in plain.keys() - own}
-
-
 @pytest.mark.parametrize("source", ["/shop?a=1", '/"shop"', "${settings:connector}", "1.0"])
 def test_source_that_is_no_uri_is_refused(settings: Settings, events: Path, source: str) -> None:
     declare(events, "item")
@@ -206,18 +177,108 @@ def test_source_that_is_no_uri_is_refused(settings: Settings, events: Path, sour
         connectors.load(settings)
 
 
-# Settings ---------------------------------------------------------------------------------------------------------
+# Managed services -----------------------------------------------------------------------------------------------------
 
 
-def test_connect_uses_our_address_of_the_database_or_its_own(tmp_path: Path) -> None:
-    authority = tmp_path / "ca.pem"
-    authority.touch()
+REFERENCE = "${secretsmanager:orders-cdc:password}"
+AUTHORITY = "${s3import:eu-central-1:bucket/ca.pem}"
 
-    def place(**settings: Any) -> list[str]:
-        config = connectors.load(load(tmp_path, environment=False, **settings)).config
-        return [config[f"database.{part}"] for part in ("hostname", "port", "dbname", "sslmode", "sslrootcert")]
 
-    ours = {"source_db_url": f"postgresql://db:5433/ours?sslmode=verify-full&sslrootcert={authority}"}
-    assert place(**ours) == ["db", "5433", "ours", "verify-full", str(authority)]
-    theirs = "postgresql://pooled?sslrootcert=/of/connect.pem"
-    assert place(**ours, connect_source_db_url=theirs) == ["pooled", "5433", "ours", "verify-full", "/of/connect.pem"]
+@pytest.fixture
+def cloud(tmp_path: Path) -> Settings:
+    return load(
+        tmp_path,
+        environment=False,
+        connector="mine",
+        topic_prefix="shop",
+        kafka_bootstrap="b-1.shop.abc.c2.kafka.eu-central-1.amazonaws.com:9098",
+        kafka_security_protocol="SASL_SSL",
+        kafka_sasl_mechanism="AWS_MSK_IAM",
+        connect_source_db_password_reference=REFERENCE,
+        source_db_url="postgresql://?sslmode=verify-full",
+        connect_source_db_url=f"postgresql://?sslrootcert={AUTHORITY}",
+    )
+
+
+def require_accepted(operation: str, request: dict[str, Any]) -> None:
+    """The request has all that the operation requires, with its types, and nothing that it does not know."""
+    service = botocore.session.get_session().get_service_model("kafkaconnect")
+    report = ParamValidator().validate(request, service.operation_model(operation).input_shape)
+    assert not report.has_errors(), report.generate_report()
+
+
+def msk_connect(cloud: Settings) -> dict[str, Any]:
+    return managed.msk_connect(cloud, connectors.load(cloud))
+
+
+def properties(request: dict[str, Any]) -> dict[str, str]:
+    text = base64.b64decode(request["workerConfiguration"]["propertiesFileContent"]).decode()
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def test_both_requests_are_those_of_the_api(cloud: Settings) -> None:
+    made = msk_connect(cloud)
+    require_accepted("CreateWorkerConfiguration", made["workerConfiguration"])
+    require_accepted("CreateConnector", made["connector"])
+    with pytest.raises(AssertionError, match="Missing required parameter"):
+        require_accepted("CreateConnector", {**made["connector"]["kafkaCluster"]})
+    for protocol, login, encryption in [("SASL_SSL", "IAM", "TLS"), ("SSL", "NONE", "TLS")]:
+        made = msk_connect(cloud.replace(kafka_security_protocol=protocol))["connector"]
+        assert made["kafkaClusterClientAuthentication"] == {"authenticationType": login}
+        assert made["kafkaClusterEncryptionInTransit"] == {"encryptionType": encryption}
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_worker_and_connector_agree_on_exactly_once(cloud: Settings, exactly_once: bool) -> None:
+    made = msk_connect(cloud.replace(exactly_once=exactly_once))
+    assert (properties(made).get("exactly.once.source.support") == "enabled") is exactly_once
+    wanted = "required" if exactly_once else "requested"
+    assert made["connector"]["connectorConfiguration"]["exactly.once.support"] == wanted
+
+
+def test_secrets_are_references_to_a_provider_of_the_worker(cloud: Settings) -> None:
+    made = msk_connect(cloud)
+    config = made["connector"]["connectorConfiguration"]
+    assert (config["database.password"], config["database.sslrootcert"]) == (REFERENCE, AUTHORITY)
+    assert properties(made)["config.providers"] == "secretsmanager"
+    other = cloud.replace(connect_source_db_password_reference="${vault:orders:password}")
+    assert "config.providers.vault.class" in properties(msk_connect(other))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"connect_source_db_password_reference": None}, "password-reference-missing"),
+        ({"source_db_url": DatabaseUrl(sslrootcert=Path("/ca.pem")), "connect_source_db_url": None}, "cafile-missing"),
+        ({"kafka_sasl_mechanism": "SCRAM-SHA-512"}, "login-not-offered"),
+    ],
+)
+def test_what_msk_connect_does_not_have_is_refused(cloud: Settings, changes: dict[str, Any], code: str) -> None:
+    with raises(code):
+        msk_connect(cloud.replace(**changes))
+
+
+def test_confluents_connector_routes_as_ours_and_says_what_it_lacks(cloud: Settings) -> None:
+    ours = connectors.load(cloud)
+    config, left_out = managed.confluent_cloud(cloud, ours)
+    assert config["connector.class"] == "PostgresCdcSourceV2"
+    assert config["database.password"] == f"<password of {cloud.source_db_role_prefix}_cdc>"
+    assert {config[f"transforms.{alias}.type"] for alias in config["transforms"].split(",")[1:]} == {
+        "io.confluent.connect.cloud.transforms.TopicRegexRouter"
+    }
+    events = ("item", cloud.markers_topic)
+    assert [connectors.topic_of(config, name) for name in events] == [
+        connectors.topic_of(ours.config, name) for name in events
+    ]
+    assert {"exactly.once.support", "offsets.storage.topic", "snapshot.select.statement.overrides"} <= {*left_out}
+    assert {*config}.isdisjoint(left_out)
+
+
+def test_the_command_prints_json_and_no_secret(cloud: Settings, tmp_path: Path) -> None:
+    variables = {**cloud.as_env(), "OUTBOX_SOURCE_DB_CDC_PASSWORD": "hush"}
+    for service in ("msk-connect", "confluent-cloud"):
+        done = outbox("connect", "render", "--for", service, home=tmp_path, **variables)
+        assert done.returncode == 0, done.stderr
+        json.loads(done.stdout)
+        assert "hush" not in done.stdout + done.stderr
+    assert "exactly.once.support" in done.stderr

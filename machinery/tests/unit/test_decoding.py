@@ -1,9 +1,12 @@
-"""Which records of a topic a sink decodes: exactly the events that it asks for, in the newest version."""
+"""The one validator: what is wrong with a record, on the corpus of good and bad ones, and what its event is. And which
+records of a topic a sink decodes.
+"""
 
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,14 +16,128 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.events.catalog import Catalog
-from outbox.events.schema import Column
-from outbox.sink.decoding.decoder import DecodedEvent, RecordDecoder
-from outbox.sink.decoding.records import Record
-from outbox.sink.decoding.values import rows_of
+from outbox.events.schema import Column, Rejection
+from outbox.sink.decoding.decoder import AT_ONCE, FUTURE_MAX_MS, DecodedEvent, EventDecoder, RecordDecoder, Skipped
+from outbox.sink.decoding.records import Decoded, Record, Records
+from outbox.sink.decoding.values import Columns, rows_of
 from tests.support.declared import TOML, Events, payload
-from tests.support.declared_sinks import decoder, record
-from tests.support.made_events import as_read
-from tests.unit.test_records import both_ways
+from tests.support.declared_sinks import decoder
+from tests.support.declared_sinks import record as sent
+from tests.support.made_events import DECODER, NOW_MS, as_read
+from tests.support.record_corpus import GOOD, HEADERS, HEADERS_OF, ID, KEY, VALUES, changed, raw, record
+
+NAME = f"item.{HEADERS['eventType']}"
+MOMENT = datetime(2026, 11, 21, 5, 0, 0, 123456, tzinfo=UTC)
+FACTS = GOOD | {"occurred_at": MOMENT, "event_type": NAME, "event_id": ID, "partition": 1, "offset": 7}
+
+
+def event(one: Record) -> dict[str, Any]:
+    found = DECODER.record(one)
+    assert isinstance(found, DecodedEvent), found
+    ((name, rows),) = DECODER.rows([(found, 1, 7)]).items()
+    (facts,) = rows_of(rows)
+    return {"event_type": name, **facts}
+
+
+def sorted_rows(columns: Columns) -> list[dict[str, Any]]:
+    return sorted(rows_of(columns), key=lambda row: (row["partition"], row["offset"]))
+
+
+def both_ways(records: Records, decoder: RecordDecoder = DECODER) -> Decoded:
+    """The records as their decoder decodes them; one by one it comes to the same."""
+    decoded, expected = decoder.decode(records), RecordDecoder.decode(decoder, records)
+    assert {name: sorted_rows(columns) for name, columns in decoded.rows.items()} == {
+        name: sorted_rows(columns) for name, columns in expected.rows.items()
+    }
+    assert sorted(decoded.dead, key=itemgetter(1)) == sorted(expected.dead, key=itemgetter(1))
+    assert dict(decoded.skipped) == dict(expected.skipped)
+    return decoded
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("7", 7), ("7.0", 7), ("5e0", 5), ("1E+3", 1000), ("-70e-1", -7), ('1, "quantity": 7', 7)),
+        *(("9007199254740993.0", 9007199254740993), ("9007199254740993.5", None), ("0.5", None)),
+        *((text, None) for text in ("1e999999999", "1e-99999999999999999999", "1e99999999999999999999")),
+    ],
+)
+def test_an_integer_is_read_exactly_however_it_is_written_or_refused(text: str, number: int | None) -> None:
+    one = record(raw("quantity", text))
+    if number is None:
+        assert isinstance(DECODER.record(one), Rejection)
+    else:
+        assert event(one) == FACTS | {"quantity": number}
+
+
+@pytest.mark.parametrize(
+    ("headers", "event_id"),
+    [(HEADERS, ID), ({}, None), ({"id": None}, None), ({"id": "words"}, None), ({"id": ID + "\n"}, None)],
+    ids=["a UUID", "no id", "null", "words", "a UUID and a line end"],
+)
+def test_a_record_is_known_by_its_id_if_that_is_a_uuid(headers: dict[str, Any], event_id: str | None) -> None:
+    assert DECODER.event_id(record(b"bad", headers)) == event_id
+
+
+# By name: a record, and why it is no event; None for an event.
+CORPUS: dict[str, tuple[Record, str | None]] = {
+    **{f"value: {name}": (record(value), reason) for name, (value, reason) in VALUES.items()},
+    **{f"headers: {name}": (record(headers=headers), reason) for name, (headers, reason) in HEADERS_OF.items()},
+    **{f"key: {key!r}": (record(key=key), "key mismatch") for key in (b"other", None, b"\xff", b"")},
+    "key and a line end": (record(key=f"{KEY}\n".encode()), "key mismatch"),
+    "recorded a day before": (record(recorded_ms=NOW_MS - FUTURE_MAX_MS), None),
+    "recorded ages after": (record(recorded_ms=NOW_MS + 2**52), "id too old"),
+    "recorded at no time": (record(recorded_ms=-1), None),
+    "header that is no text": (record()._replace(headers=[*record().headers, ("binary", b"\xff")]), None),
+    "of two ids the last": (record()._replace(headers=[("id", b"words"), *record().headers]), None),
+    "of two ids the last is wrong": (record()._replace(headers=[*record().headers, ("id", b"words")]), "malformed id"),
+}
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_fault_of_a_record_is_found_by_columns_and_one_by_one(name: str) -> None:
+    one, expected = CORPUS[name]
+    for records in (as_read(one), as_read(record(), one, record())):
+        decoded = both_ways(records)
+        assert [dead.rejection.reason for dead in decoded.dead] == ([] if expected is None else [expected])
+        count = sum(len(columns["offset"]) for columns in decoded.rows.values())
+        assert count + len(decoded.dead) == len(records.offsets)
+
+
+@pytest.mark.parametrize(
+    ("one", "part"),
+    [
+        (record(changed(quantity="5")), '$.quantity: "5" is not of type "integer"'),
+        (record(headers=HEADERS | {"eventType": "never.heard"}), "header eventType"),
+        (record(headers={"id": ID, "eventType": "picked"}), "header schemaVersion"),
+        (record(changed(unit="x" * 1_000_000)), "$.unit"),
+        (record(key=None), "the record's key is not its item_id"),
+    ],
+)
+def test_the_detail_names_what_is_wrong_and_is_short(one: Record, part: str) -> None:
+    found = DECODER.record(one)
+    assert isinstance(found, Rejection)
+    assert part in found.detail
+    assert len(found.detail) < 300
+
+
+def test_a_bad_record_costs_only_its_neighbours_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Record] = []
+    one_by_one = type(DECODER).record
+
+    def noted(self: EventDecoder, one: Record) -> DecodedEvent | Rejection | Skipped:
+        looked_at.append(one)
+        return one_by_one(self, one)
+
+    monkeypatch.setattr(type(DECODER), "record", noted)
+    assert not DECODER.decode(as_read(*[record()] * AT_ONCE, *[record(VALUES["wide"][0])] * AT_ONCE)).dead
+    assert not looked_at
+    decoded = DECODER.decode(as_read(*[record()] * 2 * AT_ONCE, record(b"bad")))
+    assert (len(decoded.dead), len(looked_at)) == (1, 1)
+
+
+# Which records a sink decodes: exactly the events that it asks for, in the newest version -----------------------------
+
 
 QUANTITY = {"quantity": {"type": "integer", "minimum": 1, "maximum": 99}}
 UNIT = {"unit": {"type": "string", "maxLength": 3}}
@@ -62,16 +179,16 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 KINDS: dict[str, Record] = {
-    "placed.v1": record("placed", PLACED),
-    "placed.v3": record("placed", PLACED_3, 3),
-    "placed.v4": record("placed", PLACED_3, 4),
-    "placed.v01": record("placed", PLACED, "01"),
-    "placed.vx y": record("placed", PLACED, "x y"),
-    "cancelled": record("cancelled", PLAIN),
-    "filled": record("filled", PLAIN),
-    "filled.v2": record("filled", PLAIN, 2),
-    "lost": record("lost.and-found", PLAIN),
-    "no word": record("no word", PLAIN),
+    "placed.v1": sent("placed", PLACED),
+    "placed.v3": sent("placed", PLACED_3, 3),
+    "placed.v4": sent("placed", PLACED_3, 4),
+    "placed.v01": sent("placed", PLACED, "01"),
+    "placed.vx y": sent("placed", PLACED, "x y"),
+    "cancelled": sent("cancelled", PLAIN),
+    "filled": sent("filled", PLAIN),
+    "filled.v2": sent("filled", PLAIN, 2),
+    "lost": sent("lost.and-found", PLAIN),
+    "no word": sent("no word", PLAIN),
 }
 # By what a sink asks for: of each kind the event, the name under which it is skipped, or why it is a dead letter.
 OUTCOMES: dict[tuple[str, ...], dict[str, str]] = {
@@ -131,8 +248,8 @@ def test_a_skipped_event_may_be_anything_else(known: Catalog) -> None:
 
 @pytest.mark.parametrize(("key", "is_dead"), [("a" * 1000, False), ("ä" * 501, True)])
 def test_a_key_has_at_most_1000_bytes(known: Catalog, key: str, is_dead: bool) -> None:
-    event = record("filled", PLAIN | {"id": key})
-    decoded = both_ways(as_read(record("filled", PLAIN), event), decoder(known, "basket"))
+    event = sent("filled", PLAIN | {"id": key})
+    decoded = both_ways(as_read(sent("filled", PLAIN), event), decoder(known, "basket"))
     assert [(one.rejection.reason, one.record) for one in decoded.dead] == [("schema violation", event)] * is_dead
     assert all("$.id" in one.rejection.detail for one in decoded.dead)
 
@@ -142,7 +259,7 @@ def test_a_key_that_is_a_uuid_has_one_spelling(tmp_path: Path, key: str) -> None
     """Two spellings would be two keys to Kafka and to `check`, and one to Postgres."""
     schema = payload({"id": {"type": "string", "format": "uuid"}})
     known = Events(tmp_path).aggregate("order", placed_v1=schema).load()
-    good, bad = (record("placed", PLAIN | {"id": one}) for one in (UPPER_CASE.lower(), key))
+    good, bad = (sent("placed", PLAIN | {"id": one}) for one in (UPPER_CASE.lower(), key))
     for decoding in (decoder(known, "order"), pickle.loads(pickle.dumps(decoder(known, "order")))):  # noqa: S301
         decoded = both_ways(as_read(good, bad), decoding)
         assert [len(columns["offset"]) for columns in decoded.rows.values()] == [1]
@@ -174,7 +291,7 @@ class TestUpcasting:
     def test_an_older_version_has_the_columns_of_the_newest(
         self, known: Catalog, version: int, value: dict[str, Any], unit: str, is_gift: bool
     ) -> None:
-        decoded = both_ways(as_read(record("placed", value, version)), decoder(known, "order"))
+        decoded = both_ways(as_read(sent("placed", value, version)), decoder(known, "order"))
         (row,) = rows_of(decoded.rows["order.placed"])
         assert [*row][3:] == ["id", "number", "quantity", "unit", "is_gift"]
         assert [*row.values()][3:] == ["a", 1, 2, unit, is_gift]
@@ -189,7 +306,7 @@ class TestUpcasting:
         ],
     )
     def test_a_failure_sets_the_event_aside(self, known: Catalog, quantity: int, detail: str) -> None:
-        records = [record("placed", PLACED | {"quantity": number}) for number in (1, quantity, 2)]
+        records = [sent("placed", PLACED | {"quantity": number}) for number in (1, quantity, 2)]
         decoded = both_ways(as_read(*records), decoder(known, "order"))
         (dead,) = decoded.dead
         assert (dead.offset, dead.rejection.reason) == (1, "upcast failed")
@@ -197,15 +314,9 @@ class TestUpcasting:
         assert [*decoded.rows["order.placed"]["offset"]] == [0, 2]
 
 
-@pytest.mark.parametrize("names", OUTCOMES)
-def test_no_sink_skips_what_it_asks_for(known: Catalog, names: tuple[str, ...]) -> None:
-    decoding = decoder(known, *names)
-    assert not decoding.wanted_names & both_ways(as_read(*KINDS.values()), decoding).skipped.keys()
-
-
 MIXED = [
     *KINDS.values(),
-    *(record("placed", PLACED | {"quantity": number}) for number in (13, 66, 77, 88, 100)),
+    *(sent("placed", PLACED | {"quantity": number}) for number in (13, 66, 77, 88, 100)),
     KINDS["placed.v3"]._replace(value=b"{"),
     KINDS["placed.v3"]._replace(key=b"other"),
     KINDS["placed.v3"]._replace(headers=[("id", b"\xff"), *KINDS["placed.v3"].headers[1:]]),
@@ -220,12 +331,3 @@ def test_a_mixture_by_columns_or_one_by_one_comes_to_the_same(
     known: Catalog, names: tuple[str, ...], data: st.DataObject
 ) -> None:
     both_ways(as_read(*data.draw(st.lists(st.sampled_from(MIXED), max_size=8))), decoder(known, *names))
-
-
-def test_places_stay_with_their_records(known: Catalog) -> None:
-    records = as_read(*(KINDS[kind] for kind in ("filled", "placed.v1", "cancelled", "placed.v4", "placed.v3")))
-    decoded = decoder(known, "order").decode(replace(records, partitions=[4, 3, 2, 1, 0], offsets=range(10, 60, 10)))
-    columns = decoded.rows.values()
-    places = {place for one in columns for place in zip(one["partition"], one["offset"], strict=True)}
-    assert places == {(3, 20), (2, 30), (0, 50)}
-    assert [(dead.partition, dead.offset) for dead in decoded.dead] == [(1, 40)]

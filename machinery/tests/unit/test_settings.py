@@ -1,13 +1,17 @@
-"""Where settings and the names of a project come from, which wins, and what a wrong one says."""
+"""Where settings and the names of a project come from, which wins, and what a wrong one says. And what a server gets of
+a password that only pretends to be ours.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
-from outbox.base import envfile
+from outbox.base import database, envfile
 from outbox.base.errors import Failure
 from outbox.base.project import FILE, VARIABLE, Project, current
 from outbox.base.project import load as load_project
@@ -18,13 +22,21 @@ from outbox.base.settings import (
     READ_ELSEWHERE,
     SECRET_NAMES,
     Secret,
+    Settings,
     SinkRole,
     SourceRole,
     load,
     stack_env,
 )
+from outbox.http.async_database import make_async_engine
+from outbox.http.database import make_engine
 from outbox_lab.stack import process
+from outbox_lab.stack.internals import Internals
+from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises
+from tests.support.fake_postgres import CLEAR_TEXT, MD5, NO_PASSWORD, SCRAM, listening
+
+LOGIN = {"USERNAME": "outbox", "PASSWORD": "hush"}
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +60,8 @@ def test_the_environment_wins_over_dotenv_over_stack_env(project: Path, monkeypa
     assert port() == 1111
     (project / ".env").write_text("OUTBOX_SOURCE_DB_URL=postgresql://127.0.0.1:2222\n")
     assert port() == 2222
+    monkeypatch.setenv("OUTBOX_SOURCE_DB_URL", "")
+    assert port() == 2222
     monkeypatch.setenv("OUTBOX_SOURCE_DB_URL", "postgresql://127.0.0.1:3333")
     assert port() == 3333
     assert load(project / "home", source_db_url="postgresql://127.0.0.1:4444").source_db_url.port == 4444
@@ -55,18 +69,11 @@ def test_the_environment_wins_over_dotenv_over_stack_env(project: Path, monkeypa
 
 def test_the_stack_s_logins_are_for_its_own_servers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "home").mkdir()
-    (project / "home" / "stack.env").write_text(
-        f"""OUTBOX_KAFKA_BOOTSTRAP=127.0.0.1:19092
-OUTBOX_KAFKA_SECURITY_PROTOCOL=SASL_PLAINTEXT
-OUTBOX_KAFKA_USERNAME=outbox
-OUTBOX_KAFKA_PASSWORD=hush
-OUTBOX_CONNECT_URL=http://127.0.0.1:18083
-OUTBOX_CONNECT_USERNAME=outbox
-OUTBOX_CONNECT_PASSWORD=hush
-OUTBOX_SPARK_MASTER=spark://127.0.0.1:17077
-OUTBOX_SPARK_PROPERTIES={project}/pyproject.toml
-"""
-    )
+    login = {f"OUTBOX_{of}_{what}": text for of in ("KAFKA", "CONNECT") for what, text in LOGIN.items()}
+    spark = {"OUTBOX_SPARK_MASTER": "spark://127.0.0.1:17077", "OUTBOX_SPARK_PROPERTIES": f"{project}/pyproject.toml"}
+    servers = {"OUTBOX_KAFKA_BOOTSTRAP": "127.0.0.1:19092", "OUTBOX_CONNECT_URL": "http://127.0.0.1:18083"}
+    protocol = {"OUTBOX_KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT"}
+    envfile.write(project / "home" / "stack.env", servers | protocol | login | spark)
     assert load(project / "home").connect_login == ("outbox", "hush")
     assert load(project / "home").kafka_username == "outbox"
     assert load(project / "home").spark_properties == project / "pyproject.toml"
@@ -92,11 +99,6 @@ def test_the_home_is_given_or_from_the_environment_or_dotenv(project: Path, monk
     assert load(Path("here")).home == project / "here"
 
 
-def test_an_empty_variable_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBOX_TOPIC_PARTITIONS", "")
-    assert load().topic_partitions == FIELDS["topic_partitions"].default
-
-
 @pytest.mark.parametrize("file", [".env", "home/stack.env"])
 def test_a_misspelled_setting_is_refused_wherever_it_is(
     project: Path, monkeypatch: pytest.MonkeyPatch, file: str
@@ -115,6 +117,18 @@ def test_variables_of_others_are_allowed(project: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, "1")
     (project / ".env").write_text("OUTBOX_TEST_SEED=1\n")
     load()
+
+
+def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in (
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://[::1]:5432/name?sslmode=prefer"),
+        ("OUTBOX_SOURCE_DB_URL", "postgresql://%2Fvar%2Frun:5432/a%20name?sslmode=disable"),
+        ("OUTBOX_CONNECT_SOURCE_DB_URL", "postgresql://db:1/name?sslmode=verify-ca&sslrootcert=/on/another/machine"),
+        ("OUTBOX_SERVICE_BIND", "[::1]:0"),
+        ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "${secrets:payments/source-cdc:password}"),
+    ):
+        monkeypatch.setenv(variable, value)
+        assert load().as_env()[variable] == value
 
 
 def test_what_a_stack_has_written_is_read_as_it_was(project: Path) -> None:
@@ -136,13 +150,10 @@ def test_what_a_stack_has_written_is_read_as_it_was(project: Path) -> None:
         ("OUTBOX_SOURCE_DB_URL", "postgresql://db:65536"),
         ("OUTBOX_SOURCE_DB_URL", "postgresql://db?sslmode=yes"),
         ("OUTBOX_SOURCE_DB_URL", "postgresql://db?sslrootcert=/no/such/file"),
-        ("OUTBOX_SOURCE_DB_URL", "postgresql://db?options=-csearch_path"),
         ("OUTBOX_SERVICE_BIND", "8080"),
         ("OUTBOX_SINK_METRICS", "127.0.0.1:65536"),
         ("OUTBOX_TOPIC_PARTITIONS", "0"),
-        ("OUTBOX_CONNECTOR", "Out-Box"),
         ("OUTBOX_EXACTLY_ONCE", "perhaps"),
-        ("OUTBOX_SINK_DRIVER_MEMORY", "768"),
         ("OUTBOX_SINK_DRIVER_MEMORY", "100m"),  # Spark does not start with it
         ("OUTBOX_KAFKA_CAFILE", "/no/such/file"),
         ("OUTBOX_KAFKA_USERNAME", "source"),  # without SASL it would be left out in silence
@@ -159,29 +170,10 @@ def test_a_wrong_value_is_a_failure_that_names_the_variable(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("OUTBOX_SINK_DRIVER_MEMORY", "2g"),
-        ("OUTBOX_SOURCE_DB_URL", "postgresql://db:1/name?sslmode=verify-full&sslrootcert=system"),
-        ("OUTBOX_SOURCE_DB_URL", "postgresql://[::1]:5432/name?sslmode=prefer"),
-        ("OUTBOX_SOURCE_DB_URL", "postgresql://%2Fvar%2Frun:5432/a%20name?sslmode=disable"),
-        ("OUTBOX_CONNECT_SOURCE_DB_URL", "postgresql://db:1/name?sslmode=verify-ca&sslrootcert=/on/another/machine"),
-        ("OUTBOX_SERVICE_BIND", "[::1]:0"),
-        ("OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE", "${secrets:payments/source-cdc:password}"),
-    ],
-)
-def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
-    monkeypatch.setenv(variable, value)
-    assert load().as_env()[variable] == value
-
-
-@pytest.mark.parametrize(
     ("variable", "before", "longest"),
     [
         ("OUTBOX_SOURCE_DB_URL", "postgresql://db/", 63),
-        ("OUTBOX_SINK_DB_URL", "postgresql://db/", 63),
         ("OUTBOX_CONNECTOR", "", 63),
-        ("OUTBOX_SOURCE_DB_ROLE_PREFIX", "", 63 - len("_auditor")),
         ("OUTBOX_SINK_DB_ROLE_PREFIX", "", 63 - len("_auditor")),
     ],
 )
@@ -195,28 +187,17 @@ def test_no_name_is_longer_than_postgres_keeps(
         load()
 
 
-def test_a_database_may_have_a_name_that_roles_may_not(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "My-Shop"\n')
-    with raises("settings-wrong", "OUTBOX_SOURCE_DB_ROLE_PREFIX"):
-        load()
-    monkeypatch.setenv("OUTBOX_SOURCE_DB_ROLE_PREFIX", "shop")
-    assert load().source_db_url.name == "My-Shop"
-
-
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
         ({"SECURITY_PROTOCOL": "SASL_SSL"}, "USERNAME: .* SASL_SSL with SCRAM-SHA-512 needs username"),
         ({"USERNAME": "shop"}, "USERNAME: .* PLAINTEXT takes no username"),
         ({"SASL_MECHANISM": "AWS_MSK_IAM", "USERNAME": "shop"}, "USERNAME: .* AWS_MSK_IAM takes no username"),
-        ({"SASL_MECHANISM": "OAUTHBEARER", "TOKEN_URL": "https://id/t"}, "USERNAME: .* OAUTHBEARER needs username"),
         ({"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop"}, "TOKEN_URL: .* OAUTHBEARER needs url"),
-        ({"USERNAME": "shop", "TOKEN_URL": "https://id/t"}, "TOKEN_URL: .* SCRAM-SHA-512 takes no url"),
         (
             {"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop", "TOKEN_URL": "https://shop:hush@id/t"},
             "TOKEN_URL: take user and password out",
         ),
-        ({"SASL_MECHANISM": "SCRAM-SHA-256", "USERNAME": "shop"}, None),
         ({"SASL_MECHANISM": "AWS_MSK_IAM"}, None),
         ({"SASL_MECHANISM": "OAUTHBEARER", "USERNAME": "shop", "TOKEN_URL": "https://id/t", "TOKEN_SCOPE": "a"}, None),
     ],
@@ -254,7 +235,6 @@ def test_no_secret_is_in_what_settings_print_or_what_a_wrong_one_says(monkeypatc
     ("setting", "url"),
     [
         ("connect_url", "https://name:hush@connect.internal:8083"),
-        ("connect_url", "https://hush@connect.internal:8083"),
         ("source_db_url", "postgresql://name:hush@db.internal"),
         ("sink_db_url", "postgresql://hush@db.internal"),
         ("connect_source_db_url", "postgresql://db.internal?password=hush"),
@@ -278,54 +258,96 @@ def declare(folder: Path, *lines: str) -> Path:
     return folder
 
 
-def test_names_sinks_and_folders_of_a_project_are_read(tmp_path: Path) -> None:
-    empty = declare(tmp_path / "empty", "[tool.outbox]")
-    assert load_project(empty) == Project(root=empty)
+def test_the_table_of_a_project_is_read(tmp_path: Path) -> None:
+    assert load_project(declare(tmp_path / "empty", "[tool.outbox]")) == Project(root=tmp_path / "empty")
     lines = ('sink-database = "mine"', 'sinks = ["upsert", "dedup"]', 'connect = "else/where"')
     found = load_project(declare(tmp_path / "other", "[tool.outbox]", *lines))
     assert (found.sink_database, found.sinks) == ("mine", ("upsert", "dedup"))
     assert found.connect == tmp_path / "other" / "else" / "where"
+    for number, (line, said) in enumerate(
+        [('sinks = "dedup"', "has sinks = "), ("sinks = [1]", "has sinks = "), ('tpoic = "a"', "does not know tpoic")]
+    ):
+        with raises("project-wrong", said):
+            load_project(declare(tmp_path / f"wrong {number}", "[tool.outbox]", line))
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [('sinks = "dedup"', "has sinks = "), ("sinks = [1]", "has sinks = "), ('tpoic = "a"', "does not know tpoic")],
-)
-def test_a_wrong_table_is_refused(tmp_path: Path, line: str, said: str) -> None:
-    with raises("project-wrong", said):
-        load_project(declare(tmp_path / "wrong", "[tool.outbox]", line))
-
-
-@pytest.mark.parametrize(
-    ("here", "found"),
-    [
-        ("outer/connect/events", "outer"),
-        ("outer/tools", "outer"),  # whose own table is another tool's
-        ("outer/inner", "outer/inner"),
-    ],
-)
-def test_the_innermost_project_around_the_working_directory_is_found(
-    here: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, table in {"outer": "outbox", "outer/tools": "other", "outer/inner": "outbox"}.items():
-        declare(tmp_path / name, f"[tool.{table}]")
-    (tmp_path / here).mkdir(parents=True, exist_ok=True)
-    monkeypatch.delenv(VARIABLE)
-    monkeypatch.chdir(tmp_path / here)
-    assert current() == Project(root=tmp_path / found)
-
-
-def test_the_variable_wins_and_without_a_project_the_failure_says_what_to_do(
+def test_the_project_is_the_innermost_around_the_working_directory_or_that_of_the_variable(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path_factory.mktemp("elsewhere")
-    named = declare(folder / "named", "[tool.outbox]")
-    monkeypatch.chdir(declare(folder / "here", "[tool.other]"))
-    monkeypatch.setenv(VARIABLE, str(named))
-    assert current().root == named
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.chdir(declare(folder, "[tool.other]"))
+    with raises("project-missing", "[tool.outbox]", "in the project's folder", VARIABLE):
+        current()
+    outer, inner = (declare(folder / name, "[tool.outbox]") for name in ("outer", "outer/inner"))
+    tools = declare(outer / "tools", "[tool.other]")
+    for here, found in ((outer, outer), (tools, outer), (inner, inner)):
+        monkeypatch.chdir(here)
+        assert current().root == found
+    monkeypatch.setenv(VARIABLE, str(outer))
+    assert current().root == outer
     monkeypatch.setenv(VARIABLE, str(folder / "none"))
     with raises("project-missing", "none", f"correct {VARIABLE}"):
         current()
-    monkeypatch.delenv(VARIABLE)
-    with raises("project-missing", "[tool.outbox]", "in the project's folder", VARIABLE):
-        current()
+
+
+# Passwords ------------------------------------------------------------------------------------------------------------
+
+
+SERVER = 'connection to server at "127.0.0.1", port 15041 failed: FATAL:  '
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("could not write init file: No space left on device", "database-unavailable"),
+        ("the database system is in recovery mode", "database-unavailable"),
+        ('password authentication failed for user "x"', "database-login-refused"),
+        ('role "x" does not exist', "database-login-refused"),
+    ],
+)
+def test_a_login_that_fails_for_now_is_not_refused_for_good(tmp_path: Path, said: str, code: str) -> None:
+    settings = load(tmp_path, environment=False)
+    assert database.refusal_of(settings, SinkRole.WRITER, [SERVER + said])[2] == code
+
+
+PASSWORD = "a-secret"
+
+
+def to(port: int, home: Path) -> Settings:
+    Internals().write(home)
+    names = ("source_db_app_password", "sink_db_writer_password")
+    url = f"postgresql://127.0.0.1:{port}"
+    return load(home, environment=False, source_db_url=url, sink_db_url=url, **dict.fromkeys(names, PASSWORD))
+
+
+@pytest.mark.parametrize("question", [CLEAR_TEXT, NO_PASSWORD])
+def test_a_process_that_takes_the_port_gets_no_password(question: bytes, tmp_path: Path) -> None:
+    with listening(question) as fake:
+        settings = to(fake.port, tmp_path)
+        with pytest.raises(Failure) as refused:
+            database.connect(settings, SinkRole.WRITER).close()
+        with pytest.raises(OperationalError), make_engine(settings).connect():
+            pass
+        assert not Postgres(settings).is_ready()
+    assert (fake.logins, fake.answers) == (3, [])
+    assert refused.value.code == "database-login-refused"
+    assert "sslmode=verify-full in OUTBOX_SINK_DB_URL" in str(refused.value)
+
+
+@pytest.mark.parametrize("questions", [[CLEAR_TEXT], [MD5], [SCRAM, CLEAR_TEXT], [SCRAM, NO_PASSWORD]])
+def test_a_process_that_takes_the_port_gets_no_password_of_an_asyncio_service(
+    questions: list[bytes], tmp_path: Path
+) -> None:
+    async def connect(settings: Settings) -> None:
+        engine = make_async_engine(settings)
+        with pytest.raises(OperationalError, match="SCRAM"):
+            async with engine.connect():
+                pass
+        await engine.dispose()
+
+    with listening(*questions) as fake:
+        settings = to(fake.port, tmp_path)
+        asyncio.run(connect(settings))
+    assert (fake.logins, len(fake.answers)) == (1, questions.count(SCRAM)), "the begin of SCRAM says no password"
+    assert not fake.has_got(settings.role_name(SourceRole.APP), PASSWORD)
