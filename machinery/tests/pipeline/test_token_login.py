@@ -42,9 +42,16 @@ from outbox_lab.stack.kafka import CLIENT
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.homes import Homes
 from tests.support.outbox_rows import ids, insert, row
-from tests.support.secured import Certificates, TokenKafka, running, token_servers, token_settings
+from tests.support.secured import (
+    OTHER_SCOPE,
+    Certificates,
+    TokenKafka,
+    TokenServer,
+    running,
+    token_servers,
+    token_settings,
+)
 from tests.support.sink_driver import Database
-from tests.support.secured import OTHER_SCOPE, TokenServer
 
 TOPIC = "events"
 
