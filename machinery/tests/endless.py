@@ -1,4 +1,4 @@
-"""A test that never ends, with a stack. Only `integration/test_interrupted.py` runs it, and interrupts it."""
+"""A test that never ends, with a stack. Only `integration/test_stack.py` runs it, and interrupts it."""
 
 from __future__ import annotations
 

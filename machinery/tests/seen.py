@@ -87,10 +87,10 @@ class Seen:
         """Replay open letters, as the command does."""
         return replayed(self.settings, self.spec, Selection(**filters))
 
-    def refuse(self, *event_ids: str) -> None:
+    def refuse(self, *events: Record) -> None:
         """The events that the projection refuses from now on."""
         self.query("DELETE FROM unwelcome")
-        self.query("INSERT INTO unwelcome SELECT unnest(%s::uuid[])", [*event_ids])
+        self.query("INSERT INTO unwelcome SELECT unnest(%s::uuid[])", [*map(id_of, events)])
 
     def events(self, *columns: str) -> list[tuple[object, ...]]:
         """Columns of what was applied, in its order."""
@@ -105,6 +105,11 @@ class Seen:
     def query(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
         """The rows of a statement, which is committed."""
         return query(self.settings, SinkRole.OWNER, sql, parameters or None)
+
+
+def id_of(event: Record) -> str:
+    """The id of an event."""
+    return (dict(event.headers)["id"] or b"").decode()
 
 
 def create_tables(settings: Settings) -> None:

@@ -1,11 +1,10 @@
-"""The strategy `changes`: rows of a log, however they are delivered; and what each part of it is for."""
+"""The strategy `changes`: rows of a log, however they are delivered."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -15,27 +14,23 @@ import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from outbox.base.database import connect
 from outbox.base.settings import Settings, SinkRole, SourceRole, load
 from outbox.events.schema import Rejection
 from outbox.relay import connectors, slot
 from outbox.sink import discovery
-from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.records import DeadRecord, Record
 from outbox.sink.repair.replay import Replayed
-from outbox.sink.writer import Counts
+from outbox.sink.writer import Counts, SinkWriter
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.helpers import query
 from stock.sinks.changes.records import TABLE, change_id
-from tests.support.made_events import NOW_MS, TOPIC_ID, as_read, fetch, nth_key
-from tests.support.sink_driver import Database, projections_in, replayed
+from tests.support.made_events import NOW_MS, TOPIC_ID, as_read, nth_key
+from tests.support.sink_driver import Database, driving, replayed
 
 NAME = "changes"
 SPEC = discovery.sinks(load(environment=False))[NAME]
 [(TOPIC, DECODER)] = SPEC.decoders.items()
-PROJECTION = (SPEC.job.projections / "stock.sql").read_text()
-GUARD = "\n WHERE excluded.version > stored.version"
 STEP = 8  # records of the log begin at multiples of it
 
 
@@ -120,6 +115,12 @@ class Items:
             self.put(meanwhile)
         self.log[place:place] = [replace(before[key], op="r", lsn=self.end) for key in before]
 
+    def capture(self) -> None:
+        """Let the log begin here, with a snapshot."""
+        before = self.states()
+        self.log.clear()
+        self.log += [replace(state, op="r", lsn=self.end) for state in before.values()]
+
     def states(self) -> Mapping[str, Change]:
         """The last change of each row."""
         return {change.item_id: change for change in self.log if change.item_id in self.rows and change.op != "d"}
@@ -137,17 +138,6 @@ def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] 
     return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, SPEC.chunking(TOPIC).of_decoded(decoded))
 
 
-@contextmanager
-def open_sink(
-    settings: Settings, name: str = NAME, select: str = SPEC.strategy.select, projection: str = PROJECTION
-) -> Iterator[PostgresWriter]:
-    """The sink, with the fence, until the end of the block; with another name, strategy and projection, if given."""
-    job = replace(SPEC.job, name=name, projections=projections_in(settings.home, projection))
-    spec = replace(SPEC, name=name, job=job, strategy=replace(SPEC.strategy, name=name, select=select))
-    with closing(connect(settings, SinkRole.WRITER)) as connection:
-        yield PostgresWriter(connection, spec, fetch)
-
-
 @pytest.fixture
 def database(databases: Settings) -> Database:
     return Database(databases, NAME)
@@ -157,7 +147,11 @@ def database(databases: Settings) -> Database:
 
 numbers = st.integers(1, 6)
 puts = st.tuples(st.just("put"), numbers)
-others = [st.tuples(st.just("rename"), numbers, numbers), st.tuples(st.just("snapshot"), st.none() | numbers)]
+others = [
+    st.tuples(st.just("rename"), numbers, numbers),
+    st.tuples(st.just("snapshot"), st.none() | numbers),
+    st.tuples(st.just("capture")),
+]
 acts = st.lists(st.one_of(puts, puts, *others), max_size=24)
 Step = tuple[int, int, int, int, bool]
 steps = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 2), st.integers(0, 3), st.booleans())
@@ -170,7 +164,7 @@ class Delivery:
     other keys first; older states under another LSN, at any place; and the same offsets read again.
     """
 
-    def __init__(self, sink: PostgresWriter, items: Items, random: Random) -> None:
+    def __init__(self, sink: SinkWriter, items: Items, random: Random) -> None:
         self._sink = sink
         self._log = items.log
         self._random = random
@@ -200,8 +194,8 @@ class Delivery:
 
 
 @pytest.fixture
-def sink(databases: Settings) -> Iterator[PostgresWriter]:
-    with open_sink(databases) as opened:
+def sink(databases: Settings) -> Iterator[SinkWriter]:
+    with driving(databases, SPEC) as opened:
         yield opened
 
 
@@ -209,9 +203,10 @@ def sink(databases: Settings) -> Iterator[PostgresWriter]:
     max_examples=80, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(acts, st.lists(steps, max_size=6), st.integers(0, 2**32))
+@example([("put", 1), ("put", 2), ("capture",), ("put", 1), ("put", 1)], [(9, 0, 0, 0, False)], 0)
 @example([("put", 1), ("rename", 1, 2), ("rename", 2, 1), ("put", 1)], [(6, 0, 0, 0, False), (0, 6, 0, 0, False)], 0)
 def test_the_totals_are_those_of_the_log_however_it_is_delivered(
-    sink: PostgresWriter, database: Database, history: list[tuple[Any, ...]], batches: list[Step], seed: int
+    sink: SinkWriter, database: Database, history: list[tuple[Any, ...]], batches: list[Step], seed: int
 ) -> None:
     items = Items(sink.positions(TOPIC, TOPIC_ID).get(0, 0) << 8)  # each example has items of its own
     for name, *which in history:
@@ -223,50 +218,6 @@ def test_the_totals_are_those_of_the_log_however_it_is_delivered(
         assert {key: found.get(key) for key in ours} == ours
 
 
-# What each part is for --------------------------------------------------------------------------------------------
-
-
-def totals_after(settings: Settings, name: str, batches: Sequence[Sequence[Change]], **parts: str) -> dict[str, int]:
-    """The totals of a sink of another name, with other SQL if given, after these batches."""
-    with open_sink(settings, name, **parts) as sink:
-        start = 0
-        for changes in batches:
-            sink.apply(batch(changes, start))
-            start += len(changes)
-    return Database(settings, name).totals()
-
-
-def test_without_the_guard_on_versions_a_late_older_state_wins(databases: Settings) -> None:
-    items = Items()
-    one, *_ = (items.put(1) for _ in range(3))
-    batches = [items.log, [items.log[1].under_another_lsn(5)]]
-    assert GUARD in PROJECTION
-    assert totals_after(databases, "guarded", batches) == items.totals()
-    assert totals_after(databases, "unguarded", batches, projection=PROJECTION.replace(GUARD, "")) == {one: 5 + 25}
-
-
-@pytest.mark.parametrize("left_out", ["pk", "lsn", "op", "nothing"])
-def test_a_key_without_one_of_its_parts_takes_changes_for_duplicates(databases: Settings, left_out: str) -> None:
-    key = {"pk": "item_id::text", "lsn": "lsn", "op": "op"} | {left_out: "0" if left_out == "lsn" else "''"}
-    select = f"""
-    WITH unseen AS (
-        INSERT INTO processed_changes (sink, table_name, pk, lsn, op)
-        SELECT %(sink)s, table_name, {key["pk"]}, {key["lsn"]}::bigint, {key["op"]} FROM outbox_batch
-        ON CONFLICT DO NOTHING RETURNING pk
-    )
-    INSERT INTO new_events SELECT outbox_batch.* FROM outbox_batch WHERE EXISTS (SELECT FROM unseen)
-    """
-    items = Items()
-    first, second, third = (items.put(number) for number in (1, 2, 3))
-    before = len(items.log)
-    items.snapshot()
-    for number in (1, 2, 2):  # the first begins where the snapshot was taken
-        items.put(number)
-    found = totals_after(databases, left_out, [[change] for change in items.log[before:]], select=select)
-    wrong = [key for key, total in items.totals().items() if found.get(key) != total]
-    assert wrong == {"pk": [third], "lsn": [second], "op": [first], "nothing": []}[left_out]
-
-
 def test_a_change_at_a_position_of_another_log_is_applied_once_the_memory_is_deleted(
     databases: Settings, database: Database
 ) -> None:
@@ -274,7 +225,7 @@ def test_a_change_at_a_position_of_another_log_is_applied_once_the_memory_is_del
     items = Items()
     one, *_ = (items.put(1) for _ in range(2))
     newer = replace(items.log[-1], stock=99, version=9)
-    with open_sink(databases) as sink:
+    with driving(databases, SPEC) as sink:
         sink.apply(batch(items.log))
         sink.apply(batch([newer], 2))
         assert database.totals() == items.totals(), "it was skipped as known"
@@ -291,13 +242,13 @@ def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: 
     for number in (1, 2, 1, 1, 2):
         items.put(number)
     first, second, old, new, last = items.log
-    with open_sink(databases) as sink:
+    with driving(databases, SPEC) as sink:
         counts = sink.apply(batch([first, second, new], dead=[old.letter, last.letter]))
         assert counts == Counts(rows=3, applied=3, dead=2)
     assert replayed(databases, SPEC) == Replayed(applied=2)
     assert database.totals() == items.totals()
     assert {*database.statuses().values()} == {"replayed"}
-    with open_sink(databases) as sink:
+    with driving(databases, SPEC) as sink:
         assert sink.apply(batch([old, last], start=5)).applied == 0, "sent again"
 
 

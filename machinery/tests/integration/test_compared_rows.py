@@ -162,43 +162,25 @@ def test_values_of_a_sink_of_personal_data_are_not_shown(world: World, monkeypat
     assert found.differences.worst[0].columns == {"status": (HIDDEN, HIDDEN), "note": (HIDDEN, HIDDEN)}
 
 
-AT = "2026-07-01T10:00:00+00:00"
-
-
-@pytest.mark.parametrize(
-    ("change", "row", "columns"),
-    [
-        ("UPDATE booking_states SET status = 'cancelled'", "differs", {"status": ("booked", "cancelled")}),
-        (
-            "UPDATE booking_states SET note = NULL, at = at + interval '1 microsecond'",
-            "differs",
-            {"at": (AT, "2026-07-01T10:00:00.000001+00:00"), "note": ("", None)},
-        ),
-        ("DELETE FROM booking_states", "missing", {"status": ("booked", None), "at": (AT, None), "note": ("", None)}),
-        (
-            "UPDATE booking_states SET booking = 'z'",
-            "surplus",
-            {"status": (None, "booked"), "at": (None, AT), "note": (None, "")},
-        ),
-    ],
-    ids=["a text", "a time and NULL", "missing", "surplus"],
-)
-def test_a_wrong_state_is_named_with_key_column_and_both_values(
-    world: World, change: str, row: str, columns: dict[str, tuple[Any, Any]]
-) -> None:
-    world.booking("a")
-    world.booking("m")
-    world.sink(f"{change} WHERE booking = 'm'")
+def test_a_wrong_state_is_named_with_key_column_and_both_values(world: World) -> None:
+    for key in "abcd":
+        world.booking(key)
+    world.sink("UPDATE booking_states SET status = 'cancelled' WHERE booking = 'a'")
+    world.sink("UPDATE booking_states SET note = NULL, at = at + interval '1 microsecond' WHERE booking = 'b'")
+    world.sink("UPDATE booking_states SET booking = 'z' WHERE booking = 'c'")
     report = world.compare()
-    differences = only_comparison(report).differences.worst
-    one = next(one for one in differences if one.row == row)
-    assert (one.key, one.columns) == ("z" if row == "surplus" else "m", columns)
+    found = {one.key: (one.row, one.columns) for one in only_comparison(report).differences.worst}
+    at = "2026-07-01T10:00:00+00:00"
+    assert found == {
+        "a": ("differs", {"status": ("booked", "cancelled")}),
+        "b": ("differs", {"at": (at, at.replace("00+", "00.000001+")), "note": ("", None)}),
+        "c": ("missing", {"status": ("booked", None), "at": (at, None), "note": ("", None)}),
+        "z": ("surplus", {"status": (None, "booked"), "at": (None, at), "note": (None, "")}),
+    }
     [finding] = report.findings
-    assert (finding.code, finding.count, finding.sink) == ("rows-differ", len(differences), SINK)
-    assert finding.worst.startswith("m ")
+    assert (finding.code, finding.count, finding.sink) == ("rows-differ", 4, SINK)
     assert all(value not in str(finding) for value in ("booked", "cancelled")), "values are in the report alone"
-    text = report.as_text()
-    assert all(f"{name}: " in text for name in columns)
+    assert all(f"{name}: " in report.as_text() for name in ("status", "at", "note"))
 
 
 def test_the_worst_are_kept_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +197,8 @@ def test_the_worst_are_kept_and_all_are_counted(world: World, monkeypatch: pytes
     assert [one.key for one in found.worst] == ["031", *keys[: KEPT - 1]]
     [as_json] = json.loads(report.as_json())["sinks"][0]["comparisons"]
     assert (as_json["keys"], as_json["differing_keys"], as_json["drift"]) == (len(keys), len(keys), {})
-    assert as_json["differences"][0]["columns"] == {
-        "note": {"source": "", "sink": "y"},
-        "status": {"source": "booked", "sink": '"' + (VALUE_MAX_CHARACTERS - 1) * "x" + "…"},
-    }
+    shown = as_json["differences"][0]["columns"]["status"]
+    assert shown == {"source": "booked", "sink": '"' + (VALUE_MAX_CHARACTERS - 1) * "x" + "…"}
     assert f"and {len(keys) - 5} more keys" in report.as_text()
 
 
@@ -307,21 +287,34 @@ def test_an_incremental_check_finds_what_a_full_one_finds(world: World) -> None:
 
 # Files ---------------------------------------------------------------------------------------------------------------
 
+OF_TABLE = "-- table: booking_states (booking)\n-- [source]\nSELECT {} FROM bookings"
+OF_TOTALS = "-- [source]\nSELECT key, total FROM source_totals\n-- [sink]\n{}"
+
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "problem", "remedy"),
     [
-        (f"-- table: booking_states\n-- [source]\n{SOURCE}", "cannot be read"),
-        ("-- table: booking_states (booking)\n-- [source]\nSELECT id AS key, 1 AS total FROM bookings", "total"),
-        ("-- table: booking_states (booking)\n-- [source]\nSELECT id AS key FROM bookings", "columns to compare"),
-        ("-- table: booking_states (booking)\n-- [source]\nSELECT status FROM bookings", "return key"),
-        ("-- table: booking_states (booking)\n-- [source]\nSELECT nothing FROM bookings", "does not exist"),
-        (f"-- [source]\n{SOURCE}\n-- [sink]\n{SINK_QUERY.replace('note, ', '')}", "different columns: note"),
-        (f"-- table: booking_states (nothing)\n-- [source]\n{SOURCE}", "nothing"),
+        (f"-- table: booking_states\n-- [source]\n{SOURCE}", "cannot be read", ""),
+        (OF_TABLE.format("id AS key, 1 AS total"), "total", ""),
+        (OF_TABLE.format("id AS key"), "columns to compare", ""),
+        (OF_TABLE.format("status"), "return key", ""),
+        (OF_TABLE.format("nothing"), "does not exist", ""),
+        (f"-- [source]\n{SOURCE}\n-- [sink]\n{SINK_QUERY.replace('note, ', '')}", "different columns: note", ""),
+        (f"-- table: booking_states (nothing)\n-- [source]\n{SOURCE}", "nothing", ""),
+        (OF_TOTALS.format("SELECT key, total FROM nothing"), "does not exist", "`outbox migrate`"),
+        (OF_TOTALS.format("SELECT 1 AS key"), "[sink] has no column sink, total", "let it return key, sink, total"),
+        (OF_TOTALS.format("SELECT 'x' AS sink, 1 AS key, 1 AS total FROM"), "syntax error", "correct the query"),
+        (OF_TOTALS.format("SELECT 'x' AS sink, 1 AS key, 1 / (random() * 0)::int AS total"), "division by zero", ""),
+        (OF_TOTALS.format("SELECT sink, 1 AS key, 1 AS total FROM processed_events"), "permission", "GRANT SELECT to"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(tables: Settings, tmp_path: Path, text: str, problem: str) -> None:
-    with raises("comparison-unusable", "bookings.sql", problem), snapshot(tables, SinkRole.AUDITOR) as connection:
+def test_a_file_that_cannot_be_used_is_refused(
+    tables: Settings, tmp_path: Path, text: str, problem: str, remedy: str
+) -> None:
+    with (
+        raises("comparison-unusable", "bookings.sql", problem, remedy),
+        snapshot(tables, SinkRole.AUDITOR) as connection,
+    ):
         list(rows.read_sinks(connection, described(tables, tmp_path, text)))
 
 
@@ -332,42 +325,7 @@ def test_several_rows_of_a_key_that_differ_are_refused(world: World) -> None:
         world.compare()
 
 
-# Queries -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("statement", "code", "remedy"),
-    [
-        ("SELECT FROM nothing", "database-not-migrated", "`outbox migrate`"),
-        ("SELECT FROM processed_events", "database-refused", "correct the cause and run the command again"),
-        ("SELECT pg_terminate_backend(pg_backend_pid())", "database-connection-lost", "run the command again"),
-    ],
-)
-def test_error_while_reading_has_the_remedy_of_its_cause(
-    tables: Settings, statement: str, code: str, remedy: str
-) -> None:
-    with (
-        raises(code, tables.sink_db_url.name, f"— {remedy}"),
-        snapshot(tables, SinkRole.AUDITOR) as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute(statement)
-
-
-@pytest.mark.parametrize(
-    ("statement", "problem", "remedy"),
-    [
-        ("SELECT key, total FROM nothing", "does not exist", "`outbox migrate`"),
-        ("SELECT 1 AS key", "[sink] has no column sink, total", "let it return key, sink, total"),
-        ("SELECT 'x' AS sink, 1 AS key, 1 AS total FROM", "syntax error", "correct the query"),
-        ("SELECT 'x' AS sink, 1 AS key, 1 / (random() * 0)::int AS total", "division by zero", "correct the query"),
-        ("SELECT sink, 1 AS key, 1 AS total FROM processed_events", "permission denied", "GRANT SELECT to"),
-    ],
-)
-def test_a_query_that_cannot_be_used_is_named(tables: Settings, statement: str, problem: str, remedy: str) -> None:
-    comparison = Comparison(Path("totals.sql"), (), "", statement)
-    with raises("comparison-unusable", "totals.sql", problem, remedy), snapshot(tables, SinkRole.AUDITOR) as connection:
-        list(rows.read_sinks(connection, comparison))
+# Values ------------------------------------------------------------------------------------------------------------
 
 
 def test_rows_of_a_key_are_added_up_exactly(tables: Settings) -> None:
@@ -377,19 +335,13 @@ def test_rows_of_a_key_are_added_up_exactly(tables: Settings) -> None:
     assert found == [("", "a", 3, "1000000000000000000000000000000.1")]
 
 
-# Values ------------------------------------------------------------------------------------------------------------
-
-
 VALUES: list[tuple[str, str, bool]] = [
     ("1.50::numeric", "1.5::numeric", True),
-    ("1::bigint", "1.00::numeric", True),
     ("0.1::float8", "0.1::numeric", True),
     ("1e20::float8", "100000000000000000000::numeric", True),
-    ("'-0'::float8", "0", True),
     ("0.1::float8 + 0.2::float8", "0.3::float8", False),
     ("'NaN'::float8", "'NaN'::numeric", True),
     ("NULL::text", "''", False),
-    ("NULL::boolean", "false", False),
     ("true", "1", False),
     ("'a'", "'A'", False),
     ("'a'::char(3)", "'a'::text", False),
@@ -400,7 +352,6 @@ VALUES: list[tuple[str, str, bool]] = [
     ("'1 day'::interval", "'24:00'::interval", False),
     ("""'{"b": 1, "a": 2}'::jsonb""", """'{"a": 2, "b": 1}'::json""", True),
     ("""'{"a": 1.0}'::jsonb""", """'{"a": 1.00}'::jsonb""", True),
-    ("""'{"a": "1.0"}'::jsonb""", """'{"a": "1.00"}'::jsonb""", False),
     (r"""'{"a \" 1.0": "1.0", "b": 2.50}'::jsonb""", r"""'{"a \" 1.0": "1.0", "b": 2.5}'::jsonb""", True),
     (r"""'{"a \" 1.0": 1}'::jsonb""", r"""'{"a \" 1.00": 1}'::jsonb""", False),
     ("'null'::jsonb", "NULL::jsonb", True),

@@ -1,4 +1,6 @@
-"""Dead letters against a real Postgres: found, replayed each once, or given up for good."""
+"""Dead letters against a real Postgres: found, replayed each once or given up for good, beside a sink and across
+deployments. The attack tries all orders, on a model.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +11,33 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+from psycopg2 import extensions
 
 from outbox.audit.sinks import acknowledged as acknowledged_by
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.sink import discovery
+from outbox.events.catalog import Catalog
+from outbox.sink.applying.postgres.applier import PostgresApplier
+from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import fence
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
-from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing import command
 from outbox_lab.testing.failures import raises
+from tests.seen import ORDERED, Seen, create_tables
+from tests.support.declared import TOML, Events, payload
+from tests.support.declared_sinks import record
 from tests.support.kept_rows import cursor_of
-from tests.support.made_events import STRATEGIES, TOPIC, Event, batch, dead_record, nth_key, sums, uuid7
+from tests.support.made_events import MAIN, STRATEGIES, TOPIC, TOPIC_ID, Event, batch, dead_record, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
-from tests.support.sink_driver import Database, open_sink, projections_in, replayed
+from tests.support.sink_driver import Database, open_sink, projections_in, replayed, sink_on, spec_with
 
 RANDOM = Random(5)  # noqa: S311
-Known = dict[str, SinkSpec]
 
 
 def kilos(quantity: int = 7, version: int = 1, number: int = 1) -> Event:
@@ -49,201 +56,103 @@ def set_aside(settings: Settings, *events: Event, name: str = "dedup") -> None:
         sink.apply(batch([], dead=[unread(event, offset) for offset, event in enumerate(events)]))
 
 
-@pytest.fixture
-def known(databases: Settings) -> Known:
-    return discovery.sinks(databases)
+def test_large_letters_are_few_in_a_transaction(
+    databases: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = [kilos(number=number) for number in range(4)]
+    set_aside(databases, *some)
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        (size_bytes, *_) = {chosen.size_bytes for chosen in Selection(sink="dedup").choose(connection)}
+    monkeypatch.setattr(replay, "CHUNK_BYTES", 2 * size_bytes + 10)
+    assert replayed(databases, MAIN) == Replayed(applied=4)
+    transactions = database.query("SELECT count(*) FROM dead_letters GROUP BY last_seen_at")
+    assert transactions == [(2,), (2,)]
 
 
-def with_projections(known: Known, folder: Path) -> Known:
-    return {name: replace(one, job=replace(one.job, projections=folder)) for name, one in known.items()}
+def test_killed_between_two_chunks_a_replay_goes_on_where_it_was(
+    databases: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "CHUNK", 2)
+    some = [kilos(3**number, version=number + 1) for number in range(5)]
+    set_aside(databases, *some)
+    taken: list[int] = []
+    once = fence.lock
+
+    def dies(cursor: extensions.cursor, name: str) -> None:
+        taken.append(1)
+        if len(taken) == 3:
+            raise KeyboardInterrupt
+        once(cursor, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fence, "lock", dies)
+        with pytest.raises(KeyboardInterrupt):
+            replayed(databases, MAIN)
+    assert database.totals() == sums(some[:4])
+    assert replayed(databases, MAIN) == Replayed(applied=1)
+    assert database.totals() == sums(some)
 
 
-def run_replay(settings: Settings, known: Known, sink: str = "dedup") -> Replayed:
-    """Replay all open letters of a sink."""
-    return replayed(settings, known[sink])
+def test_a_replay_waits_for_the_transaction_of_the_sink_and_leaves_out_what_that_has_applied(
+    databases: Settings, database: Database
+) -> None:
+    late, applied = kilos(), kilos(number=2)
+    set_aside(databases, late, applied)
+    waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
+        "SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    with ThreadPoolExecutor() as pool:
+        with cursor_of(databases) as cursor:
+            fence.lock(cursor, "dedup")
+            running = pool.submit(replayed, databases, MAIN)
+            wait_for("the replay to wait", lambda: bool(database.query(waits)), timeout_s=20)
+            assert {*database.statuses().values()} == {"open"}
+            cursor.execute("UPDATE dead_letters SET status = 'replayed' WHERE identity = %s", [applied.event_id])
+        assert running.result() == Replayed(applied=1)
+    assert database.totals() == sums([late])
 
 
-def acknowledged(settings: Settings) -> frozenset[str]:
-    """The identities of the records that `outbox check` no longer reports."""
-    with cursor_of(settings, SinkRole.AUDITOR) as cursor:
-        return acknowledged_by(cursor, ["dedup"])
+def test_an_event_that_takes_the_letter_of_a_discarded_record_leaves_that_acknowledged(
+    databases: Settings, database: Database
+) -> None:
+    def acknowledged() -> frozenset[str]:
+        """The identities of the records that `outbox check` no longer reports."""
+        with cursor_of(databases, SinkRole.AUDITOR) as cursor:
+            return acknowledged_by(cursor, ["dedup"])
+
+    first, event = kilos(5), litres(kilos(7, version=2))
+    foreign = dead_record(1, event.event_id)
+    with open_sink(databases) as sink:
+        sink.apply(batch([first], dead=[foreign]))
+        assert database.discard() == 1
+        assert sink.apply(batch([event], start=2)).rejected == 1
+        assert acknowledged() == set(), "its event is set aside"
+        sink.apply(batch([], start=1, dead=[foreign]))
+        assert database.query("SELECT status, is_event FROM dead_letters") == [("open", True)]
+        query(databases, SinkRole.WRITER, "UPDATE stock SET unit = 'LTR'")  # now the event fits
+        assert replayed(databases, MAIN) == Replayed(applied=1)
+        sink.apply(batch([], start=1, dead=[foreign]))
+    assert database.statuses() == {event.event_id: "replayed"}
+    assert acknowledged() == {event.event_id}
 
 
-def correct_unit(settings: Settings, unit: str = "LTR") -> None:
-    """An operator's correction of a unit mismatch."""
-    query(settings, SinkRole.WRITER, "UPDATE stock SET unit = %s", (unit,))
-
-
-class TestReplay:
-    def test_large_letters_are_few_in_a_transaction(
-        self, databases: Settings, known: Known, database: Database, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        some = [kilos(number=number) for number in range(4)]
-        set_aside(databases, *some)
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            (size_bytes, *_) = {chosen.size_bytes for chosen in Selection(sink="dedup").choose(connection)}
-        monkeypatch.setattr(replay, "CHUNK_BYTES", 2 * size_bytes + 10)
-        assert run_replay(databases, known) == Replayed(applied=4)
-        transactions = database.query("SELECT count(*) FROM dead_letters GROUP BY last_seen_at")
-        assert transactions == [(2,), (2,)]
-
-    @pytest.mark.parametrize("name", STRATEGIES)
-    def test_applies_a_refused_event_once_its_cause_is_corrected(
-        self, databases: Settings, known: Known, name: str
-    ) -> None:
-        first = replace(kilos(5), total_after=5)
-        refused = replace(litres(kilos(7, version=2)), total_after=12)
-        database = Database(databases, name)
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([first]))
-            assert sink.apply(batch([refused], start=1)) == Counts(rows=1, rejected=1)
-            correct_unit(databases)
-            # A re-send is not applied beside its letter, be its cause gone or not.
-            assert sink.apply(batch([refused, refused], start=2)) == Counts(2, 0, 2)
-            assert database.totals() == sums([first])
-            assert run_replay(databases, known, name) == Replayed(applied=1)
-            assert run_replay(databases, known, name) == Replayed()
-            assert sink.apply(batch([refused], start=4)) == Counts(1, 0, 1)
-        assert database.totals() == sums([first, refused])
-        assert database.statuses() == {refused.event_id: "replayed"}
-        assert database.query("SELECT applied, duplicates FROM sinks") == [(2, 3)]
-
-    @pytest.mark.parametrize("name", STRATEGIES)
-    def test_an_event_that_has_meanwhile_come_well_is_not_applied_again(
-        self, databases: Settings, known: Known, name: str
-    ) -> None:
-        late = kilos()
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([], dead=[unread(late, 0)]))
-            assert sink.apply(batch([late], start=1)).applied == 1
-        assert Database(databases, name).statuses() == {late.event_id: "replayed"}
-        assert run_replay(databases, known, name) == Replayed()
-        assert Database(databases, name).totals() == sums([late])
-
-    def test_killed_between_two_chunks_it_goes_on_where_it_was(
-        self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(replay, "CHUNK", 2)
-        some = [kilos(3**number, version=number + 1) for number in range(5)]
-        set_aside(databases, *some)
-        taken: list[int] = []
-        once = fence.lock
-
-        def dies(cursor: object, name: str) -> None:
-            taken.append(1)
-            if len(taken) == 3:
-                raise KeyboardInterrupt
-            once(cursor, name)  # type: ignore[arg-type]
-
-        with monkeypatch.context() as patched:
-            patched.setattr(fence, "lock", dies)
-            with pytest.raises(KeyboardInterrupt):
-                run_replay(databases, known)
-        assert database.totals() == sums(some[:4])
-        assert run_replay(databases, known) == Replayed(applied=1)
-        assert database.totals() == sums(some)
-
-
-class TestBesideASink:
-    def test_it_waits_for_the_transaction_of_the_sink(
-        self, databases: Settings, database: Database, known: Known
-    ) -> None:
-        late = kilos()
-        set_aside(databases, late)
-        waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
-            "SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-        with ThreadPoolExecutor() as pool:
-            with cursor_of(databases) as cursor:
-                fence.lock(cursor, "dedup")
-                running = pool.submit(run_replay, databases, known)
-                wait_for("the replay to wait", lambda: bool(database.query(waits)), timeout_s=20)
-                assert database.statuses() == {late.event_id: "open"}
-            assert running.result() == Replayed(applied=1)
-
-    def test_events_sent_again_while_two_replays_run_are_applied_once(
-        self, databases: Settings, database: Database, known: Known, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(replay, "CHUNK", 3)
-        some = [kilos(3**number, version=number + 1, number=number % 3) for number in range(30)]
-
-        def run_sink() -> None:
-            for start in range(30, 300, 6):
-                chosen = RANDOM.sample(some, 6)
-                sink.apply(batch(chosen, start))
-
-        def run_replays() -> None:
-            for _ in range(3):
-                run_replay(databases, known)
-
-        with open_sink(databases) as sink, ThreadPoolExecutor() as pool:
-            sink.apply(batch([], dead=[unread(event, offset) for offset, event in enumerate(some)]))
-            for running in [pool.submit(run) for run in (run_sink, run_replays, run_replays)]:
-                running.result()
-        assert database.totals() == sums(some)
-        assert database.statuses() == dict.fromkeys((event.event_id for event in some), "replayed")
-        assert database.query("SELECT applied FROM sinks") == [(30,)]
-
-
-class TestDiscard:
-    @pytest.mark.parametrize("name", STRATEGIES)
-    def test_what_was_discarded_is_not_applied_however_it_comes_again(
-        self, databases: Settings, known: Known, name: str
-    ) -> None:
-        database = Database(databases, name)
-        first, refused, late = kilos(5), litres(kilos(7, version=2)), kilos(9, number=2)
-        with open_sink(databases, name) as sink:
-            sink.apply(batch([first], dead=[unread(late, 1)]))
-            sink.apply(batch([refused], start=2))
-            assert database.discard() == 2
-            assert database.discard() == 0
-            correct_unit(databases)
-            assert sink.apply(batch([refused, late, refused], start=3)) == Counts(3, 0, 3)
-            sink.apply(batch([], start=6, dead=[unread(late, 6)]))
-        assert run_replay(databases, known, name) == Replayed()
-        assert database.totals() == sums([first])
-        assert database.statuses() == {late.event_id: "discarded", refused.event_id: "discarded"}
-        assert database.query("SELECT FROM dead_letters WHERE last_seen_at <= first_seen_at") == []
-
-    def test_an_event_that_takes_the_letter_of_a_discarded_record_leaves_that_acknowledged(
-        self, databases: Settings, known: Known, database: Database
-    ) -> None:
-        first, event = kilos(5), litres(kilos(7, version=2))
-        foreign = dead_record(1, event.event_id)
-        with open_sink(databases) as sink:
-            sink.apply(batch([first], dead=[foreign]))
-            assert database.discard() == 1
-            assert sink.apply(batch([event], start=2)).rejected == 1
-            assert acknowledged(databases) == set(), "its event is set aside"
-            sink.apply(batch([], start=1, dead=[foreign]))
-            assert database.query("SELECT status, is_event FROM dead_letters") == [("open", True)]
-            correct_unit(databases)
-            assert run_replay(databases, known) == Replayed(applied=1)
-            sink.apply(batch([], start=1, dead=[foreign]))
-        assert database.statuses() == {event.event_id: "replayed"}
-        assert acknowledged(databases) == {event.event_id}
-
-
-class TestRefusals:
-    """The memory of a strategy after a batch in which the projection refuses an event."""
-
-    @pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
-    def test_a_projection_may_only_refuse_new_events(
-        self, databases: Settings, database: Database, known: Known, tmp_path: Path, whose: str
-    ) -> None:
-        """An event that is applied already must not become a dead letter, or its replay would apply it twice."""
-        wrong = projections_in(
-            tmp_path,
-            f"-- [refuse]\nINSERT INTO rejections SELECT {whose}, 'no', 'no' FROM outbox_batch\n-- [apply]\nSELECT 1",
-        )
-        first, late = kilos(5, number=2), kilos()
-        with open_sink(databases) as sink:
-            sink.apply(batch([first]))
-            sink.apply(batch([], start=1, dead=[unread(first, 1), unread(late, 2)]))
-        with raises("projection-unusable", "dedup"):
-            run_replay(databases, with_projections(known, wrong))
-        assert database.statuses() == {first.event_id: "open", late.event_id: "open"}
-        assert database.processed() == 1
+@pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
+def test_a_projection_may_only_refuse_new_events(
+    databases: Settings, database: Database, tmp_path: Path, whose: str
+) -> None:
+    """An event that is applied already must not become a dead letter, or its replay would apply it twice."""
+    wrong = projections_in(
+        tmp_path,
+        f"-- [refuse]\nINSERT INTO rejections SELECT {whose}, 'no', 'no' FROM outbox_batch\n-- [apply]\nSELECT 1",
+    )
+    first, late = kilos(5, number=2), kilos()
+    with open_sink(databases) as sink:
+        sink.apply(batch([first]))
+        sink.apply(batch([], start=1, dead=[unread(first, 1), unread(late, 2)]))
+    with raises("projection-unusable", "dedup"):
+        replayed(databases, spec_with(projections=wrong))
+    assert database.statuses() == {first.event_id: "open", late.event_id: "open"}
+    assert database.processed() == 1
 
 
 class TestCommand:
@@ -323,3 +232,244 @@ class TestCommand:
         self.run(databases, "replay", "--all")
         assert database.statuses() == {late.event_id: "replayed"}
         assert Database(databases, "gone").statuses() == {gone.event_id: "open"}
+
+
+# Many letters: they come by the thousand in one transaction, and statistics are those of before it -----------------
+
+LETTERS = 100_000
+# In turn: an open one of an event, one of a record that was invalid, a resolved one, and a discarded one.
+FILL = """
+INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", key, is_event, version, value,
+                          event_id, status, reason, detail)
+SELECT %(sink)s, id, %(topic)s, %(topic_id)s, 0, number, convert_to('key-' || number, 'UTF8'),
+       number %% 4 <> 1, number, 'bad', id,
+       (ARRAY['open', 'open', 'replayed', 'discarded'])[number %% 4 + 1], 'unwelcome', 'as yet'
+  FROM (SELECT number, uuidv7() AS id FROM generate_series(%(first)s::int, %(last)s::int) AS number) AS numbers
+"""
+LETTER = """
+INSERT INTO dead_letters (sink, identity, topic, topic_id, partition, "offset", is_event, event_id, status, reason,
+                          detail)
+VALUES (%(sink)s, %(id)s, %(topic)s, %(topic_id)s, 1, 0, true, %(id)s, %(status)s, 'unwelcome', 'as yet')
+"""
+BUFFERS_READ = """
+SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit FROM pg_statio_user_tables
+ WHERE relname = 'dead_letters'
+"""
+
+
+def buffers(connection: extensions.connection, settings: Settings) -> int:
+    """How many buffers of dead_letters were read until now."""
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+    [(count,)] = query(settings, SinkRole.WRITER, BUFFERS_READ)
+    return int(count)
+
+
+@pytest.mark.parametrize(("analyzed", "count"), [(0, 100), (10, 1), (LETTERS, 1), (LETTERS, 100)])
+@pytest.mark.parametrize("by", ["dedup", "offsets"])
+def test_letters_of_others_are_not_read_whatever_statistics_say(
+    databases: Settings, tmp_path: Path, by: str, analyzed: int, count: int
+) -> None:
+    create_tables(databases)
+    some = [Event(uuid7(RANDOM), nth_key(number + 1), 1, 1) for number in range(count)]
+    first, late, discarded, replayed = (
+        Event(uuid7(RANDOM), nth_key(key), 1, version) for key, version in [(0, 1), (0, 2), (3001, 1), (3002, 1)]
+    )
+    names = {"sink": by, "topic": TOPIC, "topic_id": TOPIC_ID}
+    with cursor_of(databases, SinkRole.OWNER) as cursor:
+        cursor.execute("ALTER TABLE dead_letters SET (autovacuum_enabled = off)")
+        cursor.execute(FILL, {**names, "first": 1, "last": analyzed})
+        cursor.execute("ANALYZE dead_letters")
+        cursor.execute(FILL, {**names, "first": analyzed + 1, "last": LETTERS})
+        cursor.execute("INSERT INTO unwelcome VALUES (%s)", [first.event_id])
+        for event, status in ((discarded, "discarded"), (replayed, "replayed")):
+            cursor.execute(LETTER, {**names, "id": event.event_id, "status": status})
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = sink_on(connection, STRATEGIES[by], projections_in(tmp_path, ORDERED, "seen"))
+        assert sink.apply(batch([first])) == Counts(rows=1, rejected=1)
+        before = buffers(connection, databases)
+        counts = sink.apply(batch([*some, late, discarded, replayed], start=1))
+        read = buffers(connection, databases) - before
+    assert counts == Counts(rows=count + 3, applied=count, duplicates=2, rejected=1)
+    assert read < 21 * count + 150
+
+
+# Across deployments --------------------------------------------------------------------------------------------------
+
+ORDER = "shop.order"
+PROPERTIES = {
+    "quantity": {"type": "integer", "minimum": 1, "maximum": 99},
+    "at": {"type": "string", "format": "date-time"},
+    "price": {"type": "number"},
+    "lines": {"type": "array"},
+    "note": {"type": ["string", "null"]},
+}
+PLACED = {
+    "id": "a",
+    "number": 1,
+    "quantity": 2,
+    "at": "2026-11-21T05:00:00.123456Z",
+    "price": 0.1,
+    "lines": [{"sku": "x", "price": 1.5}],
+    "note": None,
+}
+AFTER = {name: PLACED[name] for name in PROPERTIES} | {"at": "2026-11-21T05:00:00.123456+00:00"}
+UPCAST = 'def placed_v1(payload):\n    return {**payload, "unit": "PCE"}\n'
+UPCAST_FAILS = "def placed_v1(payload):\n    raise KeyError('x')\n"
+
+
+class Shop:
+    """The declared events, which grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events = Events(folder)
+        self.known = self.declare(placed_v1=payload(PROPERTIES, (*PROPERTIES,)), cancelled_v1=payload())
+
+    def declare(self, aggregate: str = "order", toml: str = TOML, **schemas: Any) -> Catalog:
+        """Declare more events of an aggregate."""
+        self.known = self.events.aggregate(aggregate, toml, **schemas).load()
+        return self.known
+
+    def declare_placed_v2(self, upcast: str) -> Catalog:
+        """The second version of `placed`, which has a unit, with its upcaster."""
+        self.events.write("order/upcast.py", upcast)
+        return self.declare(placed_v2=payload(PROPERTIES | {"unit": {"type": "string"}}, (*PROPERTIES, "unit")))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "events")
+
+
+@pytest.fixture
+def seen(databases: Settings, tmp_path: Path, shop: Shop) -> Seen:
+    """A sink of one event."""
+    create_tables(databases)
+    return Seen(databases, tmp_path, shop.known, ["order.placed"])
+
+
+@pytest.fixture
+def ordered(seen: Seen) -> Seen:
+    """The sink, whose projection needs order."""
+    return Seen(seen.settings, seen.folder, seen.known, seen.names, projection=ORDERED)
+
+
+def placed(number: int = 1, **changes: Any) -> Record:
+    return record("placed", PLACED | {"number": number} | changes)
+
+
+def refused(seen: Seen, **changes: Any) -> Record:
+    """An event that the projection has refused, and would apply now."""
+    event = placed(**changes)
+    seen.refuse(event)
+    assert seen.apply(ORDER, event) == Counts(rows=1, rejected=1)
+    seen.refuse()
+    return event
+
+
+def test_a_deprecated_event_is_applied(seen: Seen, shop: Shop) -> None:
+    seen.deploy("order", known=shop.declare(paid_v1=payload(deprecated=True)))
+    assert seen.apply(ORDER, record("paid", {"id": "a", "number": 1})) == Counts(rows=1, applied=1)
+
+
+def test_a_refused_start_stores_nothing_of_its_job(seen: Seen, shop: Shop) -> None:
+    seen.apply(ORDER, placed())
+    seen.deploy("order.placed", "order.paid", known=shop.declare(paid_v1=payload()), is_decided=False)
+    with seen.running() as writer, raises("topic-recreated"):
+        writer.positions(ORDER, "another id")
+    seen.deploy("order.placed", is_decided=False)
+    assert seen.apply(ORDER, placed(2, id="b")) == Counts(rows=1, applied=1)
+
+
+@pytest.mark.parametrize("names", [["order.placed"], ["order"]], ids=["one type", "several types"])
+def test_an_event_of_an_older_version_is_upcast_when_its_letter_is_replayed(
+    seen: Seen, shop: Shop, names: Sequence[str]
+) -> None:
+    seen.deploy(*names)
+    event = refused(seen)
+    assert seen.letters("is_event", "version") == [(True, 1)]
+    seen.deploy(known=shop.declare_placed_v2(UPCAST_FAILS))
+    assert seen.replay() == Replayed(rejected=1)
+    assert seen.letters("status", "reason") == [("open", "upcast failed")]
+    seen.deploy(known=shop.declare_placed_v2(UPCAST))
+    seen.refuse(event)
+    assert seen.replay() == Replayed(rejected=1)
+    came = (event.value or b"").decode()
+    assert seen.letters("is_event", "reason", "convert_from(value, 'UTF8')") == [(True, "unwelcome", came)]
+    seen.refuse()
+    assert seen.replay() == Replayed(applied=1)
+    assert seen.events("unit", *AFTER) == [("PCE", *AFTER.values())]
+    assert seen.apply_again(ORDER, event) == Counts(rows=1, duplicates=1)
+
+
+def test_a_sink_may_have_other_columns_than_the_letter(seen: Seen, shop: Shop) -> None:
+    refused(seen)
+    seen.deploy("order", known=shop.declare(returned_v1=payload({"quantity": {"type": "number"}})))
+    assert seen.replay() == Replayed(applied=1)
+    assert seen.events("quantity:bigint", "quantity:numeric", "quantity") == [(2, None, None)]
+    refused(seen, number=2)
+    seen.deploy("order.placed")
+    assert seen.replay() == Replayed(applied=1)
+    assert seen.events("quantity")[1:] == [(2,)]
+
+
+def test_events_still_wait_for_a_letter_whose_version_has_moved_to_another_column(ordered: Seen, shop: Shop) -> None:
+    """The number of a receipt is a text."""
+    first, second, third = (placed(number) for number in range(1, 4))
+    ordered.refuse(first)
+    ordered.apply(ORDER, first)
+    receipt = payload({"number": {"type": "string"}, "serial": payload()["properties"]["number"]}, ("serial",))
+    known = shop.declare("receipt", 'key = "id"\nversion = "serial"\n', printed_v1=receipt)
+    ordered.deploy("order.placed", "receipt", known=known)
+    ordered.apply(ORDER, second)
+    ordered.deploy("order.placed")
+    ordered.apply(ORDER, third)
+    assert ordered.letters("reason") == [("unwelcome",), ("parked",), ("parked",)]
+    ordered.refuse()
+    assert ordered.replay() == Replayed(applied=3)
+    assert ordered.events("number") == [(1,), (2,), (3,)]
+
+
+class TestReplayBesideASink:
+    """A replay also replays the events that the running sink parks meanwhile, behind the letters."""
+
+    @pytest.fixture
+    def unread(self, ordered: Seen) -> Seen:
+        """The sink has an unreadable event of the key a, and one behind it."""
+        ordered.apply(ORDER, placed(1, quantity="one"), placed(2))
+        return ordered
+
+    @staticmethod
+    def run(seen: Seen, *meanwhile: Record) -> Replayed:
+        """Replay the unreadable event with what is parked behind it. When they are chosen, the sink applies others."""
+        with closing(connect(seen.settings, SinkRole.WRITER)) as connection:
+            chosen = Selection(reason="schema violation").choose(connection, with_parked=True)
+            seen.apply(ORDER, *meanwhile)
+            known = {seen.spec.name: seen.spec}
+            (done,) = replay.replay(connection, known, chosen, applier_of=PostgresApplier).values()
+            return done
+
+    @staticmethod
+    def correct(seen: Seen) -> None:
+        """Make the event readable."""
+        value = [placed().value]
+        query(seen.settings, SinkRole.OWNER, "UPDATE dead_letters SET value = %s WHERE NOT is_event", value)
+
+    @pytest.mark.parametrize("count", [1, 5])
+    def test_what_is_parked_meanwhile_follows(self, unread: Seen, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        monkeypatch.setattr(replay, "CHUNK_BYTES", 700)  # of some two letters
+        self.correct(unread)
+        more = [placed(3 + number) for number in range(count)]
+        assert self.run(unread, *more, placed(1, id="b")) == Replayed(applied=2 + count)
+        assert unread.events("id", "number") == [("b", 1), *(("a", 1 + number) for number in range(2 + count))]
+        unread.apply(ORDER, placed(3 + count))
+        assert unread.events("number")[-1] == (3 + count,), "nothing blocks the key any more"
+
+    def test_what_waits_for_a_letter_that_stays_open_stays(self, unread: Seen) -> None:
+        assert self.run(unread, placed(3)) == Replayed(rejected=3), "each is tried once"
+        assert unread.letters("reason") == [("schema violation",), ("parked",), ("parked",)]
+
+    def test_what_is_parked_of_other_keys_stays(self, unread: Seen) -> None:
+        self.correct(unread)
+        assert self.run(unread, placed(1, id="b", quantity="one"), placed(2, id="b")) == Replayed(applied=2)
+        assert unread.letters("status", "reason")[2:] == [("open", "schema violation"), ("open", "parked")]

@@ -23,7 +23,6 @@ from outbox.kafka.topics import Topic
 from outbox.maintenance import erase
 from outbox.maintenance.erase import Subject
 from outbox.sink import discovery
-from outbox.sink.applying import projection
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.decoding.records import Record
@@ -96,7 +95,7 @@ def test_a_key_is_erased_in_each_sink_and_nothing_else_is(databases: Settings) -
         assert query(databases, f"SELECT 1 {of_key}", SinkRole.OWNER) == [], table
 
 
-def test_no_delivery_brings_an_erased_key_back(databases: Settings) -> None:
+def test_no_delivery_brings_an_erased_key_back_and_later_events_are_applied(databases: Settings) -> None:
     before = [*history(KEY), unreadable(KEY)]
     apply(databases, *before)
     erase.erase(databases, subject(databases))
@@ -105,15 +104,9 @@ def test_no_delivery_brings_an_erased_key_back(databases: Settings) -> None:
     assert (of_copy.applied, of_copy.duplicates, of_copy.dead) == (2, 2, 1)
     assert found(databases) == {}
     assert rows(databases, OTHER) == [("orders.rebuild",)]
-
-
-def test_events_after_the_erasure_are_applied(databases: Settings) -> None:
-    apply(databases, *history(KEY))
-    erase.erase(databases, subject(databases))
-    after = placed(KEY, 3)
+    after = placed(KEY, 4)
     later = uuid7(RANDOM, round(time.time() * 1000) + 60_000).encode()
-    counts = apply(databases, after._replace(headers=[("id", later), *after.headers[1:]]))
-    assert counts.applied == 1
+    assert apply(databases, after._replace(headers=[("id", later), *after.headers[1:]])).applied == 1
     assert rows(databases) == [("orders",)]
 
 
@@ -207,18 +200,6 @@ def test_what_cannot_be_a_key_is_refused_and_a_key_is_found_in_any_spelling(data
             subject(databases, key, aggregate)
     key = "ABCDEF00-0000-4000-8000-000000000000"
     assert subject(databases, key).key == key.lower()
-
-
-def test_each_projection_of_personal_data_must_say_what_it_erases(databases: Settings, tmp_path: Path) -> None:
-    (tmp_path / "orders.sql").write_text("SELECT 1")
-    specs = [discovery.chosen(databases, name) for name in ("orders", "dedup")]
-    personal, other = (replace(spec, job=replace(spec.job, projections=tmp_path)) for spec in specs)
-    with raises("erase-unsupported", "orders.erase.sql"):
-        personal.erase_files(*personal.topics)
-    assert other.erase_files(*other.topics) == []
-    (file := tmp_path / "orders.erase.sql").touch()
-    assert personal.erase_files(*personal.topics) == other.erase_files(*other.topics) == [file]
-    assert [one.name for one in projection.load(tmp_path, "events")] == ["orders"]
 
 
 def test_a_letter_shows_what_is_not_personal(databases: Settings) -> None:

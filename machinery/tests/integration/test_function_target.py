@@ -57,6 +57,21 @@ def replay_letters(settings: Settings, function: str) -> Replayed:
     return replayed(settings, spec_of(function))
 
 
+@pytest.fixture
+def declared_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only job of the project, with a comparison."""
+    (tmp_path / "comparisons").mkdir()
+    (tmp_path / "comparisons" / "stock.sql").write_text("-- [source]\nSELECT key, total FROM source_totals")
+    job = replace(spec_of("write").job, projections=tmp_path / "none")
+    monkeypatch.setattr(discovery, "jobs", lambda _: [job])
+
+
+def states(settings: Settings) -> Sequence[SinkState]:
+    """The sinks as `outbox check` reads them."""
+    with closing(Store()) as store:
+        return sinks.read(settings, declared.load(settings), store).states
+
+
 @pytest.mark.parametrize("strategy", ["dedup", "versions"])
 def test_the_function_gets_new_events_alone_in_the_order_of_the_topic(
     databases: Settings, monkeypatch: pytest.MonkeyPatch, strategy: str
@@ -93,6 +108,7 @@ def test_a_failure_commits_nothing_and_the_events_come_again(databases: Settings
     assert targets.found() == sums([*EVENTS, thirteen])
 
 
+@pytest.mark.usefixtures("declared_job")
 def test_refused_events_are_set_aside_and_replayed(databases: Settings) -> None:
     thirteen = Event(uuid7(RANDOM), nth_key(1), targets.THIRTEEN, 9)
     with sink(databases, "refuse") as writer:
@@ -100,11 +116,15 @@ def test_refused_events_are_set_aside_and_replayed(databases: Settings) -> None:
     assert (counts.applied, counts.rejected) == (12, 1)
     database = Database(databases, SINK)
     assert database.dead_letters() == {thirteen.event_id: TARGET_REFUSED}
+    [state] = states(databases)
+    assert [*state.letters] == [thirteen.event_id]
     assert targets.found() == sums(EVENTS)
     assert replay_letters(databases, "refuse") == Replayed(rejected=1)
     assert replay_letters(databases, "write") == Replayed(applied=1)
     assert targets.found() == sums([*EVENTS, thirteen])
     assert database.statuses() == {thirteen.event_id: "replayed"}
+    [state] = states(databases)
+    assert state.letters == {}, "check does not count it as set aside"
 
 
 def test_a_reason_is_kept_in_short(databases: Settings) -> None:
@@ -171,21 +191,6 @@ def test_a_key_is_erased_by_the_functions_module(databases: Settings, monkeypatc
         erase.erase(databases, one, dry_run=True)
 
 
-@pytest.fixture
-def declared_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only job of the project, with a comparison."""
-    (tmp_path / "comparisons").mkdir()
-    (tmp_path / "comparisons" / "stock.sql").write_text("-- [source]\nSELECT key, total FROM source_totals")
-    job = replace(spec_of("write").job, projections=tmp_path / "none")
-    monkeypatch.setattr(discovery, "jobs", lambda _: [job])
-
-
-def states(settings: Settings) -> Sequence[SinkState]:
-    """The sinks as `outbox check` reads them."""
-    with closing(Store()) as store:
-        return sinks.read(settings, declared.load(settings), store).states
-
-
 @pytest.mark.usefixtures("declared_job")
 def test_check_reads_the_totals_at_positions_of_before(databases: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with sink(databases, "write") as writer, sink(databases, "write", name=rebuild.copy_of(SINK)) as copy:
@@ -203,18 +208,6 @@ def test_check_reads_the_totals_at_positions_of_before(databases: Settings, monk
         assert live.may_be_ahead
         assert live.versions == {TOPIC: {one.key: 4 for one in EVENTS}}
         assert beside.not_compared, "it shares the place"
-
-
-@pytest.mark.usefixtures("declared_job")
-def test_an_event_that_was_refused_and_replayed_is_not_set_aside(databases: Settings) -> None:
-    thirteen = Event(uuid7(RANDOM), nth_key(1), targets.THIRTEEN, 9)
-    with sink(databases, "refuse") as writer:
-        writer.apply(batch([thirteen]))
-    [refused] = states(databases)
-    assert [*refused.letters] == [thirteen.event_id]
-    assert replay_letters(databases, "write") == Replayed(applied=1)
-    [replayed_] = states(databases)
-    assert replayed_.letters == {}
 
 
 @pytest.mark.usefixtures("declared_job")

@@ -161,23 +161,6 @@ def test_each_event_is_handled_once_in_the_order_of_the_topic(subject: Subject) 
         assert {**event.payload, "occurred_at": 0} == {**sent.payload(), "occurred_at": 0}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_function_that_fails_loses_its_own_changes_alone_and_its_key_waits(subject: Subject, workers: int) -> None:
-    bad = EVENTS[3]  # the second of its key
-    subject.receipts.failing = {bad.event_id}
-    with subject.handling(workers=workers) as writer:
-        counts = writer.apply(batch(EVENTS[:9], 0))
-        assert (counts.applied, counts.rejected) == (7, 2)
-        assert subject.versions() == {nth_key(0): [1], nth_key(1): [1, 2, 3], nth_key(2): [1, 2, 3]}
-        assert subject.database.dead_letters() == {bad.event_id: HANDLER_FAILED, EVENTS[6].event_id: "parked"}
-        writer.apply(batch(EVENTS[9:], 9))  # of a later batch, too
-        assert subject.versions()[nth_key(0)] == [1]
-    subject.receipts.failing = set()
-    assert replay_letters(subject, bad.event_id).applied == 3
-    assert subject.versions() == ALL_VERSIONS
-    assert set(subject.database.statuses().values()) == {"replayed"}
-
-
 @pytest.mark.usefixtures("impatient")
 def test_it_is_tried_again_until_it_succeeds_or_is_given_up(
     subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
@@ -232,26 +215,12 @@ class _MuteError(Exception):
         raise RuntimeError("no text")
 
 
-def _raise(error: BaseException) -> Callable[[extensions.connection], object]:
+def _raise(error: BaseException | None) -> Callable[[extensions.connection], object]:
     def raises_it(_: extensions.connection) -> None:
-        raise error
+        if error is not None:
+            raise error
 
     return raises_it
-
-
-@pytest.mark.parametrize(
-    "error",
-    [_divide, _caught, _raise(_MuteError()), _raise(SystemExit(3)), _raise(asyncio.CancelledError())],
-    ids=["statement", "caught error", "no text", "exit", "cancelled"],
-)
-@pytest.mark.parametrize("is_async", [False, True])
-def test_however_a_function_fails_its_changes_are_undone_and_the_others_stay(
-    subject: Subject, error: Callable[[extensions.connection], object], is_async: bool
-) -> None:
-    subject.receipts.failing, subject.receipts.error = {EVENTS[0].event_id}, error
-    subject.handle(EVENTS[:3], awaited(subject.receipts) if is_async else None)
-    assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
-    assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
 
 
 def _and_goes_on(end: Callable[[extensions.connection], object]) -> Callable[[extensions.connection], object]:
@@ -547,7 +516,7 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
     random, sent, discarded = Random(seed), 0, set[str]()  # noqa: S311
     events = [Event(uuid7(RANDOM), nth_key(number % 4), 1, 1 + number // 4) for number in range(100)]
     ids = [one.event_id for one in events]
-    errors = [_divide, _caught, _raise(SystemExit(3)), lambda _: None, hang_up]
+    errors = [_divide, _caught, *map(_raise, (_MuteError(), SystemExit(3), asyncio.CancelledError(), None)), hang_up]
     lost = 0
 
     def opened() -> list[str]:

@@ -229,13 +229,6 @@ def test_a_slow_client_within_the_bound_is_served(served: Service, request_: byt
     assert answer.endswith(b"hello")
 
 
-def test_a_kept_alive_connection_serves_requests_one_after_another(served: Service) -> None:
-    with requests.Session() as http:
-        http.headers["Authorization"] = f"Bearer {TOKEN}"
-        texts = [str(number) for number in range(20)]
-        assert [http.post(served.url + PATH, json={"text": text}).text for text in texts] == texts
-
-
 def test_pipelined_requests_are_answered_in_order(served: Service) -> None:
     requests_ = [WHOLE.replace(b"hello", b"hell%d" % number) for number in range(5)]
     answer = ask(served, b"".join(requests_[:3]) + requests_[3][:30], requests_[3][30:] + requests_[4], pause_s=0.2)

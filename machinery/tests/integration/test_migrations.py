@@ -14,14 +14,12 @@ import psycopg2
 import pytest
 from psycopg2 import extensions
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from outbox.audit.doctor import examine
 from outbox.base import project
 from outbox.base.database import connect
-from outbox.base.settings import DatabaseUrl, Role, Secret, Settings, SinkRole, SourceRole, password_setting
-from outbox.http.database import make_engine
+from outbox.base.settings import DatabaseUrl, Role, Secret, Settings, SinkRole, SourceRole
 from outbox.migrations import migrate, roles
 from outbox.migrations.grants import Database
 from outbox.migrations.roles import Administrator
@@ -119,18 +117,6 @@ def test_sql_of_a_migration_stays_as_it_is_written(
     migrate.migrate(empty)
     [(note,)] = query(empty, "SELECT note FROM plain", SourceRole.APP)
     assert note == {"a": True, "b": "{app} 50% %s :name"}
-
-
-def test_a_search_path_of_the_database_moves_no_table(empty: Settings, postgres: Postgres) -> None:
-    for name in (empty.source_db_url.name, empty.sink_db_url.name):
-        postgres.psql("CREATE SCHEMA app; GRANT ALL ON SCHEMA app TO PUBLIC", dbname=name)
-        postgres.psql(f"ALTER DATABASE {name} SET search_path = app, public")
-    migrate.migrate(empty)
-    for role in (SourceRole.OWNER, SinkRole.OWNER):
-        assert query(empty, "SELECT tablename FROM pg_tables WHERE schemaname = 'app'", role) == []
-    assert migrate.migrate(empty) == ({"source": [], "sink": []}, ([], [], []), [])
-    with make_engine(empty).connect() as service:
-        assert migrate.is_current(service, "source")
 
 
 @pytest.mark.parametrize(("database", "encoding"), [("source", "LATIN1"), ("sink", "SQL_ASCII")])
@@ -273,12 +259,6 @@ def test_what_a_role_may_not_do_is_refused(shared_databases: Settings, role: Sou
         query(shared_databases, statement, role)
 
 
-def test_no_role_is_a_superuser_and_only_the_relay_may_replicate(shared_databases: Settings) -> None:
-    ours = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'stock_source%' AND"
-    assert query(shared_databases, f"{ours} (rolsuper OR rolbypassrls)") == []
-    assert query(shared_databases, f"{ours} rolreplication") == [("stock_source_cdc",)]
-
-
 # `outbox roles` as the administrator of a managed server, who is no superuser, and as printed SQL -----------------
 
 
@@ -366,30 +346,3 @@ def test_printed_sql_makes_the_same(
     migrate.migrate(settings)
     for role in (*SourceRole, *SinkRole):
         connect(settings, role).close()
-
-
-@pytest.mark.usefixtures("replication")
-def test_a_command_prints_the_password_at_each_connection(
-    managed: tuple[Settings, Administrator], tmp_path: Path
-) -> None:
-    (settings, admin), token = managed, tmp_path / "token"
-    settings = settings.replace(db_password_command=f"cat '{token}'")
-    engine = make_engine(settings)
-    for password in ("first", "second"):
-        passwords = {password_setting(role): Secret(password) for role in (*SourceRole, *SinkRole)}
-        for database in roles.DATABASES:
-            roles.make(settings.replace(**passwords), database, admin)
-        token.write_text(password)
-        connect(settings, SinkRole.WRITER).close()
-        with engine.connect() as connection:
-            assert connection.exec_driver_sql("SELECT current_user").scalar() == settings.role_name(SourceRole.APP)
-        engine.dispose()
-
-
-def test_a_command_that_prints_no_password_is_told(template: Settings, tmp_path: Path) -> None:
-    for command in ("false", str(tmp_path / "missing"), "sh -c 'echo no token here >&2; exit 3'", "sh 'open", ""):
-        settings = template.replace(db_password_command=command)
-        with raises("password-command-failed", "OUTBOX_DB_PASSWORD_COMMAND"):
-            connect(settings, SinkRole.WRITER)
-        with pytest.raises(OperationalError, match="prints no password"):
-            make_engine(settings).connect()

@@ -1,13 +1,18 @@
-"""Retention against a real Postgres: partitions of processed_events, the deduplication horizon, useless rows."""
+"""Retention against a real Postgres: partitions of processed_events, useless rows, and events older than the
+deduplication horizon; and strategies of an adopter's own, whose memory is treated like ours.
+"""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import product
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,16 +23,26 @@ from outbox.base.database import connect
 from outbox.base.errors import Failure
 from outbox.base.settings import DatabaseUrl, Settings, SinkRole
 from outbox.base.wait import wait_for
+from outbox.kafka.topics import Topic
 from outbox.maintenance import retention
 from outbox.maintenance.retention import Evidence
+from outbox.sink import discovery
 from outbox.sink.decoding.values import day_of
 from outbox.sink.remembering import fence, strategy
+from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
+from outbox.sink.remembering.strategy import Strategy
+from outbox.sink.repair import rebuild
+from outbox.sink.writer import Counts
+from outbox_lab.testing import command
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
+from tests.support.made_events import DAY_MS, JOB, NOW_MS, TOPIC, TOPIC_ID, Event, batch, nth_key, sums, uuid7
+from tests.support.sink_driver import Database, open_sink, sink_on
 from tests.support.topic_reader import topic_of
 
 pytestmark = pytest.mark.usefixtures("whole_day")
 
+RANDOM = random.Random(7)  # noqa: S311
 ZERO = UUID(int=0)
 DEFAULT_LOCKS = 64 * 100  # max_locks_per_transaction * max_connections of a default Postgres
 WAITING = """
@@ -43,6 +58,11 @@ def day_id(day: date) -> str:
     return kept_rows.id_of(datetime(day.year, day.month, day.day, 12, tzinfo=UTC))
 
 
+def event_of(days: int, quantity: int = 7, number: int = 1) -> Event:
+    """A new event of so many days ago, the only one of its item."""
+    return Event(uuid7(RANDOM, NOW_MS - days * DAY_MS), nth_key(number), quantity, 1, total_after=quantity)
+
+
 def ensure(settings: Settings, *days: date) -> None:
     with closing(connect(settings, SinkRole.WRITER)) as connection:
         strategy.ensure_partitions(connection, days)
@@ -56,7 +76,9 @@ def create_sink(settings: Settings, sink: str) -> None:
 class TestPartitions:
     def test_an_old_month_with_days_of_its_own_gets_the_gaps_between(self, databases: Settings) -> None:
         for day in (date(2019, 2, 5), date(2019, 2, 6), date(2019, 2, 20)):
-            kept_rows.query(databases, f"CREATE TABLE day_{day:%d} PARTITION OF processed_events FOR VALUES FROM ('{first(day)}') TO ('{first(day + timedelta(days=1))}')")  # fmt: skip # noqa: E501
+            bounds = [f"('{retention.first_uuid(one)}')" for one in (day, day + timedelta(days=1))]
+            of = f"PARTITION OF processed_events FOR VALUES FROM {bounds[0]} TO {bounds[1]}"
+            kept_rows.query(databases, f"CREATE TABLE day_{day:%d} {of}")
         month = [date(2019, 2, 1) + timedelta(days=number) for number in range(28)]
         assert remember(databases, *map(day_id, month)) == 28
         assert kept_rows.names(databases) == [
@@ -86,12 +108,6 @@ class TestPartitions:
         # Each partition and, while the statement runs, its index.
         assert 2 * len(kept_rows.names(databases)) < DEFAULT_LOCKS / 4
 
-    def test_sinks_that_need_the_same_days_at_once_make_each_once(self, databases: Settings) -> None:
-        days = [*kept_rows.spread(years=5, count=60), *(ago(number) for number in range(30))]
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda _: ensure(databases, *days), range(3)))
-        assert remember(databases, *map(day_id, days)) == len(days)
-
     def test_a_day_below_the_horizon_needs_none(self, databases: Settings) -> None:
         retention.drop(databases, ago(5))
         ensure(databases, ago(6), ago(5), date(2019, 2, 3))
@@ -103,6 +119,7 @@ class TestHorizon:
         assert kept_rows.horizon(databases) == ZERO
         old = kept_rows.id_of(datetime(2019, 2, 3, tzinfo=UTC))
         remember(databases, old, *(aged(number) for number in (0, 1, 5, 6, 7)))
+        assert retention.drop(databases, date(2019, 2, 28)) == (), "the month reaches beyond it"
         dropped = retention.drop(databases, ago(5))
         assert [part.name for part in dropped] == ["processed_events_20190201_20190228", partition(7), partition(6)]
         assert all(part.bytes > 0 for part in dropped)
@@ -110,10 +127,36 @@ class TestHorizon:
         assert day_of(kept_rows.horizon(databases)) == ago(5)
         assert retention.below(databases, ago(5)) == ()
 
-    def test_a_month_that_reaches_beyond_it_stays(self, databases: Settings) -> None:
-        remember(databases, kept_rows.id_of(datetime(2019, 2, 3, tzinfo=UTC)))
-        assert retention.drop(databases, date(2019, 2, 28)) == ()
-        assert len(retention.drop(databases, date(2019, 3, 1))) == 1
+    def test_an_event_at_the_horizon_is_applied_and_one_below_it_is_set_aside(
+        self, databases: Settings, database: Database
+    ) -> None:
+        retention.drop(databases, ago(5))
+        first_ms = kept_rows.horizon(databases).int >> 80
+        at, below = (Event(uuid7(RANDOM, first_ms + step), nth_key(2 + step), 1, version=1) for step in (0, -1))
+        with open_sink(databases) as sink:
+            assert sink.apply(batch([below, at, below])) == Counts(rows=3, applied=1, duplicates=1, rejected=1)
+        assert database.totals() == sums([at])
+        assert database.dead_letters() == {below.event_id: OLDER_THAN_HORIZON}
+        ((detail,),) = database.query("SELECT detail FROM dead_letters")
+        assert str(kept_rows.horizon(databases)) in str(detail)
+
+    def test_the_command_applies_an_older_event(self, databases: Settings, database: Database) -> None:
+        late = event_of(6)
+        retention.drop(databases, ago(5))
+        with open_sink(databases) as sink:
+            sink.apply(batch([late]))
+
+        def run(*words: str) -> tuple[int, str]:
+            done = command.outbox("dead-letters", "replay", *words, home=databases.home, **databases.as_env())
+            assert "Traceback" not in done.stderr
+            return done.returncode, done.stdout + done.stderr
+
+        assert run("--older-than-horizon")[0] == 2, "it says how, not which"
+        code, output = run("--all")
+        assert (code, "--older-than-horizon" in output) == (1, True)
+        code, output = run(late.event_id, "--older-than-horizon")
+        assert (code, "1 applied" in output) == (0, True)
+        assert database.totals() == sums([late])
 
     def test_it_is_never_lowered(self, databases: Settings) -> None:
         for day in (6, 9, 6):
@@ -195,7 +238,7 @@ FORGETTING = [
     "UPDATE landed_events SET event_id = event_id",
 ]
 CANNOT: dict[SinkRole, Sequence[str]] = {
-    SinkRole.WRITER: FORGETTING,
+    SinkRole.WRITER: [*FORGETTING, "DROP TABLE stock", "CREATE TABLE mine (id int)"],
     SinkRole.AUDITOR: FORGETTING,
     SinkRole.PRUNER: [
         "INSERT INTO processed_events VALUES ('dedup', uuidv7())",
@@ -359,10 +402,54 @@ class TestDeadLetters:
             seeing.result()
 
 
-def first(day: date) -> UUID:
-    """The lowest UUID of a day."""
-    return retention.first_uuid(day)
-
-
 def unwanted() -> None:
     raise AssertionError("nobody has to nudge the relay")
+
+
+class TestOwnStrategy:
+    """A file of a project, which remembers ids in our table, or in its own."""
+
+    IDS = """
+    CREATE TABLE my_ids (sink text, event_id uuid, PRIMARY KEY (sink, event_id));
+    GRANT SELECT, INSERT ON my_ids TO {writer};
+    GRANT SELECT, DELETE ON my_ids TO {pruner};
+    """
+    TOPICS, WHOLE = [Topic(TOPIC, TOPIC_ID, 1)], {TOPIC: {0: 0}}
+
+    @pytest.fixture(params=["processed_events", "my_ids"])
+    def own(
+        self, databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    ) -> Strategy:
+        roles = {role.name.lower(): databases.role_name(role) for role in (SinkRole.WRITER, SinkRole.PRUNER)}
+        kept_rows.query(databases, self.IDS.format(**roles))
+        file = tmp_path / "mine.sql"
+        file.write_text((strategy.BUILT_IN / "dedup.sql").read_text().replace("processed_events", request.param))
+        monkeypatch.setattr(discovery, "jobs", lambda _: [replace(JOB, name="mine", strategy=file)])
+        return strategy.find(file)
+
+    def test_its_memory_is_forgotten_below_the_horizon_and_kept_above(self, databases: Settings, own: Strategy) -> None:
+        # A partition has up to a month of ids: the one of the oldest event ends below the horizon whatever the date is.
+        far, near, young = events = [event_of(days, number=days) for days in (140, 99, 3)]
+        assert own.memory is not None
+        with closing(connect(databases, SinkRole.WRITER)) as connection:
+            sink = sink_on(connection, own)
+            assert sink.apply(batch(events)) == Counts(rows=3, applied=3)
+            retention.drop(databases, ago(100))
+            retention.delete_rows(databases, kept_rows.horizon(databases))
+            left = {str(one) for (one,) in kept_rows.query(databases, f"SELECT event_id FROM {own.memory.table}")}
+            assert (far.event_id in left, {near.event_id, young.event_id} <= left) == (False, True)
+            assert sink.apply(batch(events, start=3)) == Counts(rows=3, duplicates=2, rejected=1)
+
+    def test_a_rebuild_brings_a_memory_that_knows_each_event(self, databases: Settings, own: Strategy) -> None:
+        events = [event_of(days, number=days) for days in (5, 4, 3)]
+
+        def apply(some: list[Event], start: int = 0, name: str = "") -> Counts:
+            with closing(connect(databases, SinkRole.WRITER)) as connection:
+                return sink_on(connection, own, name=name).apply(batch(some, start))
+
+        apply(events[:2])
+        with rebuild.reserved(databases, "mine") as owner:
+            rebuild.begin(owner, "mine", self.TOPICS, self.WHOLE)
+            apply(events, name=rebuild.copy_of("mine"))
+            rebuild.swap(owner, "mine", self.TOPICS, self.WHOLE)
+        assert apply(events, start=3) == Counts(rows=3, duplicates=3)

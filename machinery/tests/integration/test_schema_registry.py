@@ -121,35 +121,25 @@ def subjects(server: Apicurio, repository: Repository) -> dict[str, list[Any]]:
 NAMES = [*(f"order-order.{name}" for name in ("paid.v1", "placed.v1", "placed.v2")), "refund-refund.given.v1"]
 
 
-def test_each_version_has_a_subject_and_a_second_run_changes_nothing(server: Apicurio, repository: Repository) -> None:
+def test_each_version_has_a_subject_and_an_edit_is_a_version_of_it(server: Apicurio, repository: Repository) -> None:
     assert published(server, repository) == NAMES
     found = subjects(server, repository)
     assert [name.partition(".")[2] for name in found] == NAMES
-    assert [len(schemas) for schemas in found.values()] == [1, 1, 1, 1]
     # A reader of the registry has all that it needs: references lead to the document itself.
     [second] = found[next(name for name in found if name.endswith("placed.v2"))]
     assert second["title"] == "order.placed.v2"
     assert "examples" not in second
     assert second["$defs"]["common.schema.json"] == COMMON
     assert published(server, repository) == NAMES
-    assert subjects(server, repository) == found
-
-
-def test_an_edit_is_a_version_of_the_same_subject_unless_the_registry_refuses_it(
-    server: Apicurio, repository: Repository
-) -> None:
-    published(server, repository)
+    assert subjects(server, repository) == found, "a second run changes nothing"
     # An optional property: compatible to our readers, and not to this registry, as docs/events.md says.
     wider = payload({"label": {"type": "string"}})
-    edited = payload(description="An order.", deprecated=True)
-    repository.events.aggregate("order", paid_v1=wider, placed_v1=edited)
+    repository.events.aggregate("order", paid_v1=wider, placed_v1=payload(description="An order.", deprecated=True))
     done = repository.run("publish", "--registry", server.url)
     assert (done.returncode, repository.code) == (1, "schemas-refused"), done.stderr
     assert sorted(line.split()[0] for line in done.stdout.splitlines()) == [*["published"] * 3, "refused"]
     line = done.stderr.splitlines()[-1]
-    assert "refuses 1 schema; first: " in line
-    assert "order.paid.v1: " in line
-    assert "ncompatib" in line
+    assert all(part in line for part in ("refuses 1 schema; first: ", "order.paid.v1: ", "ncompatib"))
     assert [len(schemas) for schemas in subjects(server, repository).values()] == [1, 2, 1, 1]
 
 

@@ -331,14 +331,3 @@ def test_a_key_that_expires_between_claim_and_answer_is_not_deleted(databases: S
         event.listen(second, "after_cursor_execute", claim_another)
         assert first_answer(second, KEY, Answer(201, "second")) == Answer(201, "first", is_repeated=True)
     assert kept == [[("k",)]], "others see it expired, and find it locked"
-
-
-def test_keys_are_in_our_table_whatever_the_search_path_finds_first(databases: Settings, engine: Engine) -> None:
-    query(databases, "CREATE SCHEMA app")
-    query(databases, "CREATE TABLE app.idempotency_keys (LIKE public.idempotency_keys INCLUDING INDEXES)")
-    app = databases.role_name(SourceRole.APP)
-    query(databases, f"GRANT USAGE ON SCHEMA app TO {app}; GRANT ALL ON app.idempotency_keys TO {app}")
-    query(databases, f"ALTER DATABASE {databases.source_db_url.name} SET search_path = app, public")
-    assert [claim(engine, KEY, "made").is_repeated for _ in range(2)] == [False, True]
-    assert query(databases, "SELECT key FROM public.idempotency_keys") == [("k",)]
-    assert query(databases, "SELECT key FROM app.idempotency_keys") == []

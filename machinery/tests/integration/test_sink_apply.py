@@ -1,22 +1,26 @@
-"""The apply against a real Postgres: one batch, one transaction, whatever is delivered."""
+"""The apply against a real Postgres: one batch, one transaction; and what strategies remember of ids and versions.
+
+The attack delivers to each strategy at random, and compares it with a model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import psycopg2
+import hypothesis
 import pytest
+from hypothesis import HealthCheck, example, given
+from hypothesis import strategies as st
 
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
-from outbox.base.wait import wait_for
 from outbox.sink.applying.postgres import target
 from outbox.sink.applying.postgres.target import PostgresWriter
-from outbox.sink.decoding.batch import Returned
 from outbox.sink.remembering import fence, positions
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.writer import Counts
@@ -29,15 +33,15 @@ from tests.support.made_events import (
     PROJECTIONS,
     STRATEGIES,
     TOPIC,
+    TOPIC_ID,
     Event,
     batch,
     dead_record,
-    fetch,
     nth_key,
     sums,
     uuid7,
 )
-from tests.support.sink_driver import Database, open_sink, projections_in, sink_on, spec_with
+from tests.support.sink_driver import Database, open_sink, projections_in, sink_on
 
 RANDOM = Random(3)  # noqa: S311
 
@@ -50,31 +54,15 @@ def events(count: int, items: int = 3) -> list[Event]:
     ]
 
 
-class TestDedup:
-    def test_skips_duplicates_inside_a_batch(self, databases: Settings, database: Database) -> None:
-        some = events(3)
-        with open_sink(databases) as sink:
-            assert sink.apply(batch([some[0], some[1], some[0], some[2], some[0]])) == Counts(5, 3, 2)
-        assert database.totals() == sums(some)
-
-    def test_skips_duplicates_of_earlier_batches_and_drivers(self, databases: Settings, database: Database) -> None:
-        some = events(4)
-        with open_sink(databases) as sink:
-            sink.apply(batch(some[:3]))
-            assert sink.apply(batch(some[1:], start=3)) == Counts(3, 1, 2)
-        with open_sink(databases) as sink:
-            assert sink.apply(batch(some, start=6)) == Counts(4, 0, 4)
-        assert database.totals() == sums(some)
-
-    def test_two_records_of_one_id_count_as_one_event(self, databases: Settings, database: Database) -> None:
-        one, two = events(2)
-        others = [replace(event, quantity=sign * 6, version=9) for event in (one, two) for sign in (1, -1)]
-        assert {event.type for event in others} == {"picked", "received"}
-        with open_sink(databases) as sink:
-            assert sink.apply(batch([one, *others[:2]])) == Counts(3, 1, 2)
-            sink.apply(batch([two], start=3))
-            assert sink.apply(batch(others, start=4)) == Counts(4, 0, 4)
-        assert database.totals() == sums([one, two])
+def test_two_records_of_one_id_count_as_one_event(databases: Settings, database: Database) -> None:
+    one, two = events(2)
+    others = [replace(event, quantity=sign * 6, version=9) for event in (one, two) for sign in (1, -1)]
+    assert {event.type for event in others} == {"picked", "received"}
+    with open_sink(databases) as sink:
+        assert sink.apply(batch([one, *others[:2]])) == Counts(3, 1, 2)
+        sink.apply(batch([two], start=3))
+        assert sink.apply(batch(others, start=4)) == Counts(4, 0, 4)
+    assert database.totals() == sums([one, two])
 
 
 def test_sinks_that_write_the_same_ids_at_once_do_not_deadlock(databases: Settings) -> None:
@@ -124,13 +112,6 @@ class TestPositions:
                 sink.positions(TOPIC, "topic-2")
         assert database.totals() == sums(some[:2])
 
-    def test_a_re_read_does_not_move_them_back(self, databases: Settings, database: Database) -> None:
-        some = events(4)
-        with open_sink(databases) as sink:
-            sink.apply(batch(some))
-            sink.apply(batch(some[:1]))
-        assert database.positions() == {0: 4}
-
 
 class TestFence:
     def test_a_second_driver_is_refused_and_told_who_has_it(self, databases: Settings) -> None:
@@ -139,34 +120,12 @@ class TestFence:
                 open_sink(databases).__enter__()
             assert first.apply(batch(events(1))) == Counts(1, 1)
 
-    def test_the_fence_falls_with_the_connection(self, databases: Settings, database: Database) -> None:
-        some = events(2)
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            lost = sink_on(connection)
-            pid = connection.info.backend_pid
-            database.query("SELECT pg_terminate_backend(%s)", pid)
-            lives = "SELECT FROM pg_stat_activity WHERE pid = %s"
-            wait_for("the backend to end", lambda: not database.query(lives, pid), timeout_s=5)
-            with open_sink(databases) as taken_over:
-                assert taken_over.apply(batch(some)) == Counts(2, 2)
-                with raises("database-connection-lost"):
-                    lost.apply(batch(some))
-        assert database.totals() == sums(some)
-
     def test_the_server_is_told_to_notice_a_dead_host(self, databases: Settings) -> None:
         # That it then does is the kernel's promise: a host that goes silent is not made here.
         with closing(connect(databases, SinkRole.WRITER)) as connection, connection.cursor() as cursor:
             sink_on(connection)
             cursor.execute("SELECT setting::int FROM pg_settings WHERE name = 'tcp_user_timeout'")
             assert cursor.fetchall() == [(fence.DEAD_HOST_S * 1000,)]
-
-    def test_a_superseded_driver_changes_nothing(self, databases: Settings, database: Database) -> None:
-        """Behind a pooler the session lock may have gone elsewhere: the epoch tells."""
-        with open_sink(databases) as sink:
-            query(databases, SinkRole.WRITER, "UPDATE sinks SET epoch = epoch + 1 WHERE name = 'dedup'")
-            with raises("sink-fenced"):
-                sink.apply(batch(events(1)))
-        assert database.totals() == {}
 
     def test_a_repair_and_a_later_driver_differ_behind_a_pooler_too(self, databases: Settings) -> None:
         def repair(sink: PostgresWriter, *, others: int) -> None:
@@ -187,20 +146,6 @@ class TestFence:
             repair(sink, others=1)
             with raises("sink-fenced"):
                 sink.apply(batch(events(1)))
-
-
-class TestDeadLetters:
-    def test_an_event_in_another_unit_is_set_aside(self, databases: Settings, database: Database) -> None:
-        kilos, litres, later = events(3, items=1)
-        litres = Event(litres.event_id, litres.key, litres.quantity, litres.version, unit="LTR")
-        with open_sink(databases) as sink:
-            # The item's first event decides, in whatever order they come.
-            assert sink.apply(batch([litres, kilos])) == Counts(rows=2, applied=1, rejected=1)
-            assert sink.apply(batch([later, litres], start=2)) == Counts(2, 1, 1)
-        assert database.totals() == sums([kilos, later])
-        assert database.dead_letters() == {litres.event_id: "unit mismatch"}
-        ((kept, is_event),) = database.query("SELECT value, is_event FROM dead_letters")
-        assert (bytes(kept), is_event) == (litres.record.value, True)  # type: ignore[call-overload]
 
 
 class TestAllOrNothing:
@@ -249,28 +194,6 @@ class TestTemporaryTables:
         assert database.totals() == sums(some)
 
 
-def test_what_a_transform_leaves_out_is_filtered(databases: Settings, database: Database) -> None:
-    some, plain = events(2), spec_with()
-    made = batch([*some, some[0]])
-    rows = made.chunk.frame
-    kept = rows.filter([offset != 1 for offset in rows["offset"].to_pylist()])
-    with closing(connect(databases, SinkRole.WRITER)) as connection:
-        sink = PostgresWriter(connection, replace(plain, job=replace(plain.job, transform="not:loaded")), fetch)
-        sink.prepare(plain.layout.schema)
-        assert sink.apply(replace(made, returned=Returned(kept))) == Counts(3, 1, duplicates=1, filtered=1)
-    assert database.totals() == sums(some[:1])
-
-
-def test_the_role_of_the_sinks_cannot_change_tables_or_forget_events(databases: Settings) -> None:
-    for statement in ("DROP TABLE stock", "CREATE TABLE mine (id int)", "DELETE FROM processed_events"):
-        with (
-            closing(connect(databases, SinkRole.WRITER)) as connection,
-            connection.cursor() as cursor,
-            pytest.raises(psycopg2.errors.InsufficientPrivilege),
-        ):
-            cursor.execute(statement)
-
-
 class TestSchema:
     def test_our_tables_are_used_whatever_the_search_path_finds_first(
         self, databases: Settings, database: Database, postgres: Postgres
@@ -291,3 +214,95 @@ class TestSchema:
         assert (database.totals(), database.positions(), len(database.dead_letters())) == (sums(some), {0: 3}, 1)
         found = {name: database.query(f"SELECT count(*) FROM app.{name}") for name in names}
         assert found == {name: [(0,)] for name in names}
+
+
+# Strategy `versions` -----------------------------------------------------------------------------------------------
+
+NAME = "versions"
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+# Neighbours at both bounds and around 0, so that ranges meet.
+VERSIONS = [LOWEST, LOWEST + 1, -1, *range(9), HIGHEST - 2, HIGHEST - 1, HIGHEST]
+Feed = Callable[..., Counts]
+
+
+def numbered(version: int, quantity: int = 1, key: str = nth_key(1)) -> Event:
+    """An event with an id of its own."""
+    return Event(uuid7(RANDOM), key, quantity, version)
+
+
+def ranges(versions: Iterable[int]) -> str:
+    """Versions as Postgres writes an int8multirange."""
+    found: list[list[int]] = []
+    for version in sorted({*versions}):
+        if found and found[-1][1] == version:
+            found[-1][1] = version + 1
+        else:
+            found.append([version, version + 1])
+    shown = ",".join(f"[{low},{'' if high > HIGHEST else high})" for low, high in found)
+    return f"{{{shown}}}"
+
+
+@pytest.fixture
+def versions(databases: Settings) -> Database:
+    return Database(databases, NAME)
+
+
+@pytest.fixture
+def feed(databases: Settings) -> Iterator[Feed]:
+    """Delivers events to a sink, one batch after the other."""
+    with open_sink(databases, NAME) as sink:
+        yield lambda *events: sink.apply(batch(events, sink.positions(TOPIC, TOPIC_ID).get(0, 0)))
+
+
+@hypothesis.settings(
+    max_examples=40,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(st.lists(st.sampled_from(VERSIONS), max_size=14), min_size=1, max_size=5))
+@example([[HIGHEST], [HIGHEST - 1, HIGHEST], [LOWEST]])
+@example([[1, 2, 3], [3, 4], [4]])
+@example([[1, 3], [2], [1, 2, 3]])
+def test_versions_are_applied_once_in_any_order(feed: Feed, versions: Database, batches: list[list[int]]) -> None:
+    key, known = nth_key(RANDOM.getrandbits(60)), set[int]()
+    events = {version: numbered(version, RANDOM.getrandbits(20) + 1, key) for version in VERSIONS}
+    for some in batches:
+        new = {*some} - known
+        known |= new
+        assert feed(*(events[version] for version in some)) == Counts(len(some), len(new), len(some) - len(new))
+    assert versions.totals().get(key) == sums(events[version] for version in known).get(key)
+    remembered = versions.query("SELECT versions::text FROM applied_versions WHERE key = %s", key)
+    assert remembered == ([(ranges(known),)] if known else [])
+
+
+def test_thousands_of_gaps_are_filled_in_any_order(feed: Feed, versions: Database) -> None:
+    history = [numbered(version) for version in range(1, 10_001)]
+    assert feed(*history[::2]) == Counts(5000, 5000)
+    remembered = "SELECT versions::text FROM applied_versions"
+    assert versions.query(remembered) == [(ranges(range(1, 10_001, 2)),)]
+    late = RANDOM.sample(history[1::2], 5000)
+    assert feed(*late[:2500]) == Counts(2500, 2500)
+    assert feed(*history, *late[:2500]) == Counts(12_500, 2500, 10_000)
+    assert versions.query(remembered) == [("{[1,10001)}",)]
+    assert versions.totals() == sums(history)
+
+
+def test_of_two_events_with_one_version_the_second_is_set_aside(feed: Feed, versions: Database) -> None:
+    first, second = numbered(1, 5), numbered(1, 6)
+    assert feed(first, second, numbered(2, 7), first, second) == Counts(5, 2, 2, 1)
+    assert versions.dead_letters() == {second.event_id: "repeated version"}
+    ((detail,),) = versions.query("SELECT detail FROM dead_letters")
+    assert first.event_id in str(detail)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_id_that_comes_again_with_another_version_is_another_event(
+    feed: Feed, versions: Database, at_once: bool
+) -> None:
+    first = numbered(1, 5)
+    again = replace(first, version=2, quantity=6)
+    for some in [[first, again]] if at_once else [[first], [again]]:
+        assert feed(*some) == Counts(len(some), len(some))
+    assert feed(first, again) == Counts(2, 0, 2)
+    assert versions.totals() == sums([first, again])

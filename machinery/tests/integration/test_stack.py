@@ -1,4 +1,4 @@
-"""The embedded stack: started, broken and ended in every way, on private homes and ports."""
+"""The embedded stack: started, broken and ended in every way, on private homes and ports; also by a test run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,12 @@ from outbox_lab.stack.postgres import UNPRIVILEGED, Postgres, unprivileged
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.process import environment as environment_of
 from outbox_lab.stack.stack import PARTS, PREFERRED, Stack
+from outbox_lab.testing import homes as folders
 from outbox_lab.testing.command import environment, outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.homes import Homes, leftovers
+from tests.endless import STARTED
 from tests.support.fake_postgres import CLEAR_TEXT, MD5, listening
 from tests.support.paths import ROOT
 from tests.support.topic_reader import topic_of
@@ -183,8 +185,7 @@ def test_up_starts_every_part_and_again_changes_nothing(up: Stack) -> None:
 
 
 def test_status_shows_a_killed_part_and_up_starts_it_again(up: Stack) -> None:
-    remember(up.settings, "before_kafka_died")
-    before, known = pids(up), remembered(up.settings)
+    before = pids(up)
     up.part("kafka").kill()
     seen = outbox("status", home=up.home)
     assert seen.returncode == 1
@@ -194,8 +195,6 @@ def test_status_shows_a_killed_part_and_up_starts_it_again(up: Stack) -> None:
     after = pids(up)
     assert {part for part in PARTS if after[part] != before[part]} == {"kafka"}
     assert states(up.home) == dict.fromkeys(PARTS, "ready")
-    assert remembered(up.settings) == known
-    assert "before_kafka_died" in known[0]
 
 
 def test_killing_every_part_at_once_loses_nothing(up: Stack) -> None:
@@ -242,6 +241,45 @@ def test_down_ends_what_a_killed_start_has_left(home: Path) -> None:
 def test_two_commands_at_once_on_one_home_are_told_so(small: Stack) -> None:
     with small.locked(), raises("stack-locked", str(small.home)):
         small.up(only=["postgres"])
+
+
+@contextmanager
+def running_tests(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A test run in the middle of a test, and the home of its stack."""
+    started = folder / "started"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "tests/endless.py"],
+        cwd=ROOT,
+        env={**os.environ, STARTED: str(started), folders.VARIABLE: str(folder / "homes")},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        # What a shell starts in the background ignores SIGINT, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # no threads here
+    )
+
+    def home() -> str:
+        assert process.poll() is None
+        return started.read_text() if started.exists() else ""
+
+    try:
+        yield process, Path(wait_for("the stack of the run", home, timeout_s=120, poll_s=0.1))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        folders.sweep(folder / "homes")
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [(signal.SIGINT, ["-n", "1"]), (signal.SIGKILL, ["-p", "no:xdist"])],
+    ids=["interrupted with xdist", "killed"],
+)
+def test_the_stack_of_an_interrupted_run_ends(how: signal.Signals, options: list[str], tmp_path: Path) -> None:
+    with running_tests(tmp_path, *options) as (process, home):
+        assert leftovers(home)
+        process.send_signal(how)
+        wait_for("every process to end", lambda: not leftovers(home), timeout_s=60, poll_s=0.2)
 
 
 # Side by side -----------------------------------------------------------------------------------------------------

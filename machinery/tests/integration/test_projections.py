@@ -1,12 +1,18 @@
-"""Names of ours capture no name of the adopter's: properties and tables are called as what occurs in our SQL."""
+"""SQL of an adopter: what docs/projections.md shows, taken from there and run; and properties and tables that are
+called as what occurs in our SQL, of which no name of ours captures one.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
+from random import Random
+from textwrap import dedent
 from typing import Any
 from uuid import NAMESPACE_DNS, uuid5
 
@@ -14,22 +20,26 @@ import pyarrow as pa
 import pytest
 from psycopg2 import sql
 
-from outbox.base.database import connect
+from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
+from outbox.events.schema import PayloadSchema
+from outbox.events.values import convert, decode, encode
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
 from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of
 from outbox.sink.decoding.batch import Batch, Returned
 from outbox.sink.decoding.records import Record
+from outbox.sink.remembering import strategy
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
-from tests.seen import Seen, create_tables
-from tests.support.declared import NUMBER, Events
-from tests.support.declared_sinks import batch_of, record
-from tests.support.made_events import STRATEGIES, fetch
-from tests.support.sink_driver import Database
+from tests.seen import Seen, create_tables, id_of
+from tests.support.declared import NUMBER, Events, payload
+from tests.support.declared_sinks import batch_of, record, sink
+from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, fetch, nth_key, uuid7
+from tests.support.paths import ROOT
+from tests.support.sink_driver import Database, driving, projections_in, spec_with
 from tests.support.sql_names import KINDS, words
 
 TOPIC = "shop.order"
@@ -89,23 +99,15 @@ class Names:
         payload |= {self.key: self.value(self.key, key), self.version: version}
         return record("placed", payload, key=str(payload[self.key]))
 
-    def batch(self, *records: Record) -> Batch:
-        """The next batch."""
-        found = batch_of(self.spec, TOPIC, *records, start=self.end)
+    def batch(self, *records: Record, filtered: Sequence[Record] = (), failed: Sequence[Record] = ()) -> Batch:
+        """The next batch. A transform changes nothing of it, but leaves these out, or fails for them."""
+        batch = batch_of(self.spec, TOPIC, *records, start=self.end)
+        failures = {(0, self.end + records.index(one)): "it fails" for one in failed}
         self.end += len(records)
-        return found
-
-    def passed(self, batch: Batch, *, filtered: Sequence[Record] = (), failed: Sequence[Record] = ()) -> Batch:
-        """The batch with what a transform returns that changes nothing, but for those that it filters or fails for."""
         if not self.has_transform:
             return batch
-        rows = batch.chunk.frame
-        ids = rows["event_id"].to_pylist()
-        at_fault = {id_of(one) for one in failed}
-        left_out = at_fault | {id_of(one) for one in filtered}
-        kept = rows.filter(pa.array([one not in left_out for one in ids], pa.bool_()))
-        places = zip(ids, rows["offset"].to_pylist(), strict=True)
-        failures = {(0, offset): "it fails" for event_id, offset in places if event_id in at_fault}
+        rows, gone = batch.chunk.frame, {*map(id_of, (*filtered, *failed))}
+        kept = rows.filter(pa.array([one not in gone for one in rows["event_id"].to_pylist()], pa.bool_()))
         return replace(batch, returned=Returned(kept, failures))
 
     @contextmanager
@@ -123,10 +125,6 @@ class Names:
                 self.spec.name
             ]
 
-    def discard(self, *records: Record) -> None:
-        wanted = Selection(identities=[*map(id_of, records)])
-        assert Database(self.settings, self.spec.name).discard(wanted) == len(records)
-
     def query(self, query: str) -> dict[str, dict[str, Any]]:
         """By id the properties of the events that a query returns."""
         events = [event for (event,) in self.seen.query(query) if isinstance(event, dict)]
@@ -137,10 +135,6 @@ class Names:
             return PostgresApplier(spec)
         columns = columns_of(spec.layout.schema, spec.layout)
         return TransformingApplier(spec, columns, lambda _, rows: Returned(rows))
-
-
-def id_of(one: Record) -> str:
-    return (dict(one.headers)["id"] or b"").decode()
 
 
 @pytest.fixture
@@ -161,15 +155,15 @@ def test_properties_may_have_the_names_that_occur_in_our_sql(
     second = [names.event(1, 3), names.event(2, 2)]
     bad = names.event(2, 3)._replace(value=b"{")
     third = [bad, names.event(2, 4), names.event(5, 1)]
-    names.seen.refuse(id_of(first[1]))
+    names.seen.refuse(first[1])
     with names.running() as writer:
-        batch = names.passed(names.batch(*first), filtered=first[3:4], failed=first[4:])
+        batch = names.batch(*first, filtered=first[3:4], failed=first[4:])
         due = Counts(5, 2, rejected=2, filtered=1) if names.has_transform else Counts(5, 4, rejected=1)
         assert writer.apply(batch) == due
-        assert writer.apply(names.passed(names.batch(*second))) == Counts(2, 1, rejected=1)
-        assert writer.apply(names.passed(names.batch(*third))) == Counts(2, 1, rejected=1, dead=1)
+        assert writer.apply(names.batch(*second)) == Counts(2, 1, rejected=1)
+        assert writer.apply(names.batch(*third)) == Counts(2, 1, rejected=1, dead=1)
         names.seen.refuse()
-        names.discard(bad)
+        assert Database(tables, names.spec.name).discard(Selection(identities=[id_of(bad)])) == 1
         assert names.replay() == Replayed(applied=4 if names.has_transform else 3)
         if by != "naive":
             assert writer.apply(batch).applied == 0
@@ -201,5 +195,112 @@ def test_a_projection_reads_the_tables_of_the_adopter(tables: Settings, tmp_path
         (folder := tmp_path / str(turn)).mkdir()
         one = Names(tables, folder, "dedup", turn, READS_TABLES.format(marks))
         with one.running() as writer:
-            assert writer.apply(one.passed(one.batch(one.event(1, 1)))).applied == 1
+            assert writer.apply(one.batch(one.event(1, 1))).applied == 1
         assert sorted(one.seen.query("SELECT sink FROM seen")) == [(name,) for name in names for _ in range(turn + 1)]
+
+
+# The page ------------------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "projections.md").read_text()
+RANDOM = Random(6)  # noqa: S311
+EVENTS = [Event(uuid7(RANDOM, NOW_MS + number), nth_key(number % 2), 1, number // 2 + 1) for number in range(6)]
+LATE = "-- [refuse]\nINSERT INTO rejections (event_id, reason, detail)\nSELECT new.event_id, 'late'"
+STORE = """
+-- [apply]
+INSERT INTO order_states AS stored (sink, order_id, version)
+SELECT %(sink)s, order_id, max(version) FROM new_events GROUP BY order_id ORDER BY order_id
+ON CONFLICT (sink, order_id) DO UPDATE SET version = excluded.version;
+"""
+LATEST = """
+CREATE TABLE order_states (sink text, order_id text, version bigint, PRIMARY KEY (sink, order_id));
+GRANT SELECT, INSERT, UPDATE ON order_states TO shop_sink_writer;
+"""
+
+
+def shown(beginning: str) -> str:
+    """The one block of the page that begins so."""
+    blocks = [dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)]
+    (block,) = [block for block in blocks if block.startswith(beginning)]
+    return block
+
+
+def migrate(settings: Settings, statements: str) -> None:
+    """Run SQL as a migration would."""
+    query(settings, SinkRole.OWNER, statements.replace("shop_sink_writer", settings.role_name(SinkRole.WRITER)))
+
+
+def test_the_projection_counts_each_event_once(databases: Settings, tmp_path: Path) -> None:
+    projections = projections_in(tmp_path, shown("INSERT INTO events_a_day AS stored"), "events_a_day")
+    migrate(databases, shown("CREATE TABLE events_a_day"))
+    with driving(databases, spec_with(projections=projections)) as writer:
+        writer.apply(batch(EVENTS[:4]))
+        writer.apply(batch(EVENTS[2:], start=4))
+    ((counted,),) = Database(databases).query("SELECT sum(events) FROM events_a_day")
+    assert int(str(counted)) == len(EVENTS)
+
+
+def test_the_strategy_is_one_file(databases: Settings, tmp_path: Path) -> None:
+    (tmp_path / "young.sql").write_text(shown("-- New is what is younger"))
+    spec = spec_with(strategy.load(tmp_path)["young"])
+    [topic] = spec.topics
+    old = batch_of(spec, topic, EVENTS[0].record, start=6)  # of a fixed moment in the past
+    with driving(databases, spec) as writer:
+        assert writer.apply(batch(EVENTS)) == Counts(rows=6, applied=6)
+        assert writer.apply(old) == Counts(rows=1, duplicates=1)
+
+
+def test_nested_decimals_become_exact_rows(databases: Settings, tmp_path: Path) -> None:
+    migrate(databases, shown("CREATE TABLE order_prices"))
+    properties = {"order_id": {"type": "string", "format": "uuid"}, "lines": {"type": "array"}}
+    schema = {"type": "object", "required": ["order_id", "lines"], "properties": properties}
+    known = Events(tmp_path / "events").aggregate("order", 'key = "order_id"', placed_v1=schema).load()
+    projections = projections_in(tmp_path, shown("INSERT INTO order_prices"), "order_prices")
+    spec = sink(known, "order", projections=projections)
+    lines = [
+        {"product": "TEA-1", "price": Decimal("0.10")},
+        {"product": "CUP-7", "price": Decimal("12345678901234.5678")},
+    ]
+    order = record("placed", {}, key=nth_key(0))._replace(value=encode({"order_id": nth_key(0), "lines": lines}))
+    with driving(databases, spec) as writer:
+        assert writer.apply(batch_of(spec, TOPIC, order)).applied == 1
+    found = Database(databases).query("SELECT product, price::text FROM order_prices ORDER BY product")
+    assert found == [("CUP-7", "12345678901234.5678"), ("TEA-1", "0.10")]
+
+
+def test_a_late_event_is_refused_by_the_version_that_is_stored(databases: Settings, tmp_path: Path) -> None:
+    migrate(databases, LATEST)
+    schema = payload({"order_id": {"type": "string"}, "version": NUMBER}, ("order_id", "version"))
+    known = Events(tmp_path / "events").aggregate("order", placed_v1=schema).load()
+    create_tables(databases)
+    seen = Seen(databases, tmp_path, known, ["order"], projection=f"-- ordered\n{shown(LATE)}\n{STORE}")
+
+    def order(number: int, key: str = "a") -> Record:
+        return record("placed", {"id": key, "number": number, "order_id": key, "version": number})
+
+    one = [order(number) for number in range(1, 6)]
+    assert seen.apply(TOPIC, one[1], one[0], order(1, "b")).applied == 3, "within a batch the order does not matter"
+    assert seen.apply(TOPIC, one[3]).applied == 1
+    assert seen.apply(TOPIC, one[2], one[4], order(2, "b")) == Counts(rows=3, applied=1, rejected=2)
+    assert seen.apply(TOPIC, one[0], one[3]) == Counts(rows=2, duplicates=2)
+    assert seen.query("SELECT version FROM order_states ORDER BY order_id") == [(4,), (2,)]
+    assert seen.letters("identity", "reason") == [(id_of(one[2]), "late"), (id_of(one[4]), "parked")]
+
+
+def test_null_is_sql_null_in_a_column_and_json_null_inside(databases: Settings) -> None:
+    assert convert("jsonb", None) is convert("numeric", None) is None
+    inner = convert("jsonb", {"note": None})
+    found = Database(databases).query("SELECT %s::jsonb -> 'note' IS NULL, %s::jsonb ->> 'note' IS NULL", inner, inner)
+    assert found == [(False, True)]
+
+
+def test_a_property_of_a_branch_alone_is_no_column() -> None:
+    document = decode(shown("{").encode())
+    columns = {one.name: (one.type, one.is_nullable) for one in PayloadSchema("payment", document).columns}
+    assert columns == {
+        "payment_id": ("text", False),
+        "kind": ("text", False),
+        "card": ("text", True),
+        "till": ("bigint", True),
+    }
+    document["oneOf"][0]["properties"]["bank"] = {"type": "string"}
+    assert columns.keys() == {one.name for one in PayloadSchema("payment", document).columns}
