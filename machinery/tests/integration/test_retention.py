@@ -127,18 +127,22 @@ class TestHorizon:
         assert day_of(kept_rows.horizon(databases)) == ago(5)
         assert retention.below(databases, ago(5)) == ()
 
+    @pytest.mark.parametrize("name", ["dedup", "merge"])
     def test_an_event_at_the_horizon_is_applied_and_one_below_it_is_set_aside(
-        self, databases: Settings, database: Database
+        self, databases: Settings, name: str
     ) -> None:
+        database = Database(databases, name)
         retention.drop(databases, ago(5))
         first_ms = kept_rows.horizon(databases).int >> 80
         at, below = (Event(uuid7(RANDOM, first_ms + step), nth_key(2 + step), 1, version=1) for step in (0, -1))
-        with open_sink(databases) as sink:
+        with open_sink(databases, name) as sink:
             assert sink.apply(batch([below, at, below])) == Counts(rows=3, applied=1, duplicates=1, rejected=1)
         assert database.totals() == sums([at])
         assert database.dead_letters() == {below.event_id: OLDER_THAN_HORIZON}
         ((detail,),) = database.query("SELECT detail FROM dead_letters")
         assert str(kept_rows.horizon(databases)) in str(detail)
+        memory = "SELECT event_id FROM processed_events UNION ALL SELECT event_id FROM landed_events"
+        assert kept_rows.query(databases, memory) == [(at.event_id,)], "what is set aside is not remembered"
 
     def test_the_command_applies_an_older_event(self, databases: Settings, database: Database) -> None:
         late = event_of(6)
