@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +26,7 @@ from outbox.jvm import jars, java
 from outbox.jvm.java import PACKAGED_HOME
 from outbox_lab.stack import config
 from outbox_lab.testing.failures import raises
+from tests.support import suite
 from tests.support.paths import ROOT
 
 PIN = re.compile(r"^([\w.-]+==\S+)[^\n]* \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
@@ -81,9 +85,41 @@ def test_whether_the_cache_has_all_packages(pip_conf: Path, tmp_path: Path, monk
     assert not install.installed_from_cache(["--target", str(tmp_path / "packages"), package])
 
 
-# The wheel is the whole machinery and nothing else ----------------------------------------------------------------
+def test_images_are_built_from_both_packages(tmp_path: Path) -> None:
+    install.write_context(tmp_path / "context")
+    there = {entry.name for entry in (tmp_path / "context" / "src").iterdir()}
+    assert (
+        there == {"outbox", "outbox_lab"} == {entry.parent.name for entry in install.HERE.parent.glob("*/__init__.py")}
+    )
+    assert (tmp_path / "context" / "src" / "outbox_lab" / "stack" / "connect.sh").is_file()
 
 
+# The wheel is the whole machinery and nothing else: it is built, installed, and used where no checkout is ---------
+
+
+PLACED = {
+    "type": "object",
+    "required": ["order_id", "cents"],
+    "properties": {"order_id": {"type": "string", "maxLength": 40}, "cents": {"type": "integer", "minimum": 0}},
+}
+# Without site no .pth is read: the environment has the wheel and the standard library. The driver is a stand-in.
+APPEND = """
+import sys
+sys.path += sys.argv[1:]
+from outbox.base.errors import Failure
+from outbox.dbapi import Event, append
+
+class Driver:
+    def cursor(self): return self
+    def execute(self, query, parameters): print(query.partition("(")[0], *parameters)
+    def close(self): pass
+
+append(Driver(), Event("order", "o-1", "placed", {"order_id": "o-1", "cents": 5}))
+try:
+    append(Driver(), Event("order", "o-1", "placed", {"order_id": "o-1", "cents": -5}))
+except Failure as failure:
+    print(failure.code)
+"""
 UV: list[str | Path] = [Path(sys.executable).with_name("uv"), "--quiet", "--offline", "--no-cache", "--no-config"]
 
 
@@ -100,6 +136,30 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def left_out(folder: str, names: list[str]) -> set[str]:
     """The machinery's own tests, and what other builds have left."""
     return {one for one in names if one.endswith(".egg-info") or one == "build" or Path(folder, one) == ROOT / "tests"}
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, and with the packages of this one except the checkout."""
+    folder = tmp_path_factory.mktemp("environment") / "venv"
+    venv.create(folder, with_pip=False)
+    run([*UV, "pip", "install", "--python", folder / "bin" / "python", "--no-deps", wheel], folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # As a path of its own: the .pth files in it, of which the checkout's is one, are not read.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A project as docs/existing-service.md has it."""
+    (tmp_path / "pyproject.toml").write_text('[tool.outbox]\nsource-database = "shop"\ntopic-prefix = "shop"\n')
+    events = tmp_path / "connect" / "events" / "order"
+    events.mkdir(parents=True)
+    (events / "aggregate.toml").write_text('key = "order_id"\n')
+    (events / "placed.v1.schema.json").write_text(json.dumps(PLACED))
+    (tmp_path / "connect" / "outbox.json").write_bytes((suite.DOMAIN / "connect" / "outbox.json").read_bytes())
+    return tmp_path
 
 
 def run(command: Sequence[str | Path], folder: Path) -> str:
@@ -119,6 +179,27 @@ def test_the_wheel_has_every_file_of_the_machinery_and_no_other(wheel: Path) -> 
         assert [name for name, file in ours.items() if archive.read(name) != file.read_bytes()] == []
     executable = {name for name, entry in found.items() if entry.external_attr >> 16 & 0o111}
     assert executable == {name for name, file in ours.items() if os.access(file, os.X_OK)} != set()
+
+
+def test_the_command_works_for_a_project_elsewhere(installed: Path, elsewhere: Path) -> None:
+    code = "import outbox; from outbox.jvm.java import PACKAGED_HOME as home; print(outbox.__file__, home / 'bin/java')"
+    package, java = run([installed / "python", "-c", code], elsewhere).split()
+    assert Path(package).is_relative_to(installed.parent)
+    assert os.access(java, os.X_OK)
+    rendered = json.loads(run([installed / "outbox", "connect", "render"], elsewhere))
+    assert rendered["database.dbname"] == "shop"
+    assert rendered["transforms.outbox.route.topic.replacement"] == "shop.${routedByValue}"
+
+
+def test_append_by_dbapi_needs_two_packages(installed: Path, elsewhere: Path, tmp_path: Path) -> None:
+    needed = tmp_path / "needed"
+    needed.mkdir()
+    for name in ("msgspec", "jsonschema_rs"):
+        (needed / name).symlink_to(Path(sysconfig.get_path("purelib"), name))
+    (packages,) = installed.parent.glob("lib/python*/site-packages")
+    inserted, refused = run([installed / "python", "-S", "-c", APPEND, packages, needed], elsewhere).splitlines()
+    assert inserted == 'INSERT INTO public.outbox  order o-1 placed {"order_id":"o-1","cents":5} 1 None'
+    assert refused == "event-invalid"
 
 
 # The JVM parts --------------------------------------------------------------------------------------------------------
