@@ -144,6 +144,11 @@ class TestJobs:
         with raises("sink-unusable", by, "numbered by key"):
             resolve(events=[], decoders=decoders(known, "order"), strategy=by)
 
+    def test_two_jobs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(discovery, "jobs", lambda _: [made_events.JOB, replace(made_events.JOB, events=["order"])])
+        with raises("sink-unusable", made_events.JOB.name):
+            discovery.sinks(settings.load(environment=False))
+
 
 class TestModules:
     """The module ``job`` of a subpackage: the defaults that it gives, and what it must declare."""
