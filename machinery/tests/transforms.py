@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-BEGUN = "the transform has begun"
 FILE: list[str] = []  # that a test has made
 GRAMS = {"KGM": 1000, "GRM": 1}
 LEFT_OUT = 10**9  # the size of a quantity
@@ -77,19 +74,6 @@ def _tagged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tags = pa.array([f"{one:08x}" for one in batch["quantity"].to_pylist()], pa.string())
         names = ["event_id", "partition", "offset", "quantity"]
         yield pa.record_batch([*(batch[name] for name in names), tags], [*names, "tag"])
-
-
-def endless(events: DataFrame) -> DataFrame:
-    """Reports that it has begun, and never ends."""
-    return events.mapInArrow(_waiting, events.schema)
-
-
-def _waiting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        sys.stderr.write(BEGUN)
-        sys.stderr.flush()
-        threading.Event().wait()
-        yield batch
 
 
 def in_kilograms(events: DataFrame) -> DataFrame:

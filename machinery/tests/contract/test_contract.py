@@ -1,4 +1,4 @@
-"""What the contract compares, the ways that a strategy does not promise, and histories that are made from schemas."""
+"""The contract test: what it compares, deliveries that a strategy does not promise, and histories made from schemas."""
 
 from __future__ import annotations
 

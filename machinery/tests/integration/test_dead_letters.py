@@ -431,7 +431,7 @@ def test_events_still_wait_for_a_letter_whose_version_has_moved_to_another_colum
 
 
 class TestReplayBesideASink:
-    """A replay also replays the events that the running sink parks meanwhile, behind the letters."""
+    """While a replay runs, the sink parks more events. The replay applies them too, after the letters."""
 
     @pytest.fixture
     def unread(self, ordered: Seen) -> Seen:

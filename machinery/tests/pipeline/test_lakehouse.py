@@ -482,7 +482,7 @@ def test_after_a_wrong_row_nothing_is_merged(weights: Sink, publisher: Publisher
 def test_check_knows_what_was_left_out(sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     events, bad, left_out = with_left_out(publisher, FEW)
     write_source(sink.settings, events)
-    # Its record was unreadable first. So it has a letter, which is closed as it is left out.
+    # The record was unreadable at first, so the event has a letter. It closes once the transform leaves the event out.
     publisher.send_raw(left_out[0].key, b"no event", left_out[0].event_id)
     publisher.send(events)
     assert sink.run() == Counts(FEW, applied=FEW - 3, rejected=1, dead=1, filtered=2)

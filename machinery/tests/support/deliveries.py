@@ -1,4 +1,4 @@
-"""What the strategies survive. A new strategy is one row of PROMISES."""
+"""The deliveries that each strategy survives. A new strategy is one row of PROMISES."""
 
 from __future__ import annotations
 

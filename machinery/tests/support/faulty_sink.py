@@ -160,11 +160,6 @@ def signal_in_transaction(step: str, which: str, number: str) -> None:
     patch(plain, PART_MAX_RECORDS=topic_sinks.PART_RECORDS)
 
 
-def endless_transform() -> None:
-    """The sink `dedup` has a transform that does not come to its end."""
-    change("dedup", transform="tests.transforms:endless")
-
-
 def function_target() -> None:
     """The sink `dedup` has a function as its target."""
     change("dedup", target="tests.targets:write", projections=Path("none"))

@@ -90,11 +90,6 @@ def fetch(topic: str, places: Collection[records.Place]) -> Iterator[tuple[recor
     return ((place, ON_TOPICS[topic, place]) for place in places)
 
 
-def other_unit(event: Event) -> Event:
-    """The event in another unit, which the projection refuses once the key has the first."""
-    return replace(event, unit=items.OTHER_UNIT)
-
-
 def rows(
     events: Sequence[Event], first_offset: int = 0, partition: int = 0, offsets: Sequence[int] | None = None
 ) -> Rows:

@@ -30,7 +30,7 @@ from outbox_lab.testing.failures import raises
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Settings whose Kafka is away and whose metrics are served on a free port."""
+    """Settings of a Kafka that is not running, and of a free port for the metrics."""
     kafka, port = ports.choose(0, 0)
     return load(tmp_path, environment=False, kafka_bootstrap=f"127.0.0.1:{kafka}", sink_metrics=f"127.0.0.1:{port}")
 

@@ -510,7 +510,7 @@ def test_spark_is_frozen_while_the_drivers_go_on_and_nothing_stays_frozen(chain:
     stopped, sleeping = psutil.STATUS_STOPPED, psutil.STATUS_SLEEPING
 
     def wait_until(mains: str, children: str) -> None:
-        """One that is on a processor takes a signal a moment later."""
+        """A process that runs on a processor takes a signal a moment later."""
         found = chain.sinks.mains()
         wanted = {(one, mains if one in found else children) for one in chain.sinks.processes()}
         wait_for("statuses", lambda: {(one, one.status()) for one, _ in wanted} == wanted, timeout_s=30)

@@ -98,7 +98,7 @@ class Reader:
         returned = None
         if self._transform is not None:
             if waiting and not is_small:
-                self._begin(spark, waiting[0])
+                self._read_ahead(spark, waiting[0])
             transform = self._transform.apply if is_small else self._transform.apply_to_many
             try:
                 returned = transform(as_events(chunk.frame, part.topic))
@@ -124,7 +124,7 @@ class Reader:
         chunk, reached = self._chunkings[part.topic].first(read, PART_MAX_BYTES)
         return chunk, part.end if reached is None else {**part.start, **reached}
 
-    def _begin(self, spark: SparkSession, part: Part) -> None:
+    def _read_ahead(self, spark: SparkSession, part: Part) -> None:
         """Let tasks read the part that is next, once it is known how much fits."""
         if self._knows_width and part.count > DRIVER_MAX_RECORDS:
             read = inheritable_thread_target(spark)(self._read_by_tasks)  # its tasks end with the query
