@@ -9,23 +9,28 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 from outbox.audit.doctor import examine
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import topics
-from outbox.relay import lifecycle, offsets
+from outbox.relay import connectors, lifecycle, offsets, rest
+from outbox.relay.rest import Rest, is_repeatable
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 from tests.support.outbox_rows import Writer, ids, insert, row, unfinished_transaction, writing
 from tests.support.topic_reader import Log, Record, duplicates, out_of_order, relayed, topic_of
 
 CONTROL_BATCH = 0x20  # in a batch's attributes: https://kafka.apache.org/documentation/#recordbatch
+CLIENTS = 4  # at once, of the worker
 PROGRESS = 300  # events: how far a part must have got before it is killed again
 PAUSE_S = 0.02  # between the writer's transactions: a worker that starts again has to catch up with all of them
 
@@ -135,6 +140,31 @@ def test_a_transaction_left_hanging_by_a_killed_broker_is_released(
     assert {record.id for record in records} == set(ids(settings))
     assert duplicates(records) >= before
     assert lifecycle.apply(settings) == "unchanged"
+
+
+def test_requests_that_connect_asks_to_repeat_are_repeated(home_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector that comes or goes makes the group rebalance. What waits at the worker meanwhile is refused."""
+    settings = switched(home_stack, True)
+    ours = connectors.load(settings)
+    other = replace(ours, name="other")
+    wanted, repeated = Rest(settings).config(), list[str]()
+
+    def noted(response: requests.Response) -> bool:
+        repeated.extend([response.text] if (is_due := is_repeatable(response)) else [])
+        return is_due
+
+    def come_and_go() -> bool:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            reads = [clients.submit(Rest(settings).config) for _ in range(20 * CLIENTS)]
+            assert Rest(settings, other).create_stopped(ours.config) is None
+            Rest(settings, other).delete()
+        assert all(read.result() == wanted for read in reads)
+        return bool(repeated)
+
+    monkeypatch.setattr(rest, "is_repeatable", noted)
+    wait_for("Connect to ask to repeat a request", come_and_go, timeout_s=120, poll_s=0)
+    insert(settings, row())
+    assert {record.id for record in relayed(settings)} == set(ids(settings))
 
 
 def test_killed_worker_at_least_once_repeats_but_loses_nothing(home_stack: Stack) -> None:

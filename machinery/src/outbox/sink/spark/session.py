@@ -33,12 +33,10 @@ LOCAL_MASTER = "local[2]"
 LOOPBACK = "127.0.0.1"
 S3 = "s3a://"
 LOG_CONFIG = Path(__file__).with_name("driver-log4j2.properties")  # unless the project has its own
-# Only the rows of a lakehouse pass through the JVM, so one thread is enough for its garbage. The second compiler would
-# take a core for the first minutes: it waits for ten times as many calls as by default (JDK 17, compiler_globals.hpp).
-JVM_OPTIONS = (
-    "-XX:+UseSerialGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
-    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
-)
+# Only the rows of a transform or a lakehouse pass through the JVM, so one thread is enough for its garbage, and one
+# compiler for its code: the second one takes a core for the first minutes, and Spark makes classes anew for each plan.
+# Without the second one Java would have 48 MB for code; the size here is what it has for both.
+JVM_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 # For every master.
 CONFIG = {
