@@ -4,43 +4,45 @@ called as what occurs in our SQL, of which no name of ours captures one.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from random import Random
 from textwrap import dedent
 from typing import Any
 from uuid import NAMESPACE_DNS, uuid5
 
-import pyarrow as pa
 import pytest
 from psycopg2 import sql
 
+import outbox
 from outbox.base.database import connect, query
+from outbox.base.sections import COMMENT
 from outbox.base.settings import Settings, SinkRole
+from outbox.events.catalog import RESERVED, RESERVED_PREFIX, SYSTEM
 from outbox.events.schema import PayloadSchema
-from outbox.events.values import convert, decode, encode
+from outbox.events.values import decode, encode
 from outbox.sink.applying.postgres.applier import PostgresApplier
-from outbox.sink.applying.postgres.target import PostgresWriter
-from outbox.sink.applying.postgres.transforming import TransformingApplier, columns_of
-from outbox.sink.decoding.batch import Batch, Returned
+from outbox.sink.applying.postgres.target import PostgresTarget
+from outbox.sink.decoding.batch import Returned
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import strategy
-from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
-from outbox.sink.spec import SinkSpec
+from outbox.sink.spec import SinkSpec, Transformed
 from outbox.sink.writer import Counts
 from tests.seen import Seen, create_tables, id_of
 from tests.support.declared import NUMBER, Events, payload
 from tests.support.declared_sinks import batch_of, record, sink
-from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, fetch, nth_key, uuid7
+from tests.support.made_events import NOW_MS, STRATEGIES, Event, batch, nth_key, uuid7
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, driving, projections_in, spec_with
-from tests.support.sql_names import KINDS, words
+from tests.support.suite import DOMAIN
 
 TOPIC = "shop.order"
 PROJECTION = """
@@ -61,31 +63,50 @@ TURNS = [
     ("identity", "known", True),
     ("o'clock `{version}", "it's {key}", False),
 ]
+KINDS: list[dict[str, Any]] = [{"type": "string"}, {"type": "string", "format": "uuid"}, NUMBER]
+SQL = re.compile(r"\b(SELECT|FROM|WHERE|AND|INSERT|CREATE|SET|CASE)\b")
 
 
-@dataclass
-class Names:
-    """A sink whose events have these names, and what an operator does to it."""
+@cache
+def words() -> Sequence[str]:
+    """All names in the SQL of the sinks that a property can have, in any case once."""
+    sinks = Path(outbox.__file__).parent / "sink"
+    texts = [COMMENT.sub("", file.read_text()) for root in (sinks, DOMAIN) for file in root.rglob("strategies/*.sql")]
+    for file in (file for room in ("remembering", "applying", "repair") for file in (sinks / room).rglob("*.py")):
+        assigned = [one for one in ast.parse(file.read_text()).body if isinstance(one, ast.Assign | ast.AnnAssign)]
+        constants = [one.value for two in assigned for one in ast.walk(two) if isinstance(one, ast.Constant)]
+        texts += [one for one in constants if isinstance(one, str) and SQL.search(one)]
+    found = {word.lower() for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
+    assert {"batch", "conv", "incoming", "identity", "topic", "taken", "blocker", "letter", "select"} <= found
+    return sorted(word for word in found - RESERVED - SYSTEM if not word.startswith(RESERVED_PREFIX))
 
-    settings: Settings
-    folder: Path
-    by: str
-    turn: int
-    projection: str = PROJECTION
 
-    def __post_init__(self) -> None:
-        self.key, self.version, self.has_transform = TURNS[self.turn]
+class Unchanged(PostgresTarget):
+    """The target of a sink whose transform changes nothing."""
+
+    def applier(self, settings: Settings, spec: SinkSpec, _: Transformed | None = None) -> PostgresApplier:
+        return super().applier(settings, spec, Transformed(spec.layout.schema, lambda _, rows: Returned(rows)))
+
+
+class Names(Seen):
+    """A sink whose events have these names."""
+
+    def __init__(self, settings: Settings, folder: Path, by: str, turn: int, projection: str = PROJECTION) -> None:
+        self.key, self.version, self.has_transform = TURNS[turn]
         names = [name for name in words() if name not in {self.key, self.version}]
-        self.kinds = {name: KINDS[(place + self.turn) % 3] for place, name in enumerate(names)}
-        self.kinds |= {self.key: KINDS[self.turn % 3], self.version: NUMBER}
+        self.kinds = {name: KINDS[(place + turn) % 3] for place, name in enumerate(names)}
+        self.kinds |= {self.key: KINDS[turn % 3], self.version: NUMBER}
         schema = {"type": "object", "required": list(self.kinds), "properties": self.kinds}
         toml = f'key = "{self.key}"\nversion = "{self.version}"\n'
-        known = Events(self.folder / "events").aggregate("order", toml, placed_v1=schema).load()
-        self.seen = Seen(self.settings, self.folder, known, ["order"], projection=self.projection)
-        spec = self.seen.spec
-        job = replace(spec.job, transform="any:thing" if self.has_transform else None)
-        self.spec = replace(spec, job=job, strategy=STRATEGIES[self.by])
-        self.end = 0
+        known = Events(folder / "events").aggregate("order", toml, placed_v1=schema).load()
+        self.strategy = STRATEGIES[by]
+        super().__init__(settings, folder, known, ["order"], projection=projection)
+
+    @property
+    def spec(self) -> SinkSpec:
+        spec = replace(super().spec, strategy=self.strategy)
+        changed = replace(spec, job=replace(spec.job, transform="any:thing"), target=Unchanged())
+        return changed if self.has_transform else spec
 
     def value(self, name: str, number: int) -> object:
         if self.kinds[name] == NUMBER:
@@ -99,42 +120,18 @@ class Names:
         payload |= {self.key: self.value(self.key, key), self.version: version}
         return record("placed", payload, key=str(payload[self.key]))
 
-    def batch(self, *records: Record, filtered: Sequence[Record] = (), failed: Sequence[Record] = ()) -> Batch:
-        """The next batch. A transform changes nothing of it, but leaves these out, or fails for them."""
-        batch = batch_of(self.spec, TOPIC, *records, start=self.end)
-        failures = {(0, self.end + records.index(one)): "it fails" for one in failed}
-        self.end += len(records)
-        if not self.has_transform:
-            return batch
-        rows, gone = batch.chunk.frame, {*map(id_of, (*filtered, *failed))}
-        kept = rows.filter(pa.array([one not in gone for one in rows["event_id"].to_pylist()], pa.bool_()))
-        return replace(batch, returned=Returned(kept, failures))
-
-    @contextmanager
-    def running(self) -> Iterator[PostgresWriter]:
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            writer = PostgresWriter(connection, self.spec, fetch)
+    def apply_again(self, topic: str, *records: Record, start: int = 0) -> Counts:
+        batch = batch_of(self.spec, topic, *records, start=start)
+        with self.running() as writer:
             if self.has_transform:
                 writer.prepare(self.spec.layout.schema)
-            yield writer
+                batch = replace(batch, returned=Returned(batch.chunk.frame))
+            return writer.apply(batch)
 
-    def replay(self) -> Replayed:
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen = Selection(sink=self.spec.name).choose(connection, with_parked=True)
-            return replay.replay(connection, {self.spec.name: self.spec}, chosen, applier_of=self._applier)[
-                self.spec.name
-            ]
-
-    def query(self, query: str) -> dict[str, dict[str, Any]]:
+    def stored(self, query: str) -> dict[str, dict[str, Any]]:
         """By id the properties of the events that a query returns."""
-        events = [event for (event,) in self.seen.query(query) if isinstance(event, dict)]
+        events = [event for (event,) in self.query(query) if isinstance(event, dict)]
         return {event["event_id"]: {name: event[name] for name in self.kinds} for event in events}
-
-    def _applier(self, spec: SinkSpec) -> PostgresApplier:
-        if not self.has_transform:
-            return PostgresApplier(spec)
-        columns = columns_of(spec.layout.schema, spec.layout)
-        return TransformingApplier(spec, columns, lambda _, rows: Returned(rows))
 
 
 @pytest.fixture
@@ -149,29 +146,23 @@ def tables(databases: Settings) -> Settings:
 def test_properties_may_have_the_names_that_occur_in_our_sql(
     tables: Settings, tmp_path: Path, by: str, turn: int
 ) -> None:
-    """Events are applied, refused, parked, filtered, discarded, replayed and delivered again."""
+    """Events are applied, refused, parked, discarded, replayed and delivered again."""
     names = Names(tables, tmp_path, by, turn)
-    first = [names.event(1, 1), names.event(1, 2), names.event(2, 1), names.event(3, 1), names.event(4, 1)]
+    first = [names.event(1, 1), names.event(1, 2), names.event(2, 1)]
     second = [names.event(1, 3), names.event(2, 2)]
-    bad = names.event(2, 3)._replace(value=b"{")
-    third = [bad, names.event(2, 4), names.event(5, 1)]
-    names.seen.refuse(first[1])
-    with names.running() as writer:
-        batch = names.batch(*first, filtered=first[3:4], failed=first[4:])
-        due = Counts(5, 2, rejected=2, filtered=1) if names.has_transform else Counts(5, 4, rejected=1)
-        assert writer.apply(batch) == due
-        assert writer.apply(names.batch(*second)) == Counts(2, 1, rejected=1)
-        assert writer.apply(names.batch(*third)) == Counts(2, 1, rejected=1, dead=1)
-        names.seen.refuse()
-        assert Database(tables, names.spec.name).discard(Selection(identities=[id_of(bad)])) == 1
-        assert names.replay() == Replayed(applied=4 if names.has_transform else 3)
-        if by != "naive":
-            assert writer.apply(batch).applied == 0
-    left_out = {id_of(bad), *([id_of(first[3])] if names.has_transform else [])}
-    sent = {id_of(one): json.loads(one.value or b"") for one in [*first, *second, *third] if id_of(one) not in left_out}
-    assert names.query("SELECT event FROM seen ORDER BY line") == sent
+    bad, *third = [names.event(2, 3)._replace(value=b"{"), names.event(2, 4), names.event(3, 1)]
+    names.refuse(first[1])
+    assert names.apply(TOPIC, *first) == Counts(3, 2, rejected=1)
+    assert names.apply(TOPIC, *second) == Counts(2, 1, rejected=1)
+    assert names.apply(TOPIC, bad, *third) == Counts(2, 1, rejected=1, dead=1)
+    names.refuse()
+    assert Database(tables, names.spec.name).discard(Selection(identities=[id_of(bad)])) == 1
+    assert names.replay() == Replayed(applied=3)
+    assert by == "naive" or names.apply_again(TOPIC, *first).applied == 0
+    sent = {id_of(one): json.loads(one.value or b"") for one in [*first, *second, *third]}
+    assert names.stored("SELECT event FROM seen ORDER BY line") == sent
     if by == "merge" and not names.has_transform:
-        assert names.query("SELECT event FROM landed_events") == sent
+        assert names.stored("SELECT event FROM landed_events") == sent
 
 
 READS_TABLES = """
@@ -194,9 +185,8 @@ def test_a_projection_reads_the_tables_of_the_adopter(tables: Settings, tmp_path
     for turn in (0, 1):
         (folder := tmp_path / str(turn)).mkdir()
         one = Names(tables, folder, "dedup", turn, READS_TABLES.format(marks))
-        with one.running() as writer:
-            assert writer.apply(one.batch(one.event(1, 1))).applied == 1
-        assert sorted(one.seen.query("SELECT sink FROM seen")) == [(name,) for name in names for _ in range(turn + 1)]
+        assert one.apply(TOPIC, one.event(1, 1)).applied == 1
+        assert sorted(one.query("SELECT sink FROM seen")) == [(name,) for name in names for _ in range(turn + 1)]
 
 
 # The page ------------------------------------------------------------------------------------------------------------
@@ -284,13 +274,6 @@ def test_a_late_event_is_refused_by_the_version_that_is_stored(databases: Settin
     assert seen.apply(TOPIC, one[0], one[3]) == Counts(rows=2, duplicates=2)
     assert seen.query("SELECT version FROM order_states ORDER BY order_id") == [(4,), (2,)]
     assert seen.letters("identity", "reason") == [(id_of(one[2]), "late"), (id_of(one[4]), "parked")]
-
-
-def test_null_is_sql_null_in_a_column_and_json_null_inside(databases: Settings) -> None:
-    assert convert("jsonb", None) is convert("numeric", None) is None
-    inner = convert("jsonb", {"note": None})
-    found = Database(databases).query("SELECT %s::jsonb -> 'note' IS NULL, %s::jsonb ->> 'note' IS NULL", inner, inner)
-    assert found == [(False, True)]
 
 
 def test_a_property_of_a_branch_alone_is_no_column() -> None:
