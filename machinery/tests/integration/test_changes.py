@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -14,23 +13,22 @@ import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from outbox.base.settings import Settings, SinkRole, SourceRole, load
-from outbox.events.schema import Rejection
+from outbox.base.settings import Settings, SinkRole, load
 from outbox.relay import connectors, slot
 from outbox.sink import discovery
 from outbox.sink.decoding.batch import Batch
-from outbox.sink.decoding.records import DeadRecord, Record
-from outbox.sink.repair.replay import Replayed
-from outbox.sink.writer import Counts, SinkWriter
+from outbox.sink.decoding.records import Record
+from outbox.sink.writer import SinkWriter
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.helpers import query
-from stock.sinks.changes.records import TABLE, change_id
-from tests.support.made_events import NOW_MS, TOPIC_ID, as_read, nth_key
-from tests.support.sink_driver import Database, driving, replayed
+from stock.sinks.changes.records import TABLE
+from tests.support.declared_sinks import batch_of
+from tests.support.made_events import NOW_MS, TOPIC_ID, nth_key
+from tests.support.sink_driver import Database, driving
 
 NAME = "changes"
 SPEC = discovery.sinks(load(environment=False))[NAME]
-[(TOPIC, DECODER)] = SPEC.decoders.items()
+[TOPIC] = SPEC.topics
 STEP = 8  # records of the log begin at multiples of it
 
 
@@ -56,16 +54,6 @@ class Change:
             "op": self.op,
         }
         return Record(json.dumps({"id": self.item_id}).encode(), [], json.dumps(envelope).encode(), NOW_MS)
-
-    @property
-    def letter(self) -> DeadRecord:
-        """The change as a record that could not be read."""
-        event_id = change_id(self.item_id, self.lsn, self.op)
-        return DeadRecord(0, 7, self.record, event_id, Rejection("schema violation", ""))
-
-    def under_another_lsn(self, lsn: int) -> Change:
-        """The state, told once more, as by a snapshot."""
-        return replace(self, op="r", lsn=lsn)
 
 
 class Items:
@@ -130,12 +118,9 @@ class Items:
         return {change.item_id: change.stock or 0 for change in self.log[:until]}
 
 
-def batch(changes: Sequence[Change], start: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
+def batch(changes: Sequence[Change], start: int = 0) -> Batch:
     """A batch of one partition."""
-    read = as_read(*(change.record for change in changes), partition=0)
-    decoded = DECODER.decode(replace(read, offsets=range(start, start + len(changes))))._replace(dead=dead)
-    end = start + len(changes) + len(dead)
-    return Batch(TOPIC, TOPIC_ID, {0: start}, {0: end}, SPEC.chunking(TOPIC).of_decoded(decoded))
+    return batch_of(SPEC, TOPIC, *(change.record for change in changes), start=start)
 
 
 @pytest.fixture
@@ -160,8 +145,8 @@ steps = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 2), st.in
 class Delivery:
     """Puts a log onto a topic, never a key's changes in another order, and lets a sink read it.
 
-    What may come beside: changes sent again in their order (under their LSN, at other offsets), twice in one batch,
-    other keys first; older states under another LSN, at any place; and the same offsets read again.
+    What may come beside: changes sent again in their order (under their LSN, at other offsets), twice in one batch;
+    older states under another LSN, at any place; and the same offsets read again.
     """
 
     def __init__(self, sink: SinkWriter, items: Items, random: Random) -> None:
@@ -174,23 +159,15 @@ class Delivery:
     def next(self, count: int, back: int, twice: int, late: int, again: bool) -> None:
         """Deliver the next changes of the log with so many of each of these."""
         old, new = self._log[max(0, self.sent - back) : self.sent], self._log[self.sent : self.sent + count]
-        changes = self._shuffled([*old, *new, *new[-twice:]] if twice else [*old, *new])
+        changes = [*old, *new, *new[-twice:]] if twice else [*old, *new]
         known = [change for change in self._log[: self.sent] if change.op != "d"]
         for state in self._random.choices(known, k=late) if known else []:
             place = self._random.randint(0, len(changes))
-            changes.insert(place, state.under_another_lsn(self._random.getrandbits(40)))
+            changes.insert(place, replace(state, op="r", lsn=self._random.getrandbits(40)))
         for _ in range(2 if again else 1):
             self._sink.apply(batch(changes, self._position))
         self._position += len(changes)
         self.sent += len(new)
-
-    def _shuffled(self, changes: Sequence[Change]) -> list[Change]:
-        of_key = defaultdict(list)
-        for change in changes:
-            of_key[change.item_id].append(change)
-        keys = [change.item_id for change in changes]
-        self._random.shuffle(keys)
-        return [of_key[key].pop(0) for key in keys]
 
 
 @pytest.fixture
@@ -232,51 +209,6 @@ def test_a_change_at_a_position_of_another_log_is_applied_once_the_memory_is_del
         query(databases, f"DELETE FROM processed_changes WHERE sink = '{NAME}'", SinkRole.OWNER)
         sink.apply(batch([newer, *items.log], 3))  # older states that are read again change nothing
         assert database.totals() == {one: 99}
-
-
-# As an engine's sink ----------------------------------------------------------------------------------------------
-
-
-def test_a_dead_letter_is_replayed_and_does_not_undo_what_came_since(databases: Settings, database: Database) -> None:
-    items = Items()
-    for number in (1, 2, 1, 1, 2):
-        items.put(number)
-    first, second, old, new, last = items.log
-    with driving(databases, SPEC) as sink:
-        counts = sink.apply(batch([first, second, new], dead=[old.letter, last.letter]))
-        assert counts == Counts(rows=3, applied=3, dead=2)
-    assert replayed(databases, SPEC) == Replayed(applied=2)
-    assert database.totals() == items.totals()
-    assert {*database.statuses().values()} == {"replayed"}
-    with driving(databases, SPEC) as sink:
-        assert sink.apply(batch([old, last], start=5)).applied == 0, "sent again"
-
-
-# The publication and the grant, on demand -------------------------------------------------------------------------
-
-
-def test_what_capturing_needs_is_made_on_demand_and_taken_back(databases: Settings) -> None:
-    settings = databases.replace(connector=f"outbox_{databases.source_db_url.name}")
-    changes, other = connectors.load(settings, NAME), connectors.load(databases, NAME)
-
-    def may_read() -> bool:
-        role = databases.role_name(SourceRole.CDC)
-        ((granted,),) = query(databases, f"SELECT has_table_privilege('{role}', 'items', 'SELECT')")
-        return bool(granted)
-
-    with raises("publication-wrong", "does not exist — `outbox connect remove changes"):
-        slot.require_whole_table(settings, changes)
-    assert not may_read()
-    for _ in range(2):
-        slot.publish(settings, changes)
-    slot.require_whole_table(settings, changes)
-    slot.publish(settings, other)
-    slot.unpublish(settings, changes)
-    assert may_read(), "the other one reads it yet"
-    for _ in range(2):
-        slot.unpublish(settings, other)
-    assert not may_read()
-    assert query(databases, "SELECT pubname FROM pg_publication") == [("outbox",)]
 
 
 @pytest.mark.parametrize("let", ["insert, update", "insert, delete", "update, delete"])

@@ -5,7 +5,6 @@ queries of comparisons that fail.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,59 +60,50 @@ def tables(shared_databases: Settings) -> Settings:
     return shared_databases
 
 
-class InDatabases(Chain):
+class World(Chain):
     """A chain in memory whose rows are in two real databases."""
 
     def __init__(self, declared: Declared, settings: Settings) -> None:
         super().__init__(declared)
-        self._settings = settings
+        self.settings = settings
 
     def load(self, store: Store) -> None:
         for role, table, read_side in (
             (SinkRole.AUDITOR, rows.SINK, rows.read_sinks),
             (SourceRole.AUDITOR, rows.SOURCE, rows.read_source),
         ):
-            with snapshot(self._settings, role) as connection:
+            with snapshot(self.settings, role) as connection:
                 read = [(one, read_side(connection, one)) for one in self.declared.all_comparisons]
                 rows.load_rows(store, table, read)
 
-
-@dataclass
-class World:
-    """A chain, and what its databases have."""
-
-    settings: Settings
-    chain: Chain
-
-    def source(self, sql: str) -> None:
-        """Change the source."""
+    def in_source(self, sql: str) -> None:
         query(self.settings, SourceRole.OWNER, sql)
 
-    def sink(self, sql: str) -> None:
-        """Change the sink's table."""
+    def in_sink(self, sql: str) -> None:
         query(self.settings, SinkRole.OWNER, sql)
 
-    def booking(self, key: str, changes: int = 1, at_ms: int = LONG_AGO_MS) -> list[Made]:
+    def booking(self, key: str, changes: int = 1) -> list[Made]:
         """A booking with so many events, which the sink has applied."""
-        events = self.chain.written(key, *("1" for _ in range(changes)), at_ms=at_ms)
-        self.chain.publish(*events)
+        events = self.written(key, *("1" for _ in range(changes)), at_ms=LONG_AGO_MS)
+        self.publish(*events)
         row = f"'{key}', 'booked', '2026-07-01 12:00+02', '', {changes}"
-        self.source(f"INSERT INTO bookings VALUES ({row})")
-        self.sink(f"INSERT INTO booking_states VALUES ('{SINK}', {row})")
+        self.in_source(f"INSERT INTO bookings VALUES ({row})")
+        self.in_sink(f"INSERT INTO booking_states VALUES ('{SINK}', {row})")
         return events
 
     def compare(self, since: Verified | None = None, **sink: Any) -> Report:
         """The report of `outbox check`, incremental or of everything; ``sink`` is the rest of the sink's state."""
-        self.chain.applied({}, **sink)
-        return self.chain.compare(since)
+        self.applied({}, **sink)
+        return super().compare(since)
 
-    def expect(self, report: Report, *differing: str, uncertain: str = "") -> ComparisonReport:
-        """The keys that differ and those that are uncertain are these, and nothing else is wrong but dead letters."""
-        found = only_comparison(report)
-        assert [one.key for one in found.differences.worst] == sorted(differing)
-        assert found.uncertain == set(uncertain)
-        assert set(codes(report)) - {"sink-parked", "malformed-records"} == ({"rows-differ"} if differing else set())
-        return found
+
+def require(report: Report, *differing: str, uncertain: str = "") -> ComparisonReport:
+    """The keys that differ and those that are uncertain are these, and nothing else is wrong but dead letters."""
+    found = only_comparison(report)
+    assert [one.key for one in found.differences.worst] == sorted(differing)
+    assert found.uncertain == set(uncertain)
+    assert set(codes(report)) - {"sink-parked", "malformed-records"} == ({"rows-differ"} if differing else set())
+    return found
 
 
 def described(settings: Settings, folder: Path, text: str = FILE) -> Comparison:
@@ -127,10 +117,9 @@ def described(settings: Settings, folder: Path, text: str = FILE) -> Comparison:
 
 @pytest.fixture
 def world(tables: Settings, tmp_path: Path) -> World:
-    chain = InDatabases(declare(tmp_path, comparisons=[described(tables, tmp_path)]), tables)
     query(tables, SourceRole.OWNER, "TRUNCATE bookings")
     query(tables, SinkRole.OWNER, "TRUNCATE booking_states")
-    return World(tables, chain)
+    return World(declare(tmp_path, comparisons=[described(tables, tmp_path)]), tables)
 
 
 # What differs -------------------------------------------------------------------------------------------------------
@@ -139,35 +128,35 @@ def world(tables: Settings, tmp_path: Path) -> World:
 def test_equal_rows_are_equal_whatever_versions_other_columns_and_sinks_have(world: World) -> None:
     world.booking("a")
     world.booking("b", 2)
-    world.sink("INSERT INTO booking_states VALUES ('other', 'a', 'wrong'), ('other', 'c', 'wrong')")
-    world.sink(f"UPDATE booking_states SET version = 1 WHERE sink = '{SINK}'")
-    found = world.expect(world.compare())
+    world.in_sink("INSERT INTO booking_states VALUES ('other', 'a', 'wrong'), ('other', 'c', 'wrong')")
+    world.in_sink(f"UPDATE booking_states SET version = 1 WHERE sink = '{SINK}'")
+    found = require(world.compare())
     assert (found.keys, found.not_compared) == (2, "")
 
 
 def test_a_row_of_an_erased_key_may_differ(world: World) -> None:
     for key in ("a", "b"):
         world.booking(key)
-    world.sink("DELETE FROM booking_states")
-    world.expect(world.compare(), "a", "b")
-    world.chain.erase("a")
-    world.expect(world.compare(), "b", uncertain="a")
+    world.in_sink("DELETE FROM booking_states")
+    require(world.compare(), "a", "b")
+    world.erase("a")
+    require(world.compare(), "b", uncertain="a")
 
 
 def test_values_of_a_sink_of_personal_data_are_not_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.booking("a")
-    world.sink("UPDATE booking_states SET status = 'cancelled', note = 'a neighbour'")
+    world.in_sink("UPDATE booking_states SET status = 'cancelled', note = 'a neighbour'")
     monkeypatch.setattr(SinkSpec, "is_personal", True)
-    found = world.expect(world.compare(), "a")
+    found = require(world.compare(), "a")
     assert found.differences.worst[0].columns == {"status": (HIDDEN, HIDDEN), "note": (HIDDEN, HIDDEN)}
 
 
 def test_a_wrong_state_is_named_with_key_column_and_both_values(world: World) -> None:
     for key in "abcd":
         world.booking(key)
-    world.sink("UPDATE booking_states SET status = 'cancelled' WHERE booking = 'a'")
-    world.sink("UPDATE booking_states SET note = NULL, at = at + interval '1 microsecond' WHERE booking = 'b'")
-    world.sink("UPDATE booking_states SET booking = 'z' WHERE booking = 'c'")
+    world.in_sink("UPDATE booking_states SET status = 'cancelled' WHERE booking = 'a'")
+    world.in_sink("UPDATE booking_states SET note = NULL, at = at + interval '1 microsecond' WHERE booking = 'b'")
+    world.in_sink("UPDATE booking_states SET booking = 'z' WHERE booking = 'c'")
     report = world.compare()
     found = {one.key: (one.row, one.columns) for one in only_comparison(report).differences.worst}
     at = "2026-07-01T10:00:00+00:00"
@@ -188,7 +177,7 @@ def test_the_worst_are_kept_and_all_are_counted(world: World, monkeypatch: pytes
     keys = [f"{number:03}" for number in range(3 * KEPT)]
     for key in keys:
         world.booking(key)
-    world.sink(
+    world.in_sink(
         "UPDATE booking_states SET status = repeat('x', 1000), note = CASE booking WHEN '031' THEN 'y' ELSE '' END"
     )
     report = world.compare()
@@ -206,45 +195,39 @@ def test_the_worst_are_kept_and_all_are_counted(world: World, monkeypatch: pytes
 
 
 def wrong_everywhere(world: World) -> None:
-    world.sink("UPDATE booking_states SET status = 'wrong'")
+    world.in_sink("UPDATE booking_states SET status = 'wrong'")
 
 
 def test_keys_in_flight_are_uncertain_and_the_others_are_compared(world: World) -> None:
     world.booking("a")
     world.booking("b")
-    world.expect(world.compare(positions={0: 1}), uncertain="b")
+    require(world.compare(positions={0: 1}), uncertain="b")
     wrong_everywhere(world)
-    world.expect(world.compare(positions={0: 1}), "a", uncertain="b")
-    world.chain.outbox.append(world.chain.event("a", 2))
-    world.expect(world.compare(), "b", uncertain="a")
+    require(world.compare(positions={0: 1}), "a", uncertain="b")
+    world.outbox.append(world.event("a", 2))
+    require(world.compare(), "b", uncertain="a")
 
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_dead_letter_explains_a_difference_of_its_key(world: World, is_open: bool) -> None:
     [event], _ = world.booking("a"), world.booking("b")
     letters = letter(event, is_open=is_open)
-    world.expect(world.compare(letters=letters))
+    require(world.compare(letters=letters))
     wrong_everywhere(world)
-    world.expect(world.compare(letters=letters), "b", uncertain="a")
+    require(world.compare(letters=letters), "b", uncertain="a")
 
 
 def test_an_unreadable_record_and_a_lost_event_explain_differences_of_their_keys(world: World) -> None:
     world.booking("b")
-    [event], lost = world.chain.written("a", "1"), world.chain.written("c", "1", "1")
-    world.source("INSERT INTO bookings VALUES ('a', 'booked'), ('c', 'booked')")
-    place = world.chain.record(event.event_id, "a", b"{")
-    world.chain.publish(lost[1])
+    [event], lost = world.written("a", "1"), world.written("c", "1", "1")
+    world.in_source("INSERT INTO bookings VALUES ('a', 'booked'), ('c', 'booked')")
+    place = world.record(event.event_id, "a", b"{")
+    world.publish(lost[1])
     wrong_everywhere(world)
     report = world.compare(letters=invalid(event, place))
     assert codes(report) == ["malformed-records", "events-lost", "rows-differ", "sink-parked"]
     found = only_comparison(report)
     assert ([one.key for one in found.differences.worst], found.uncertain) == (["b"], {"a", "c"})
-
-
-def test_a_rebuilt_key_is_compared_again(world: World) -> None:
-    [event] = world.booking("a")
-    wrong_everywhere(world)
-    world.expect(world.compare(letters=letter(event, is_open=False), bases={"a": 1}), "a")
 
 
 def test_rows_of_other_keys_are_compared_when_nothing_is_in_flight(world: World) -> None:
@@ -255,16 +238,16 @@ def test_rows_of_other_keys_are_compared_when_nothing_is_in_flight(world: World)
     wrong_everywhere(world)
     report = world.compare(positions={0: 0})
     assert (codes(report), only_comparison(report).not_compared[:7]) == ([], "not now")
-    world.expect(world.compare(), "room 1")
+    require(world.compare(), "room 1")
 
 
 def test_a_sink_of_states_is_compared_where_it_has_the_sources_version(world: World) -> None:
     for key in "abc":
         world.booking(key, 2)
-    world.sink("UPDATE booking_states SET status = 'wrong', version = CASE booking WHEN 'a' THEN 1 ELSE 2 END")
-    world.sink("DELETE FROM booking_states WHERE booking = 'c'")
+    world.in_sink("UPDATE booking_states SET status = 'wrong', version = CASE booking WHEN 'a' THEN 1 ELSE 2 END")
+    world.in_sink("DELETE FROM booking_states WHERE booking = 'c'")
     report = world.compare(carries="states")
-    world.expect(report, "b")
+    require(report, "b")
     assert only_sink(report).in_flight == 1 + 3
 
 
@@ -277,12 +260,12 @@ def test_an_incremental_check_finds_what_a_full_one_finds(world: World) -> None:
     since = world.compare(Verified("test")).verified
     assert since is not None
     assert since.topic(STOCK_TOPIC).next_offsets[0] == 3
-    world.expect(world.compare(since))
+    require(world.compare(since))
     for change in ("SET note = NULL WHERE booking = 'a'", "SET status = 'wrong' WHERE booking IN ('a', 'b')"):
-        world.sink(f"UPDATE booking_states {change}")
-    world.chain.more("b")
+        world.in_sink(f"UPDATE booking_states {change}")
+    world.more("b")
     for report in (world.compare(since), world.compare()):
-        world.expect(report, "a", uncertain="b")
+        require(report, "a", uncertain="b")
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -320,7 +303,7 @@ def test_a_file_that_cannot_be_used_is_refused(
 
 def test_several_rows_of_a_key_that_differ_are_refused(world: World) -> None:
     world.booking("a")
-    world.sink(f"INSERT INTO booking_states VALUES ('{SINK}', 'a', 'wrong')")
+    world.in_sink(f"INSERT INTO booking_states VALUES ('{SINK}', 'a', 'wrong')")
     with raises("comparison-unusable", "several rows of key a", "jsonb_agg"):
         world.compare()
 

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 from psycopg2 import extensions
 
-from outbox.audit.sinks import acknowledged as acknowledged_by
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.events.catalog import Catalog
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import fence
@@ -32,7 +30,7 @@ from outbox_lab.testing.failures import raises
 from tests.seen import ORDERED, Seen, create_tables
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import record
-from tests.support.kept_rows import cursor_of
+from tests.support.kept_rows import cursor_of, has_waiting
 from tests.support.made_events import MAIN, STRATEGIES, TOPIC, TOPIC_ID, Event, batch, dead_record, nth_key, sums, uuid7
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, open_sink, projections_in, replayed, sink_on, spec_with
@@ -75,12 +73,10 @@ def test_killed_between_two_chunks_a_replay_goes_on_where_it_was(
     monkeypatch.setattr(replay, "CHUNK", 2)
     some = [kilos(3**number, version=number + 1) for number in range(5)]
     set_aside(databases, *some)
-    taken: list[int] = []
-    once = fence.lock
+    once, taken = fence.lock, iter(range(2))
 
     def dies(cursor: extensions.cursor, name: str) -> None:
-        taken.append(1)
-        if len(taken) == 3:
+        if next(taken, None) is None:
             raise KeyboardInterrupt
         once(cursor, name)
 
@@ -98,42 +94,15 @@ def test_a_replay_waits_for_the_transaction_of_the_sink_and_leaves_out_what_that
 ) -> None:
     late, applied = kilos(), kilos(number=2)
     set_aside(databases, late, applied)
-    waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (" + (
-        "SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
     with ThreadPoolExecutor() as pool:
         with cursor_of(databases) as cursor:
             fence.lock(cursor, "dedup")
             running = pool.submit(replayed, databases, MAIN)
-            wait_for("the replay to wait", lambda: bool(database.query(waits)), timeout_s=20)
+            wait_for("the replay to wait", lambda: has_waiting(databases), timeout_s=20)
             assert {*database.statuses().values()} == {"open"}
             cursor.execute("UPDATE dead_letters SET status = 'replayed' WHERE identity = %s", [applied.event_id])
         assert running.result() == Replayed(applied=1)
     assert database.totals() == sums([late])
-
-
-def test_an_event_that_takes_the_letter_of_a_discarded_record_leaves_that_acknowledged(
-    databases: Settings, database: Database
-) -> None:
-    def acknowledged() -> frozenset[str]:
-        """The identities of the records that `outbox check` no longer reports."""
-        with cursor_of(databases, SinkRole.AUDITOR) as cursor:
-            return acknowledged_by(cursor, ["dedup"])
-
-    first, event = kilos(5), litres(kilos(7, version=2))
-    foreign = dead_record(1, event.event_id)
-    with open_sink(databases) as sink:
-        sink.apply(batch([first], dead=[foreign]))
-        assert database.discard() == 1
-        assert sink.apply(batch([event], start=2)).rejected == 1
-        assert acknowledged() == set(), "its event is set aside"
-        sink.apply(batch([], start=1, dead=[foreign]))
-        assert database.query("SELECT status, is_event FROM dead_letters") == [("open", True)]
-        query(databases, SinkRole.WRITER, "UPDATE stock SET unit = 'LTR'")  # now the event fits
-        assert replayed(databases, MAIN) == Replayed(applied=1)
-        sink.apply(batch([], start=1, dead=[foreign]))
-    assert database.statuses() == {event.event_id: "replayed"}
-    assert acknowledged() == {event.event_id}
 
 
 @pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
@@ -297,55 +266,21 @@ def test_letters_of_others_are_not_read_whatever_statistics_say(
 # Across deployments --------------------------------------------------------------------------------------------------
 
 ORDER = "shop.order"
-PROPERTIES = {
-    "quantity": {"type": "integer", "minimum": 1, "maximum": 99},
-    "at": {"type": "string", "format": "date-time"},
-    "price": {"type": "number"},
-    "lines": {"type": "array"},
-    "note": {"type": ["string", "null"]},
-}
-PLACED = {
-    "id": "a",
-    "number": 1,
-    "quantity": 2,
-    "at": "2026-11-21T05:00:00.123456Z",
-    "price": 0.1,
-    "lines": [{"sku": "x", "price": 1.5}],
-    "note": None,
-}
-AFTER = {name: PLACED[name] for name in PROPERTIES} | {"at": "2026-11-21T05:00:00.123456+00:00"}
-UPCAST = 'def placed_v1(payload):\n    return {**payload, "unit": "PCE"}\n'
-UPCAST_FAILS = "def placed_v1(payload):\n    raise KeyError('x')\n"
-
-
-class Shop:
-    """The declared events, which grow."""
-
-    def __init__(self, folder: Path) -> None:
-        self.events = Events(folder)
-        self.known = self.declare(placed_v1=payload(PROPERTIES, (*PROPERTIES,)), cancelled_v1=payload())
-
-    def declare(self, aggregate: str = "order", toml: str = TOML, **schemas: Any) -> Catalog:
-        """Declare more events of an aggregate."""
-        self.known = self.events.aggregate(aggregate, toml, **schemas).load()
-        return self.known
-
-    def declare_placed_v2(self, upcast: str) -> Catalog:
-        """The second version of `placed`, which has a unit, with its upcaster."""
-        self.events.write("order/upcast.py", upcast)
-        return self.declare(placed_v2=payload(PROPERTIES | {"unit": {"type": "string"}}, (*PROPERTIES, "unit")))
+QUANTITY = {"quantity": {"type": "integer", "minimum": 1, "maximum": 99}}
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path / "events")
+def events(tmp_path: Path) -> Events:
+    """The declared events."""
+    schemas = {"placed_v1": payload(QUANTITY, (*QUANTITY,)), "cancelled_v1": payload()}
+    return Events(tmp_path / "events").aggregate("order", TOML, **schemas)
 
 
 @pytest.fixture
-def seen(databases: Settings, tmp_path: Path, shop: Shop) -> Seen:
+def seen(databases: Settings, tmp_path: Path, events: Events) -> Seen:
     """A sink of one event."""
     create_tables(databases)
-    return Seen(databases, tmp_path, shop.known, ["order.placed"])
+    return Seen(databases, tmp_path, events.load(), ["order.placed"])
 
 
 @pytest.fixture
@@ -355,79 +290,34 @@ def ordered(seen: Seen) -> Seen:
 
 
 def placed(number: int = 1, **changes: Any) -> Record:
-    return record("placed", PLACED | {"number": number} | changes)
+    return record("placed", {"id": "a", "number": number, "quantity": 2} | changes)
 
 
-def refused(seen: Seen, **changes: Any) -> Record:
-    """An event that the projection has refused, and would apply now."""
-    event = placed(**changes)
-    seen.refuse(event)
-    assert seen.apply(ORDER, event) == Counts(rows=1, rejected=1)
-    seen.refuse()
-    return event
-
-
-def test_a_deprecated_event_is_applied(seen: Seen, shop: Shop) -> None:
-    seen.deploy("order", known=shop.declare(paid_v1=payload(deprecated=True)))
+def test_a_deprecated_event_is_applied(seen: Seen, events: Events) -> None:
+    seen.deploy("order", known=events.aggregate("order", paid_v1=payload(deprecated=True)).load())
     assert seen.apply(ORDER, record("paid", {"id": "a", "number": 1})) == Counts(rows=1, applied=1)
 
 
-def test_a_refused_start_stores_nothing_of_its_job(seen: Seen, shop: Shop) -> None:
+def test_a_refused_start_stores_nothing_of_its_job(seen: Seen, events: Events) -> None:
     seen.apply(ORDER, placed())
-    seen.deploy("order.placed", "order.paid", known=shop.declare(paid_v1=payload()), is_decided=False)
+    known = events.aggregate("order", paid_v1=payload()).load()
+    seen.deploy("order.placed", "order.paid", known=known, is_decided=False)
     with seen.running() as writer, raises("topic-recreated"):
         writer.positions(ORDER, "another id")
     seen.deploy("order.placed", is_decided=False)
     assert seen.apply(ORDER, placed(2, id="b")) == Counts(rows=1, applied=1)
 
 
-@pytest.mark.parametrize("names", [["order.placed"], ["order"]], ids=["one type", "several types"])
-def test_an_event_of_an_older_version_is_upcast_when_its_letter_is_replayed(
-    seen: Seen, shop: Shop, names: Sequence[str]
-) -> None:
-    seen.deploy(*names)
-    event = refused(seen)
-    assert seen.letters("is_event", "version") == [(True, 1)]
-    seen.deploy(known=shop.declare_placed_v2(UPCAST_FAILS))
-    assert seen.replay() == Replayed(rejected=1)
+def test_an_event_of_an_older_version_is_upcast_when_its_letter_is_replayed(seen: Seen, events: Events) -> None:
+    second = payload(QUANTITY | {"unit": {"type": "string"}}, (*QUANTITY, "unit"))
+    events.write("order/upcast.py", "def placed_v1(payload):\n    raise KeyError('x')\n")
+    seen.deploy(known=events.aggregate("order", placed_v2=second).load())
+    assert seen.apply(ORDER, placed()) == Counts(dead=1)
     assert seen.letters("status", "reason") == [("open", "upcast failed")]
-    seen.deploy(known=shop.declare_placed_v2(UPCAST))
-    seen.refuse(event)
-    assert seen.replay() == Replayed(rejected=1)
-    came = (event.value or b"").decode()
-    assert seen.letters("is_event", "reason", "convert_from(value, 'UTF8')") == [(True, "unwelcome", came)]
-    seen.refuse()
-    assert seen.replay() == Replayed(applied=1)
-    assert seen.events("unit", *AFTER) == [("PCE", *AFTER.values())]
-    assert seen.apply_again(ORDER, event) == Counts(rows=1, duplicates=1)
-
-
-def test_a_sink_may_have_other_columns_than_the_letter(seen: Seen, shop: Shop) -> None:
-    refused(seen)
-    seen.deploy("order", known=shop.declare(returned_v1=payload({"quantity": {"type": "number"}})))
-    assert seen.replay() == Replayed(applied=1)
-    assert seen.events("quantity:bigint", "quantity:numeric", "quantity") == [(2, None, None)]
-    refused(seen, number=2)
-    seen.deploy("order.placed")
-    assert seen.replay() == Replayed(applied=1)
-    assert seen.events("quantity")[1:] == [(2,)]
-
-
-def test_events_still_wait_for_a_letter_whose_version_has_moved_to_another_column(ordered: Seen, shop: Shop) -> None:
-    """The number of a receipt is a text."""
-    first, second, third = (placed(number) for number in range(1, 4))
-    ordered.refuse(first)
-    ordered.apply(ORDER, first)
-    receipt = payload({"number": {"type": "string"}, "serial": payload()["properties"]["number"]}, ("serial",))
-    known = shop.declare("receipt", 'key = "id"\nversion = "serial"\n', printed_v1=receipt)
-    ordered.deploy("order.placed", "receipt", known=known)
-    ordered.apply(ORDER, second)
-    ordered.deploy("order.placed")
-    ordered.apply(ORDER, third)
-    assert ordered.letters("reason") == [("unwelcome",), ("parked",), ("parked",)]
-    ordered.refuse()
-    assert ordered.replay() == Replayed(applied=3)
-    assert ordered.events("number") == [(1,), (2,), (3,)]
+    events.write("order/upcast.py", 'def placed_v1(payload):\n    return {**payload, "unit": "PCE"}\n')
+    seen.deploy(known=events.load())
+    assert seen.replay(reason="upcast failed") == Replayed(applied=1)
+    assert seen.events("unit", "quantity") == [("PCE", 2)]
 
 
 class TestReplayBesideASink:
@@ -468,8 +358,3 @@ class TestReplayBesideASink:
     def test_what_waits_for_a_letter_that_stays_open_stays(self, unread: Seen) -> None:
         assert self.run(unread, placed(3)) == Replayed(rejected=3), "each is tried once"
         assert unread.letters("reason") == [("schema violation",), ("parked",), ("parked",)]
-
-    def test_what_is_parked_of_other_keys_stays(self, unread: Seen) -> None:
-        self.correct(unread)
-        assert self.run(unread, placed(1, id="b", quantity="one"), placed(2, id="b")) == Replayed(applied=2)
-        assert unread.letters("status", "reason")[2:] == [("open", "schema violation"), ("open", "parked")]

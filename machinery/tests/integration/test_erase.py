@@ -36,15 +36,12 @@ from tests.orders import cancelled, placed
 from tests.seen import Seen, create_tables
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import batch_of, record
+from tests.support.kept_rows import has_waiting
 from tests.support.made_events import TOPIC_ID, fetch, nth_key, uuid7
 
 RANDOM = Random(93)  # noqa: S311
 KEY, OTHER = nth_key(71), nth_key(72)
 STORY = "f3b0a1d2-my-neighbour-has-seen-the-parcel"
-WAITS = """
-SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
-   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
 
 
 def apply(settings: Settings, *records: Record, sink: str = "orders", copy: str = "") -> Counts:
@@ -128,7 +125,7 @@ def test_a_transaction_that_has_begun_is_erased_too(databases: Settings) -> None
     with closing(connect(databases, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
         fence.lock(cursor, "orders")  # as a driver does for each batch
         erasing.start()
-        wait_for("it to wait", lambda: query(databases, WAITS, SinkRole.OWNER), timeout_s=20)
+        wait_for("it to wait", lambda: has_waiting(databases), timeout_s=20)
         insert = "INSERT INTO orders (sink, order_id, reason, version) VALUES ('orders', %s, %s, 1)"
         cursor.execute(insert, (KEY, STORY))
     erasing.join(60)

@@ -26,14 +26,14 @@ from outbox.sink.applying.handlers.handler import Function
 from outbox.sink.applying.handlers.target import HandlerTarget
 from outbox.sink.applying.handlers.writer import HANDLER_FAILED, HandlerWriter
 from outbox.sink.remembering import positions
-from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Selection
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from tests import items
-from tests.support.made_events import MAIN, TOPIC, Event, batch, fetch, nth_key, uuid7
-from tests.support.sink_driver import Database, replayed
+from tests.support.kept_rows import has_waiting
+from tests.support.made_events import MAIN, TOPIC, Event, batch, nth_key, uuid7
+from tests.support.sink_driver import Database, driving, replayed
 
 WRITER = HandlerWriter.__module__
 TIMEOUT_S = 60.0
@@ -48,12 +48,16 @@ GRANT USAGE ON SEQUENCE handled_line_seq TO {writer};
 
 
 @dataclass
-class Receipts:
-    """A handler that writes a line for each event, unless it is told to fail for one."""
+class Subject:
+    """A handler's sink on a database. Its function writes a line for each event, unless it is to fail for one."""
 
+    settings: Settings
     failing: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     error: Callable[[extensions.connection], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.database = Database(self.settings, "receipts")
 
     def write(self, event: Handled, connection: extensions.connection) -> None:
         self.calls.append(event.id)
@@ -66,22 +70,20 @@ class Receipts:
                 self.error(connection)
             raise RuntimeError("not today")
 
+    async def write_async(self, event: Handled, connection: AsyncConnection) -> None:
+        """Write as an async function, whose calls take turns."""
+        await asyncio.sleep(0.001)
+        await connection.run(partial(self.write, event))
 
-@dataclass
-class Subject:
-    """A handler's sink on a database."""
-
-    settings: Settings
-    database: Database
-    spec: SinkSpec
-    receipts: Receipts
+    def spec(self, function: Function | None = None, workers: int = 1) -> SinkSpec:
+        declared = handler(items.AGGREGATE, name="receipts", attempts=3, workers=workers)(function or self.write)
+        job = replace(MAIN.job, name="receipts", target=HandlerTarget(declared), strategy="dedup")
+        return replace(MAIN, name="receipts", job=job, target=HandlerTarget(declared))
 
     @contextmanager
     def handling(self, function: Function | None = None, workers: int = 1) -> Iterator[HandlerWriter]:
-        """A running handler, of this function or of the receipts."""
-        spec = spec_of(function or self.receipts.write, workers)
-        with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            made = spec.target.writer(self.settings, connection, spec, fetch)
+        """A running handler, of this function or of its own."""
+        with driving(self.settings, self.spec(function, workers)) as made:
             assert isinstance(made, HandlerWriter)
             yield made
             for other in made.connections[1:]:
@@ -91,6 +93,16 @@ class Subject:
         """Handle one batch."""
         with self.handling(function, workers) as writer:
             return writer.apply(batch(events, 0))
+
+    def replay(self, *identities: str, at_once: int = 1000) -> None:
+        if identities:
+            wanted = Selection(identities=identities)
+            replayed(self.settings, self.spec(), wanted, with_parked=False, at_once=at_once)
+
+    def retry(self, writer: HandlerWriter, count: int = 100) -> None:
+        """Replay what is due, as a plain sink does between its batches."""
+        letters, at_once = writer.due(count)
+        self.replay(*letters, at_once=at_once)
 
     def lines(self) -> list[str]:
         return [str(event_id) for (event_id,) in self.database.query("SELECT event_id FROM handled ORDER BY line")]
@@ -103,31 +115,10 @@ class Subject:
         return found
 
 
-def spec_of(function: Function, workers: int = 1) -> SinkSpec:
-    of = handler(items.AGGREGATE, name="receipts", attempts=3, workers=workers)(function)
-    job = replace(MAIN.job, name="receipts", target=HandlerTarget(of), strategy="dedup")
-    return replace(MAIN, name="receipts", job=job, target=HandlerTarget(of))
-
-
 @pytest.fixture
 def subject(databases: Settings) -> Subject:
     query(databases, SinkRole.OWNER, TABLES.format(writer=databases.role_name(SinkRole.WRITER)))
-    receipts = Receipts()
-    return Subject(databases, Database(databases, "receipts"), spec_of(receipts.write), receipts)
-
-
-def retry(subject: Subject, writer: HandlerWriter) -> None:
-    """Replay what is due, as a plain sink does between its batches."""
-    letters, at_once = writer.due(100)
-    if letters:
-        replay_letters(subject, *letters, at_once=at_once)
-
-
-def replay_letters(subject: Subject, *identities: str, at_once: int = 1000) -> replay.Replayed:
-    if not identities:
-        return replay.Replayed()
-    wanted = Selection(identities=identities)
-    return replayed(subject.settings, subject.spec, wanted, with_parked=False, at_once=at_once)
+    return Subject(databases)
 
 
 @pytest.fixture
@@ -149,13 +140,13 @@ def test_each_event_is_handled_once_in_the_order_of_the_topic(subject: Subject) 
     def write(event: Handled, connection: extensions.connection) -> None:
         connection.cursor_factory = RealDictCursor  # it may choose another kind of cursor
         seen.append(event)
-        subject.receipts.write(event, connection)
+        subject.write(event, connection)
 
     with subject.handling(write) as writer:
         writer.apply(batch([*EVENTS[:6], *EVENTS[2:4]], 0))
         assert writer.due(1).letters == []
         writer.apply(batch(EVENTS[4:], 8))
-    assert subject.lines() == subject.receipts.calls == [one.event_id for one in EVENTS]
+    assert subject.lines() == subject.calls == [one.event_id for one in EVENTS]
     for event, sent in zip(seen, EVENTS, strict=True):
         assert (event.id, event.type, event.key, event.version) == (sent.event_id, sent.name, sent.key, sent.version)
         assert {**event.payload, "occurred_at": 0} == {**sent.payload(), "occurred_at": 0}
@@ -166,36 +157,36 @@ def test_it_is_tried_again_until_it_succeeds_or_is_given_up(
     subject: Subject, writer: HandlerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passing, failing = EVENTS[3].event_id, EVENTS[1].event_id
-    subject.receipts.failing = {passing, failing}
+    subject.failing = {passing, failing}
     writer.apply(batch(EVENTS, 0))
     with monkeypatch.context() as patch:
         patch.setattr(f"{WRITER}.FIRST_DELAY_S", 60)
         patch.setattr(f"{WRITER}.MAX_DELAY_S", 60)
         assert writer.due(100).letters == [], "not before its delay"
-    retry(subject, writer)
+    subject.retry(writer)
     assert subject.versions()[nth_key(0)] == [1]
-    subject.receipts.failing = {failing}
+    subject.failing = {failing}
     for _ in range(6):
-        retry(subject, writer)
-    assert [subject.receipts.calls.count(one) for one in (passing, failing)] == [3, 3]
+        subject.retry(writer)
+    assert [subject.calls.count(one) for one in (passing, failing)] == [3, 3]
     assert subject.versions() == {nth_key(0): [1, 2, 3, 4], nth_key(2): [1, 2, 3, 4]}
     assert subject.database.statuses()[failing] == "open"
 
 
 @pytest.mark.usefixtures("impatient")
 def test_after_a_discard_the_later_events_of_the_key_go_on(subject: Subject, writer: HandlerWriter) -> None:
-    subject.receipts.failing = {EVENTS[0].event_id}
+    subject.failing = {EVENTS[0].event_id}
     writer.apply(batch(EVENTS, 0))
-    retry(subject, writer)
+    subject.retry(writer)
     assert nth_key(0) not in subject.versions(), "they wait for the first"
     assert subject.database.discard(Selection(identities=[EVENTS[0].event_id])) == 1
-    retry(subject, writer)
+    subject.retry(writer)
     assert subject.versions()[nth_key(0)] == [2, 3, 4]
 
 
 @pytest.mark.usefixtures("impatient")
 def test_what_waits_for_nothing_has_its_turn_while_others_are_due(subject: Subject, writer: HandlerWriter) -> None:
-    subject.receipts.failing = {EVENTS[0].event_id, EVENTS[1].event_id}
+    subject.failing = {EVENTS[0].event_id, EVENTS[1].event_id}
     writer.apply(batch(EVENTS[:4], 0))
     assert subject.database.discard(Selection(key=nth_key(0), reason=HANDLER_FAILED)) == 1
     assert writer.due(5).letters == [EVENTS[3].event_id], "and not the second event, which is due at once"
@@ -215,10 +206,9 @@ class _MuteError(Exception):
         raise RuntimeError("no text")
 
 
-def _raise(error: BaseException | None) -> Callable[[extensions.connection], object]:
+def _raise(error: BaseException) -> Callable[[extensions.connection], object]:
     def raises_it(_: extensions.connection) -> None:
-        if error is not None:
-            raise error
+        raise error
 
     return raises_it
 
@@ -234,8 +224,6 @@ def _and_goes_on(end: Callable[[extensions.connection], object]) -> Callable[[ex
 
 ENDS: dict[str, tuple[Callable[[extensions.connection], object], str]] = {
     "commit": (extensions.connection.commit, "handler-wrong"),
-    "rollback": (extensions.connection.rollback, "handler-wrong"),
-    "COMMIT": (lambda connection: connection.cursor().execute("COMMIT"), "handler-wrong"),
     "ROLLBACK": (lambda connection: connection.cursor().execute("ROLLBACK"), "handler-wrong"),
     "commit, and goes on": (_and_goes_on(extensions.connection.commit), "handler-wrong"),
     "rollback, and goes on": (_and_goes_on(extensions.connection.rollback), "handler-wrong"),
@@ -251,7 +239,7 @@ def test_a_transaction_that_ends_in_a_call_stops_the_handler_and_loses_nothing(
     subject: Subject, end: Callable[[extensions.connection], object], code: str, fails: bool
 ) -> None:
     def ends(event: Handled, connection: extensions.connection) -> None:
-        subject.receipts.write(event, connection)
+        subject.write(event, connection)
         if event.id == EVENTS[1].event_id:
             end(connection)
             if fails:
@@ -268,12 +256,12 @@ def test_an_async_function_is_awaited(subject: Subject) -> None:
     async def write(event: Handled, connection: AsyncConnection) -> None:
         thread = await asyncio.to_thread(threading.current_thread)
         assert thread.daemon, "it would keep the process from its end"
-        await connection.run(partial(subject.receipts.write, event))
+        await connection.run(partial(subject.write, event))
         assert await connection.execute("SELECT key FROM handled WHERE event_id = %s", [event.id]) == [(event.key,)]
         kept.append(connection)
 
     kept: list[AsyncConnection] = []
-    subject.receipts.failing = {EVENTS[0].event_id}
+    subject.failing = {EVENTS[0].event_id}
     subject.handle(EVENTS[:3], write)
     with pytest.raises(RuntimeError, match="after the end of the call"):
         asyncio.run(kept[0].execute("SELECT 1"))
@@ -282,19 +270,19 @@ def test_an_async_function_is_awaited(subject: Subject) -> None:
 
 def test_versions_that_come_in_another_order_are_sorted_and_none_is_lost(subject: Subject) -> None:
     first, second, third = (Event(uuid7(RANDOM), nth_key(0), 1, version) for version in (1, 2, 3))
-    subject.receipts.failing = {second.event_id}
+    subject.failing = {second.event_id}
     subject.handle([third, second, first])
     assert subject.lines() == [first.event_id]
     assert subject.database.dead_letters() == {second.event_id: HANDLER_FAILED, third.event_id: "parked"}
-    subject.receipts.failing = set()
-    replay_letters(subject, second.event_id)
+    subject.failing = set()
+    subject.replay(second.event_id)
     assert subject.lines() == [one.event_id for one in (first, second, third)]
 
 
 @pytest.mark.usefixtures("impatient")
 def test_few_events_are_due_at_once(subject: Subject, writer: HandlerWriter) -> None:
     some = [Event(uuid7(RANDOM), nth_key(number), 1, 1) for number in range(5)]
-    subject.receipts.failing = {one.event_id for one in some}
+    subject.failing = {one.event_id for one in some}
     writer.apply(batch(some, 0))
     found = [writer.due(2) for _ in range(3)]
     assert [(len(letters), at_once) for letters, at_once in found] == [(2, 2), (2, 2), (1, 2)]
@@ -324,7 +312,7 @@ def test_a_task_that_exits_does_not_end_the_loop_of_other_calls(subject: Subject
         raise SystemExit(3)
 
     async def write(event: Handled, connection: AsyncConnection) -> None:
-        await connection.run(partial(subject.receipts.write, event))
+        await subject.write_async(event, connection)
         if event.id == EVENTS[0].event_id:
             await asyncio.gather(exits())
 
@@ -347,37 +335,25 @@ def test_a_call_that_blocks_the_loop_does_not_make_events_of_others_fail(
         blocking = in_thread("blocking", AsyncConnection(connection).finish, blocks())
         assert begun.wait(TIMEOUT_S)
         with raises("event-loop-blocked"):
-            subject.handle(EVENTS[:3], awaited(subject.receipts))
+            subject.handle(EVENTS[:3], subject.write_async)
         may_end.set()
         blocking.result(TIMEOUT_S)
-    assert (subject.receipts.calls, subject.database.dead_letters()) == ([], {})
-    subject.handle(EVENTS[:3], awaited(subject.receipts))
+    assert (subject.calls, subject.database.dead_letters()) == ([], {})
+    subject.handle(EVENTS[:3], subject.write_async)
     assert subject.lines() == [one.event_id for one in EVENTS[:3]]
 
 
-def awaited(receipts: Receipts) -> Function:
-    """The receipts as an async function, whose calls take turns."""
-
-    async def write(event: Handled, connection: AsyncConnection) -> None:
-        await asyncio.sleep(0.001)
-        await connection.run(partial(receipts.write, event))
-
-    return write
-
-
 @pytest.mark.parametrize("is_async", [False, True])
-def test_workers_call_for_different_keys_at_the_same_time_and_for_a_key_in_order(
-    subject: Subject, is_async: bool
-) -> None:
+def test_workers_take_different_keys_at_once_and_a_key_in_order(subject: Subject, is_async: bool) -> None:
     together = threading.Barrier(3, timeout=TIMEOUT_S)
 
     def write(event: Handled, connection: extensions.connection) -> None:
         together.wait()  # which is broken if fewer call at a time
-        subject.receipts.write(event, connection)
+        subject.write(event, connection)
 
     async def write_async(event: Handled, connection: AsyncConnection) -> None:
         await asyncio.to_thread(together.wait)
-        await connection.run(partial(subject.receipts.write, event))
+        await connection.run(partial(subject.write, event))
 
     with subject.handling(write_async if is_async else write, workers=3) as writer:
         writer.apply(batch(EVENTS, 0))
@@ -392,23 +368,18 @@ def test_a_driver_that_takes_over_waits_for_what_a_worker_has_begun(subject: Sub
     def write(event: Handled, connection: extensions.connection) -> None:
         begun.set()
         assert may_end.wait(TIMEOUT_S)
-        subject.receipts.write(event, connection)
+        subject.write(event, connection)
 
     with subject.handling(write, workers=3) as old, raises("database-connection-lost"):
         applied = in_thread("old driver", old.apply, batch(EVENTS, 0))
         assert begun.wait(TIMEOUT_S)
         hang_up(old.connections[0])  # its fence is gone, and its workers do not know
         taking_over = in_thread("new driver", subject.handle, EVENTS)
-        wait_for("the new driver to wait", partial(_waits_for_lock, subject), timeout_s=TIMEOUT_S)
+        wait_for("the new driver to wait", lambda: has_waiting(subject.settings), timeout_s=TIMEOUT_S)
         may_end.set()
         taking_over.result()
         applied.result()
     assert subject.versions() == ALL_VERSIONS
-
-
-def _waits_for_lock(subject: Subject) -> bool:
-    waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-    return bool(subject.database.query(waiting))
 
 
 def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +394,7 @@ def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject, m
     with subject.handling(workers=3) as writer, raises("sink-fenced"):
         writer.apply(batch(EVENTS, 0))
     assert len(begun) == 3
-    assert subject.receipts.calls == []
+    assert subject.calls == []
 
 
 @pytest.mark.parametrize("before", [pytest.param(0, id="of a rewind"), pytest.param(1, id="of another partition")])
@@ -431,7 +402,7 @@ def test_a_worker_that_begins_after_a_takeover_calls_nothing(subject: Subject, m
 def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(subject: Subject, before: int) -> None:
     """Each start applies other records first, and as many as the batch of the call has."""
     poison = EVENTS[7]
-    subject.receipts.failing, subject.receipts.error = {poison.event_id}, hang_up
+    subject.failing, subject.error = {poison.event_id}, hang_up
     others = [Event(uuid7(RANDOM), nth_key(3), 1, 1 + number) for number in range(60)]
     starts, is_done = 0, False
     while not is_done:
@@ -444,7 +415,7 @@ def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(subje
                 writer.apply(batch(EVENTS[:6], 0))
             writer.apply(batch(EVENTS[6:], 6))
             for _ in EVENTS:
-                retry(subject, writer)
+                subject.retry(writer)
             is_done = subject.database.retries(poison.event_id) == 2
     versions = subject.versions()
     versions.pop(nth_key(3), None)
@@ -454,7 +425,7 @@ def test_records_that_come_before_a_call_that_never_returns_do_not_hide_it(subje
 
 
 def test_calls_for_a_topic_that_was_made_again_are_forgotten(subject: Subject) -> None:
-    subject.receipts.failing, subject.receipts.error = {EVENTS[7].event_id}, hang_up
+    subject.failing, subject.error = {EVENTS[7].event_id}, hang_up
     with subject.handling() as writer, raises("database-connection-lost"):
         writer.apply(batch(EVENTS[:6], 0))
         writer.apply(batch(EVENTS[6:], 6))
@@ -465,18 +436,15 @@ def test_calls_for_a_topic_that_was_made_again_are_forgotten(subject: Subject) -
     assert subject.database.query(unfinished) == [({},)], "their offsets say nothing of the new topic"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_starts_that_have_called_nothing_are_no_interruptions(subject: Subject, workers: int) -> None:
+def test_starts_that_have_called_nothing_are_no_interruptions(subject: Subject) -> None:
     def refused() -> extensions.connection:
         raise Failure("too many connections", "wait", code="database-unavailable")
 
     for _ in range(3):
-        with subject.handling(workers=workers) as writer:
-            if workers > 1:
-                writer.connect = refused
-                with raises("database-unavailable"):
-                    writer.apply(batch(EVENTS, 0))
-    subject.handle(EVENTS, workers=workers)
+        with subject.handling(workers=2) as writer, raises("database-unavailable"):
+            writer.connect = refused
+            writer.apply(batch(EVENTS, 0))
+    subject.handle(EVENTS, workers=2)
     assert subject.database.dead_letters() == {}
     assert len(subject.lines()) == len(EVENTS)
 
@@ -488,10 +456,10 @@ def test_a_statement_that_outlives_its_call_changes_nothing_behind_it(subject: S
         def late(of: extensions.connection) -> None:
             begun.set()
             assert may_write.wait(TIMEOUT_S)
-            subject.receipts.write(event, of)
+            subject.write(event, of)
 
         if event.id != EVENTS[0].event_id:
-            await connection.run(partial(subject.receipts.write, event))
+            await connection.run(partial(subject.write, event))
             return
         task = asyncio.ensure_future(connection.run(late))
         await asyncio.to_thread(begun.wait, TIMEOUT_S)
@@ -500,7 +468,7 @@ def test_a_statement_that_outlives_its_call_changes_nothing_behind_it(subject: S
         raise TimeoutError
 
     subject.handle(EVENTS[:3], write)
-    assert subject.receipts.calls[0] == EVENTS[0].event_id
+    assert subject.calls[0] == EVENTS[0].event_id
     assert subject.lines() == [one.event_id for one in EVENTS[1:3]]
     assert subject.database.dead_letters() == {EVENTS[0].event_id: HANDLER_FAILED}
 
@@ -516,7 +484,7 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
     random, sent, discarded = Random(seed), 0, set[str]()  # noqa: S311
     events = [Event(uuid7(RANDOM), nth_key(number % 4), 1, 1 + number // 4) for number in range(100)]
     ids = [one.event_id for one in events]
-    errors = [_divide, _caught, *map(_raise, (_MuteError(), SystemExit(3), asyncio.CancelledError(), None)), hang_up]
+    errors = [None, _divide, _caught, *map(_raise, (_MuteError(), SystemExit(3), asyncio.CancelledError())), hang_up]
     lost = 0
 
     def opened() -> list[str]:
@@ -527,17 +495,16 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
 
     def operate(writer: HandlerWriter) -> None:
         nonlocal sent
-        subject.receipts.failing = {one.event_id for one in events if random.random() < 0.25}
-        subject.receipts.error = random.choice(errors)
+        subject.failing = {one.event_id for one in events if random.random() < 0.25}
+        subject.error = random.choice(errors)
         match random.randrange(8):
             case 0 if sent:
                 begin = random.randrange(sent)
                 writer.apply(batch(events[begin : begin + random.randint(1, sent - begin)], begin))
             case 1 | 2:
-                letters, at_once = writer.due(random.randint(1, 5))
-                replay_letters(subject, *letters, at_once=at_once)
+                subject.retry(writer, random.randint(1, 5))
             case 3 if letters := some(opened(), 5):
-                replay_letters(subject, *letters)
+                subject.replay(*letters)
             case 4 if letters := some(opened(), 1):
                 discarded.update(letters)
                 subject.database.discard(Selection(identities=letters))
@@ -546,7 +513,7 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
                 writer.apply(batch(events[sent : sent + count], sent))
                 sent = min(len(events), sent + count)
 
-    function = awaited(subject.receipts) if is_async else subject.receipts.write
+    function = subject.write_async if is_async else subject.write
     while sent < len(events):
         with suppress(Failure), subject.handling(function, workers=workers) as writer:
             while sent < len(events):
@@ -561,6 +528,6 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
         assert len(handled) == len({*handled})
         assert all(versions == sorted(versions) for versions in subject.versions().values())
     assert lost, "a connection was lost"
-    subject.receipts.failing = set()
-    replay_letters(subject, *opened())
+    subject.failing = set()
+    subject.replay(*opened())
     assert {*subject.lines()} == {*ids} - discarded

@@ -20,23 +20,20 @@ import psycopg2
 import pytest
 
 from outbox.base.database import connect
-from outbox.base.errors import Failure
 from outbox.base.settings import DatabaseUrl, Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.kafka.topics import Topic
 from outbox.maintenance import retention
 from outbox.maintenance.retention import Evidence
 from outbox.sink import discovery
 from outbox.sink.decoding.values import day_of
 from outbox.sink.remembering import fence, strategy
 from outbox.sink.remembering.dead_letters import OLDER_THAN_HORIZON
-from outbox.sink.remembering.strategy import Strategy
-from outbox.sink.repair import rebuild
 from outbox.sink.writer import Counts
 from outbox_lab.testing import command
+from outbox_lab.testing.failures import raises
 from tests.support import kept_rows
 from tests.support.kept_rows import aged, ago, partition, remember
-from tests.support.made_events import DAY_MS, JOB, NOW_MS, TOPIC, TOPIC_ID, Event, batch, nth_key, sums, uuid7
+from tests.support.made_events import DAY_MS, JOB, NOW_MS, Event, batch, nth_key, sums, uuid7
 from tests.support.sink_driver import Database, open_sink, sink_on
 from tests.support.topic_reader import topic_of
 
@@ -45,11 +42,6 @@ pytestmark = pytest.mark.usefixtures("whole_day")
 RANDOM = random.Random(7)  # noqa: S311
 ZERO = UUID(int=0)
 DEFAULT_LOCKS = 64 * 100  # max_locks_per_transaction * max_connections of a default Postgres
-WAITING = """
-SELECT 1 FROM pg_locks
- WHERE locktype = 'advisory' AND NOT granted
-   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
 LOCKS = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
 
 
@@ -172,7 +164,7 @@ class TestHorizon:
     @pytest.mark.parametrize("day", [0, -1])
     def test_today_and_yesterday_are_kept_whatever_is_asked_for(self, databases: Settings, day: int) -> None:
         remember(databases, aged(1))
-        with pytest.raises(Failure, match="today and yesterday are kept"):
+        with raises("database-refused", "today and yesterday are kept"):
             retention.drop(databases, ago(day))
         assert (kept_rows.horizon(databases), kept_rows.names(databases)) == (ZERO, [partition(1)])
         retention.drop(databases, ago(1))
@@ -185,44 +177,34 @@ class TestBesideASink:
     ) -> None:
         """Else a batch of it could take an event as neither older nor newer than the horizon."""
         monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 60)
-        retention_waits = f"{WAITING} AND mode = 'ExclusiveLock'"
-        creation_waits = f"{WAITING} AND mode = 'ShareLock'"
         kept_rows.start(databases, "merge")
         drop = threading.Thread(target=retention.drop, args=(databases, ago(5)))
         create = threading.Thread(target=create_sink, args=(databases, "dedup"))
         with kept_rows.cursor_of(databases) as cursor:
             fence.lock(cursor, "merge")
             drop.start()
-            wait_for("the drop to wait", lambda: bool(kept_rows.query(databases, retention_waits)), timeout_s=20)
+            wait_for("the drop to wait", lambda: kept_rows.has_waiting(databases, "ExclusiveLock"), timeout_s=20)
             create.start()
-            wait_for("the new sink to wait", lambda: bool(kept_rows.query(databases, creation_waits)), timeout_s=20)
+            wait_for("the new sink to wait", lambda: kept_rows.has_waiting(databases, "ShareLock"), timeout_s=20)
             assert kept_rows.horizon(databases) == ZERO
         for thread in (drop, create):
             thread.join()
         assert day_of(kept_rows.horizon(databases)) == ago(5)
 
-    @pytest.mark.parametrize(
-        ("does", "holder"),
-        [
-            (lambda cursor: fence.lock(cursor, "dedup"), "sink dedup is in a transaction"),
-            (lambda cursor: cursor.execute("SELECT FROM processed_events"), "another session uses the tables"),
-        ],
-    )
+    @pytest.mark.parametrize("holder", ["sink dedup is in a transaction", "another session uses the tables"])
     def test_a_transaction_that_does_not_end_is_named(
-        self,
-        databases: Settings,
-        monkeypatch: pytest.MonkeyPatch,
-        does: Callable[[psycopg2.extensions.cursor], None],
-        holder: str,
+        self, databases: Settings, monkeypatch: pytest.MonkeyPatch, holder: str
     ) -> None:
         monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.2)
         monkeypatch.setattr(retention, "TURN_TIMEOUT_S", 0.3)
         remember(databases, aged(6))
         with kept_rows.cursor_of(databases) as cursor:
-            does(cursor)
-            with pytest.raises(Failure, match=holder) as failure:
+            if "sink" in holder:
+                fence.lock(cursor, "dedup")
+            else:
+                cursor.execute("SELECT FROM processed_events")
+            with raises("sinks-busy", holder):
                 retention.drop(databases, ago(5))
-            assert failure.value.code == "sinks-busy"
             assert (kept_rows.horizon(databases), kept_rows.names(databases)) == (ZERO, [partition(6)])
             # Nor does it stand in a sink's way between its attempts.
             if "sink" not in holder:
@@ -257,9 +239,7 @@ CANNOT: dict[SinkRole, Sequence[str]] = {
 
 
 @pytest.mark.parametrize("role", CANNOT)
-def test_no_sink_and_no_auditor_can_forget_an_event_and_the_pruner_can_neither_apply_nor_read_one(
-    shared_databases: Settings, role: SinkRole
-) -> None:
+def test_only_the_pruner_forgets_and_it_reads_no_event(shared_databases: Settings, role: SinkRole) -> None:
     for statement in CANNOT[role]:
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             kept_rows.query(shared_databases, statement, role=role)
@@ -309,13 +289,11 @@ class TestExpire:
         does(databases)
         wanted: list[date] = []
 
-        def held(_: Settings, day: date, __: object) -> list[Evidence]:
+        def found(_: Settings, day: date, __: object) -> list[Evidence]:
             wanted.append(day)
-            return [Evidence("test", retention.first_uuid(day - timedelta(days=1)))]
+            return [Evidence("test", retention.first_uuid(ago(due - 1)))]
 
-        monkeypatch.setattr(retention, "gather", held)
-        assert retention.expire(databases).dropped == ()
-        monkeypatch.setattr(retention, "gather", lambda *_: [Evidence("test", retention.first_uuid(ago(due - 1)))])
+        monkeypatch.setattr(retention, "gather", found)
         retention.expire(databases)
         assert wanted == [ago(due)]
         assert day_of(kept_rows.horizon(databases)) == ago(due - 1)
@@ -377,14 +355,6 @@ class TestDeadLetters:
         gone = {f"{status} {which}" for status in ("replayed", "discarded") for which in whichever}
         assert before - kept_rows.dead_letters(databases) == {*gone, "replayed valid"}
 
-    def test_that_of_a_record_without_age_stays_while_its_topic_may_have_it(self, databases: Settings) -> None:
-        """Or a rewind would set it aside once more, and hold up its key."""
-        for status in ("replayed", "discarded"):
-            kept_rows.set_aside(databases, status, status=status, seen_days_ago=100)
-        none = kept_rows.horizon(databases)
-        assert retention.delete_rows(databases, none, oldest=lambda *_: datetime.now(UTC) - timedelta(days=110)) == {}
-        assert retention.delete_rows(databases, none, oldest=lambda *_: None) == {"dead_letters": 2}
-
     def test_a_sink_that_sees_them_again_meanwhile_is_no_deadlock(self, databases: Settings) -> None:
         """Each locks many of them, in its own order."""
         kept_rows.set_aside(databases, "0", status="replayed")
@@ -410,50 +380,27 @@ def unwanted() -> None:
     raise AssertionError("nobody has to nudge the relay")
 
 
-class TestOwnStrategy:
-    """A file of a project, which remembers ids in our table, or in its own."""
+IDS = """
+CREATE TABLE my_ids (sink text, event_id uuid, PRIMARY KEY (sink, event_id));
+GRANT SELECT, INSERT ON my_ids TO {writer};
+GRANT SELECT, DELETE ON my_ids TO {pruner};
+"""
 
-    IDS = """
-    CREATE TABLE my_ids (sink text, event_id uuid, PRIMARY KEY (sink, event_id));
-    GRANT SELECT, INSERT ON my_ids TO {writer};
-    GRANT SELECT, DELETE ON my_ids TO {pruner};
-    """
-    TOPICS, WHOLE = [Topic(TOPIC, TOPIC_ID, 1)], {TOPIC: {0: 0}}
 
-    @pytest.fixture(params=["processed_events", "my_ids"])
-    def own(
-        self, databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-    ) -> Strategy:
-        roles = {role.name.lower(): databases.role_name(role) for role in (SinkRole.WRITER, SinkRole.PRUNER)}
-        kept_rows.query(databases, self.IDS.format(**roles))
-        file = tmp_path / "mine.sql"
-        file.write_text((strategy.BUILT_IN / "dedup.sql").read_text().replace("processed_events", request.param))
-        monkeypatch.setattr(discovery, "jobs", lambda _: [replace(JOB, name="mine", strategy=file)])
-        return strategy.find(file)
-
-    def test_its_memory_is_forgotten_below_the_horizon_and_kept_above(self, databases: Settings, own: Strategy) -> None:
-        # A partition has up to a month of ids: the one of the oldest event ends below the horizon whatever the date is.
-        far, near, young = events = [event_of(days, number=days) for days in (140, 99, 3)]
-        assert own.memory is not None
-        with closing(connect(databases, SinkRole.WRITER)) as connection:
-            sink = sink_on(connection, own)
-            assert sink.apply(batch(events)) == Counts(rows=3, applied=3)
-            retention.drop(databases, ago(100))
-            retention.delete_rows(databases, kept_rows.horizon(databases))
-            left = {str(one) for (one,) in kept_rows.query(databases, f"SELECT event_id FROM {own.memory.table}")}
-            assert (far.event_id in left, {near.event_id, young.event_id} <= left) == (False, True)
-            assert sink.apply(batch(events, start=3)) == Counts(rows=3, duplicates=2, rejected=1)
-
-    def test_a_rebuild_brings_a_memory_that_knows_each_event(self, databases: Settings, own: Strategy) -> None:
-        events = [event_of(days, number=days) for days in (5, 4, 3)]
-
-        def apply(some: list[Event], start: int = 0, name: str = "") -> Counts:
-            with closing(connect(databases, SinkRole.WRITER)) as connection:
-                return sink_on(connection, own, name=name).apply(batch(some, start))
-
-        apply(events[:2])
-        with rebuild.reserved(databases, "mine") as owner:
-            rebuild.begin(owner, "mine", self.TOPICS, self.WHOLE)
-            apply(events, name=rebuild.copy_of("mine"))
-            rebuild.swap(owner, "mine", self.TOPICS, self.WHOLE)
-        assert apply(events, start=3) == Counts(rows=3, duplicates=3)
+def test_the_memory_of_an_own_strategy_is_forgotten_below_the_horizon(
+    databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles = {role.name.lower(): databases.role_name(role) for role in (SinkRole.WRITER, SinkRole.PRUNER)}
+    kept_rows.query(databases, IDS.format(**roles))
+    file = tmp_path / "mine.sql"
+    file.write_text((strategy.BUILT_IN / "dedup.sql").read_text().replace("processed_events", "my_ids"))
+    monkeypatch.setattr(discovery, "jobs", lambda _: [replace(JOB, name="mine", strategy=file)])
+    events = [event_of(days, number=days) for days in (101, 99, 3)]
+    with closing(connect(databases, SinkRole.WRITER)) as connection:
+        sink = sink_on(connection, strategy.find(file))
+        assert sink.apply(batch(events)) == Counts(rows=3, applied=3)
+        retention.drop(databases, ago(100))
+        assert retention.delete_rows(databases, kept_rows.horizon(databases)) == {"my_ids": 1}
+        left = kept_rows.query(databases, "SELECT event_id FROM my_ids")
+        assert {str(one) for (one,) in left} == {one.event_id for one in events[1:]}
+        assert sink.apply(batch(events, start=3)) == Counts(rows=3, duplicates=2, rejected=1)

@@ -107,28 +107,19 @@ class TestDeadLetters:
         assert ordered.apply(ORDER, order(1), order(2)) == Counts(rows=2, applied=2)
         assert ordered.letters("topic", "reason") == [(INVOICE, "not JSON"), (INVOICE, "parked")]
 
-    def test_a_replay_applies_those_of_every_topic(self, seen: Seen) -> None:
+    def test_a_replay_applies_those_of_every_topic_that_the_sink_reads(self, seen: Seen) -> None:
         bad = [order(1), invoice(1), order(2)]
         seen.refuse(*bad)
         seen.apply(ORDER, bad[0], bad[2])
         seen.apply(INVOICE, bad[1])
         seen.refuse()
-        assert seen.replay() == Replayed(applied=3)
-        assert seen.events("topic", "event_type", "number") == [
-            (INVOICE, "invoice.sent", 1),
-            (ORDER, "order.placed", 1),
-            (ORDER, "order.placed", 2),
-        ]
-
-    def test_one_of_a_topic_that_the_sink_reads_no_more_stays_open(self, seen: Seen) -> None:
-        for topic, bad in ((ORDER, order(1)), (INVOICE, invoice(1))):
-            seen.apply(topic, bad._replace(value=b"{"))
         seen.deploy("order")
-        assert seen.replay() == Replayed(rejected=2)
-        assert seen.letters("topic", "status", "reason") == [
-            (INVOICE, "open", "not asked for"),
-            (ORDER, "open", "not JSON"),
-        ]
+        assert seen.replay() == Replayed(applied=2, rejected=1)
+        assert seen.letters("topic", "reason")[0] == (INVOICE, "not asked for")
+        seen.deploy("order", "invoice")
+        assert seen.replay() == Replayed(applied=1)
+        applied = [(ORDER, "order.placed", 1), (ORDER, "order.placed", 2), (INVOICE, "invoice.sent", 1)]
+        assert seen.events("topic", "event_type", "number") == applied
 
 
 class TestRebuild:

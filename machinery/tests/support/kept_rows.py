@@ -131,3 +131,12 @@ def horizon(settings: Settings) -> UUID:
 def spread(years: int, count: int) -> Sequence[date]:
     """So many distinct days, up to today."""
     return [ago(number * years * 365 // count) for number in range(count)]
+
+
+def has_waiting(settings: Settings, mode: str = "%") -> bool:
+    """Whether a session of the sink database waits for an advisory lock, in this mode or in any."""
+    waiting = """
+    SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND mode LIKE %s
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    """
+    return bool(query(settings, waiting, mode))

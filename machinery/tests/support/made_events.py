@@ -16,7 +16,7 @@ from outbox.sink import discovery
 from outbox.sink.decoding import records
 from outbox.sink.decoding.batch import Batch, Chunk
 from outbox.sink.decoding.decoder import DecodedEvent
-from outbox.sink.decoding.records import DeadRecord, Decoded, Rows
+from outbox.sink.decoding.records import DeadRecord, Decoded
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.sinks import at_places
 from tests import items
@@ -90,15 +90,6 @@ def fetch(topic: str, places: Collection[records.Place]) -> Iterator[tuple[recor
     return ((place, ON_TOPICS[topic, place]) for place in places)
 
 
-def rows(
-    events: Sequence[Event], first_offset: int = 0, partition: int = 0, offsets: Sequence[int] | None = None
-) -> Rows:
-    """The events as rows of a batch in one partition: at these offsets, or one after the other."""
-    places = range(first_offset, first_offset + len(events)) if offsets is None else offsets
-    ON_TOPICS.update({(TOPIC, (partition, place)): event.record for event, place in zip(events, places, strict=True)})
-    return DECODER.rows((event.decoded, partition, offset) for event, offset in zip(events, places, strict=True))
-
-
 def batch(
     events: Sequence[Event],
     start: int = 0,
@@ -111,8 +102,10 @@ def batch(
 ) -> Batch:
     """A batch of one partition; it ends behind its last event, unless another end is given."""
     until = start + len(events) + len(dead) if end is None else end
-    chunk = chunk_of(Decoded(rows(events, start, partition, offsets), dead))
-    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, chunk)
+    places = range(start, start + len(events)) if offsets is None else offsets
+    ON_TOPICS.update({(TOPIC, (partition, place)): event.record for event, place in zip(events, places, strict=True)})
+    rows = DECODER.rows((event.decoded, partition, place) for event, place in zip(events, places, strict=True))
+    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, chunk_of(Decoded(rows, dead)))
 
 
 def chunk_of(decoded: Decoded, spec: SinkSpec = MAIN, topic: str = TOPIC) -> Chunk:
