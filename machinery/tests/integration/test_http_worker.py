@@ -191,15 +191,6 @@ def test_slow_clients_get_408_and_block_nobody(served: Service) -> None:
     assert all(b"application/problem+json" in answer for begin, answer in answers if begin)
 
 
-def test_clients_that_do_not_close_block_nobody(served: Service) -> None:
-    request = WHOLE.replace(b"Host:", b"Connection: close\r\nHost:")
-    with watched(served), connected(served, CLIENTS) as clients:
-        for client in clients:
-            client.sendall(request)
-        assert {status(response(client)) for client in clients} == {200}
-        time.sleep(1)  # they stay connected for longer than a normal client waits
-
-
 @pytest.mark.parametrize("read_bytes", [0, 1], ids=["nothing", "a byte a second"])
 def test_clients_that_read_slowly_are_disconnected_and_block_nobody(served: Service, read_bytes: int) -> None:
     with watched(served, within_s=TIMEOUT_S), connected(served, CLIENTS, receive_bytes=1) as clients:
@@ -280,28 +271,32 @@ def test_a_client_that_expects_100_continue_gets_it_once(served: Service) -> Non
     assert b"100 Continue" not in answer
 
 
+@contextmanager
+def stopping(served: Service) -> Iterator[None]:
+    """The service is asked to stop before the block, has stopped after it, and starts again."""
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(served.stop)
+        wait_for("it to stop", lambda: "Handling signal: term" in served.tail(), timeout_s=10)
+        yield
+        stopped.result()
+    served.start()
+
+
 @pytest.mark.parametrize("served", ["create_async_app"], ids=["fastapi"], indirect=True)
 def test_a_background_task_runs_after_the_response_and_before_the_end(served: Service, tmp_path: Path) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     response = requests.post(served.url + "/later", json={"text": str(tmp_path)}, headers=headers, timeout=20)
     assert response.text == "soon"
     assert not (tmp_path / "to").exists()
-    with ThreadPoolExecutor(1) as pool:
-        stopping = pool.submit(served.stop)
-        wait_for("it to stop", lambda: "Handling signal: term" in served.tail(), timeout_s=10)
+    with stopping(served):
         (tmp_path / "from").touch()
-        stopping.result()
     assert (tmp_path / "to").exists()
-    served.start()
 
 
 def test_a_stopping_service_waits_for_a_request_that_arrives(served: Service) -> None:
-    with connected(served, 1) as [client], ThreadPoolExecutor(1) as pool:
+    with connected(served, 1) as [client]:
         client.sendall(WHOLE[:60])
         wait_for("the service to have accepted it", served.is_ready, timeout_s=10)
-        stopping = pool.submit(served.stop)
-        wait_for("it to stop", lambda: "Handling signal: term" in served.tail(), timeout_s=10)
-        client.sendall(WHOLE[60:])
-        assert status(response(client)) == 200
-        stopping.result()
-    served.start()
+        with stopping(served):
+            client.sendall(WHOLE[60:])
+            assert status(response(client)) == 200

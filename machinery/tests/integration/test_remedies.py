@@ -173,42 +173,26 @@ def test_younger_commits_before_the_offset_are_refused(slotted: Settings) -> Non
     continue_from(slotted, slot.end_of_log(slotted))  # nothing can be told, so nothing is refused
 
 
-# Policies ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hidden(databases: Settings) -> Settings:
-    """An outbox of two events, which a policy hides from everybody who reads; the service writes beside it."""
-    query(databases, EVENT, SourceRole.APP)
+def test_apply_prune_and_check_refuse_an_outbox_with_hidden_rows(databases: Settings) -> None:
+    """Debezium's own session fails too: its snapshot would relay nothing and say nothing."""
     query(databases, POLICY, SourceRole.OWNER)
-    query(databases, EVENT, SourceRole.APP)
-    return databases
-
-
-def test_a_reader_from_whom_rows_are_hidden_fails(hidden: Settings) -> None:
-    """Debezium's own session too: its snapshot would relay nothing and say nothing."""
-    for role in (SourceRole.CDC, SourceRole.PRUNER, SourceRole.AUDITOR):
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="row-level security policy"):
-            query(hidden, "SELECT count(*) FROM outbox", role)
-    with (
-        closing(psycopg2.connect(make_dsn(None, **hidden.dsn(SourceRole.CDC)))) as connection,
-        connection.cursor() as cursor,
-        pytest.raises(psycopg2.errors.InsufficientPrivilege),
-    ):
-        cursor.execute("SELECT * FROM outbox")
-
-
-def test_apply_prune_and_check_refuse_an_outbox_with_hidden_rows(hidden: Settings) -> None:
+    query(databases, EVENT, SourceRole.APP)  # the service writes beside it
     with raises("rows-hidden", "row-level security", "DISABLE ROW LEVEL SECURITY"):
-        slot.require_whole_table(hidden, connectors.load(hidden))
+        slot.require_whole_table(databases, connectors.load(databases))
     with raises("database-refused", "row-level security policy"):
-        prune.count_old(hidden, 0)
+        prune.count_old(databases, 0)
     with (
         raises("database-refused", "row-level security policy"),
-        snapshot(hidden, SourceRole.AUDITOR) as connection,
+        snapshot(databases, SourceRole.AUDITOR) as connection,
         connection.cursor() as cursor,
     ):
         cursor.execute("SELECT count(*) FROM outbox")
+    with (
+        closing(psycopg2.connect(make_dsn(None, **databases.dsn(SourceRole.CDC)))) as connection,
+        connection.cursor() as cursor,
+        pytest.raises(psycopg2.errors.InsufficientPrivilege, match="row-level security policy"),
+    ):
+        cursor.execute("SELECT * FROM outbox")
 
 
 # Declared events ----------------------------------------------------------------------------------------------------
@@ -274,19 +258,15 @@ def test_declared_events_are_taken_and_no_others(bare: Settings, declare: Declar
     assert migrate(bare).events.added == ["bin.line.added.v1", "crate.sent.v1", "crate.sent.v2"]
     others = [
         ("crate", "sent", 3),
-        ("crate", "sent", 0),
         ("crate", "sent.v1", 1),
         ("crate", "line.added", 1),
         ("crate.sent", "v1", 1),
         ("bin.line", "added", 1),
         ("Crate", "sent", 1),
-        ("crate ", "sent", 1),
-        ("", "", 1),
         ("outbox", "outbox.marker", 1),
         ("x.markers", "outbox.marker", 1),  # no topic is called so: the relay would stop
         ("outbox.markers", "outbox.marker", 2),
         ("x.markers", "sent", 1),
-        ("x.markers ", "outbox.marker", 1),
     ]
     assert [event for event in others if takes(bare, *event)] == []
     assert query(bare, "SELECT FROM outbox") == []
@@ -389,14 +369,6 @@ def test_a_guard_that_was_widened_by_hand_is_ours_again_with_its_events(bare: Se
     assert done.repaired == [f"the constraint {declared.NAME}"]
     assert takes(bare, "crate", "sent", 2), "an older image removes nothing"
     assert not takes(bare, "crate", "lost", 1)
-
-
-def test_an_unusable_declaration_changes_nothing(bare: Settings, declare: Declare) -> None:
-    declare(*OLD)
-    (project.current().events / "crate" / "sent.v2.schema.json").write_text("{")
-    with raises("schema-unusable", "sent.v2.schema.json"):
-        migrate(bare)
-    assert takes(bare, "anything", "at all", 1)
 
 
 def test_a_column_that_would_not_fit_into_a_record_is_refused(databases: Settings) -> None:

@@ -249,21 +249,6 @@ def test_metrics_add_up_over_all_workers(private: Stack, served: Command) -> Non
     assert counted(settings) - before == work.answered[201]
 
 
-def test_its_log_is_json_and_its_counts_are_removed_with_it(
-    apart: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = tmp_path / "counts"
-    counts.mkdir()
-    monkeypatch.setenv("TMPDIR", str(counts))
-    with serving(apart) as process:
-        (folder,) = counts.iterdir()
-        assert list(folder.glob("*.db"))
-    assert not folder.exists()
-    told = [json.loads(line)["event"] for line in process.log_file.read_text().splitlines()]
-    assert told[0].startswith("Starting gunicorn")
-    assert told[-1].startswith("Shutting down")
-
-
 def counted(settings: Settings) -> float:
     """Completed requests for a movement that all workers have counted."""
     told = requests.get(f"{settings.service_url}/metrics", timeout=10).text
