@@ -20,8 +20,8 @@ from outbox.events.schema import Column
 from outbox.sink.decoding.layout import Layout
 from outbox.sink.discovery import event_decoders
 from outbox.sink.running.checkpoint import Checkpoint
-from outbox.sink.spark.session import FEW_ROWS, session
-from outbox.sink.spark.transform import Function, Transform, as_events, frame_schema, not_storable, quoted
+from outbox.sink.spark.session import session
+from outbox.sink.spark.transform import Function, Transform, as_events, frame_schema, not_storable
 from outbox_lab.testing import check_transform, example_events
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
@@ -65,14 +65,6 @@ def test_driver_takes_no_object_of_a_stranger(spark: SparkSession) -> None:
     answer = answer_to_a_stranger(int(port))
     assert b"SaslMessage" in answer  # it expects a login first
     assert STRANGER not in answer
-
-
-def test_another_session_has_sparks_own_settings_for_queries(spark: SparkSession) -> None:
-    assert {name: spark.conf.get(name) for name in FEW_ROWS} == FEW_ROWS
-    assert {name: spark.newSession().conf.get(name) for name in FEW_ROWS} == {
-        "spark.sql.codegen.wholeStage": "true",
-        "spark.sql.shuffle.partitions": "200",
-    }
 
 
 @pytest.mark.parametrize("filters", ["", "# spark.ui.filters org.apache.spark.ui.JWSFilter\n"])
@@ -252,11 +244,7 @@ def test_examples_have_the_columns_that_a_sink_gives(spark: SparkSession, names:
     rows = found.collect()
     assert rows == example_events(spark, SETTINGS, names, count=20).collect(), "they are the same each time"
     assert len({(row.event_id, row.partition, row.offset) for row in rows}) == len(rows) == 20
-
-
-def test_examples_of_older_versions_are_upcast(spark: SparkSession) -> None:
-    rows = example_events(spark, SETTINGS, ["order.placed"], count=20).collect()
-    assert {row.unit for row in rows} >= {"PCE"}
+    assert names != ["order"] or {row.unit for row in rows} >= {"PCE"}, "older versions are upcast"
 
 
 def test_payloads_that_a_sink_would_not_take_are_refused(spark: SparkSession) -> None:
@@ -268,12 +256,6 @@ def test_payloads_that_a_sink_would_not_take_are_refused(spark: SparkSession) ->
         example_events(spark, SETTINGS, ["item"], {"item": [payload_of(1)]})
     with raises("event-undeclared", "item.nothing"):
         example_events(spark, SETTINGS, ["item"], {"item.nothing": [payload_of(1)]})
-
-
-@pytest.mark.parametrize("name", ["plain", "a`b", "`", "a.b", "``a` b"])
-def test_a_column_may_have_any_name(spark: SparkSession, name: str) -> None:
-    rows = spark.createDataFrame([(1, 2)], ["other", name])
-    assert rows.select([quoted(name)]).toArrow().to_pylist() == [{name: 2}]
 
 
 def test_a_property_may_have_the_name_of_the_topic(spark: SparkSession, tmp_path: Path) -> None:
