@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from psycopg2 import extensions
 
+from outbox.audit import sinks
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
@@ -103,6 +104,26 @@ def test_a_replay_waits_for_the_transaction_of_the_sink_and_leaves_out_what_that
             cursor.execute("UPDATE dead_letters SET status = 'replayed' WHERE identity = %s", [applied.event_id])
         assert running.result() == Replayed(applied=1)
     assert database.totals() == sums([late])
+
+
+def test_an_event_that_takes_the_letter_of_a_discarded_record_leaves_that_acknowledged(
+    databases: Settings, database: Database
+) -> None:
+    def acknowledged() -> frozenset[str]:
+        """The identities of the records that `outbox check` no longer reports."""
+        with cursor_of(databases, SinkRole.AUDITOR) as cursor:
+            return sinks.acknowledged(cursor, ["dedup"])
+
+    event = litres(kilos(7, version=2))
+    with open_sink(databases) as sink:
+        sink.apply(batch([kilos(5)], dead=[dead_record(1, event.event_id)]))
+        assert database.discard() == 1
+        assert acknowledged() == {event.event_id}
+        assert sink.apply(batch([event], start=2)).rejected == 1
+        assert acknowledged() == set(), "its event is set aside"
+    query(databases, SinkRole.WRITER, "UPDATE stock SET unit = 'LTR'")  # now the event fits
+    assert replayed(databases, MAIN) == Replayed(applied=1)
+    assert acknowledged() == {event.event_id}
 
 
 @pytest.mark.parametrize("whose", ["gen_random_uuid()", "event_id"])
