@@ -90,22 +90,13 @@ def fetch(topic: str, places: Collection[records.Place]) -> Iterator[tuple[recor
     return ((place, ON_TOPICS[topic, place]) for place in places)
 
 
-def batch(
-    events: Sequence[Event],
-    start: int = 0,
-    end: int | None = None,
-    *,
-    partition: int = 0,
-    topic_id: str = TOPIC_ID,
-    dead: Sequence[DeadRecord] = (),
-    offsets: Sequence[int] | None = None,
-) -> Batch:
-    """A batch of one partition; it ends behind its last event, unless another end is given."""
-    until = start + len(events) + len(dead) if end is None else end
-    places = range(start, start + len(events)) if offsets is None else offsets
+def batch(events: Sequence[Event], start: int = 0, *, partition: int = 0, dead: Sequence[DeadRecord] = ()) -> Batch:
+    """A batch of one partition, which ends behind its last event and these dead records."""
+    places = range(start, start + len(events))
     ON_TOPICS.update({(TOPIC, (partition, place)): event.record for event, place in zip(events, places, strict=True)})
     rows = DECODER.rows((event.decoded, partition, place) for event, place in zip(events, places, strict=True))
-    return Batch(TOPIC, topic_id, {partition: start}, {partition: until}, chunk_of(Decoded(rows, dead)))
+    end = start + len(events) + len(dead)
+    return Batch(TOPIC, TOPIC_ID, {partition: start}, {partition: end}, chunk_of(Decoded(rows, dead)))
 
 
 def chunk_of(decoded: Decoded, spec: SinkSpec = MAIN, topic: str = TOPIC) -> Chunk:
@@ -122,11 +113,10 @@ def dead_record(
     *,
     key: bytes | None = b"key",
     reason: str = "not JSON",
-    partition: int = 0,
 ) -> DeadRecord:
     """A record that is no event."""
     record = records.Record(key, [("h", b"\xff")], value, NOW_MS)
-    return DeadRecord(partition, offset, record, event_id, Rejection(reason, "a detail"))
+    return DeadRecord(0, offset, record, event_id, Rejection(reason, "a detail"))
 
 
 def as_read(*read: records.Record, partition: int = 3, start: int = 0) -> records.Records:

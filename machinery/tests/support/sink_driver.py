@@ -15,7 +15,6 @@ from outbox.base import database
 from outbox.base.database import connect
 from outbox.base.settings import Role, Settings, SinkRole
 from outbox.sink.applying.postgres.target import PostgresTarget, PostgresWriter
-from outbox.sink.decoding.decoder import RecordDecoder
 from outbox.sink.remembering.strategy import Strategy
 from outbox.sink.repair import replay
 from outbox.sink.repair.replay import Replayed, Selection
@@ -65,12 +64,10 @@ def sink_on(
     return PostgresWriter(connection, replace(spec, name=name or spec.name), fetch)
 
 
-def spec_with(
-    chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS, decoder: RecordDecoder = DECODER
-) -> SinkSpec:
-    """A sink of the events that is called like its strategy, with other projections or another decoder."""
+def spec_with(chosen: Strategy = STRATEGIES["dedup"], projections: Path = PROJECTIONS) -> SinkSpec:
+    """A sink of the events that is called like its strategy, with other projections."""
     job = replace(JOB, name=chosen.name, projections=projections)
-    return SinkSpec(chosen.name, job, chosen, {TOPIC: decoder}, PostgresTarget())
+    return SinkSpec(chosen.name, job, chosen, {TOPIC: DECODER}, PostgresTarget())
 
 
 def projections_in(folder: Path, sql: str, name: str = PROJECTION) -> Path:
