@@ -55,7 +55,7 @@ NAME_WITHOUT = set('":%')  # characters with a meaning in SQL, or in the names o
 # How many columns of events one row of Postgres has room for. Postgres keeps a row in one page of 8 kB. It moves long
 # values out of the row, but only those of more than 24 bytes. So a row of many short values may not fit, whatever their
 # average length. The limits here hold for every value that the columns can have, and leave room for the columns that a
-# sink adds; `tests/integration/test_several_topics.py` measures them on a real Postgres.
+# sink adds; `tests/integration/test_adopters_events.py` measures them on a real Postgres.
 BYTES: Mapping[SqlType, int] = {"text": 24, "numeric": 24, "jsonb": 24, "uuid": 16}  # aligned; any other takes 8
 ROW_MAX_BYTES = 7680  # of 8160; the row's header, its bitmap of NULLs, and a sink's own columns take the rest
 COLUMNS_MAX = 1500  # of 1600 that a table may have
