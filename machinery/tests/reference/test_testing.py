@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -15,6 +16,7 @@ from outbox_lab.testing import (
     SinkRole,
     SourceRole,
     all_at_once,
+    as_wsgi,
     check_events,
     chosen_seed,
     deliver,
@@ -24,6 +26,7 @@ from outbox_lab.testing import (
     rebuild,
     seeded,
 )
+from stock.async_service import create_app
 
 SINK = "dedup"
 ITEM = "01a1fc75-167d-7239-af57-d1ee1a62e0a6"
@@ -35,6 +38,12 @@ class Client(ServiceClient):
         return self.post("/movements", body, Idempotency_Key=str(uuid.uuid4()))
 
 
+@pytest.fixture
+def client(databases: Settings) -> Iterator[ServiceClient]:
+    with as_wsgi(create_app(databases)) as app:
+        yield ServiceClient(app, databases)
+
+
 def test_the_stock_follows_the_movements(app: Application, databases: Settings) -> None:
     client = Client(app, databases)
     assert client.move(3).status_code == 201
@@ -42,6 +51,14 @@ def test_the_stock_follows_the_movements(app: Application, databases: Settings) 
     deliver(databases, outbox_records(databases), SINK)
     deliver(databases, outbox_records(databases), SINK)  # sent again: applied once
     assert query(databases, f"SELECT stock FROM stock WHERE sink = '{SINK}'", SinkRole.OWNER) == [(3,)]
+
+
+def test_both_services_read_what_one_has_moved(app: Application, client: ServiceClient, databases: Settings) -> None:
+    in_flask = Client(app, databases)
+    assert in_flask.move(3).status_code == 201
+    for service in (in_flask, client):
+        assert service.get(f"/items/{ITEM}").get_json() == {"unit": "KGM", "stock": 3, "version": 1}
+        assert [service.get(f"/items/{item}").status_code for item in (uuid.uuid4(), "7")] == [404, 404]
 
 
 def test_the_sink_agrees_with_the_source(app: Application, databases: Settings) -> None:

@@ -1,9 +1,10 @@
-"""Examples of docs/reference.md: write events, also with asyncio."""
+"""Examples of docs/reference.md: write events, with SQLAlchemy, with asyncio, and with a driver alone."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +13,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from outbox import Event, Failure, Settings, append, load_settings
-from outbox_lab.testing import outbox_records
+from outbox_lab.testing import SourceRole, outbox_records
+from outbox_lab.walkthrough import connect
 from stock.payloads import OrderCancelledV1
 from tests.transactions import url
 
@@ -72,6 +74,19 @@ def test_a_change_and_its_events_with_asyncio(databases: Settings, order_id: str
 
     asyncio.run(place_and_cancel())
     assert written(databases) == [("placed", order_id), ("cancelled", order_id)]
+
+
+def test_a_change_and_its_event_without_sqlalchemy(databases: Settings, order_id: str) -> None:
+    from outbox.dbapi import Event, append
+
+    payload = placed(order_id)
+
+    with closing(connect(databases, SourceRole.APP)) as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO orders (id, version) VALUES (%s, 1)", [order_id])
+        append(connection, Event("order", order_id, "placed", payload))
+        connection.commit()
+
+    assert written(databases) == [("placed", order_id)]
 
 
 def test_what_append_refuses(engine: Engine, databases: Settings, order_id: str) -> None:

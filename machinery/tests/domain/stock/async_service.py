@@ -1,4 +1,4 @@
-"""The service of the stock in FastAPI: route, rules and rows of `stock.service`, written with asyncio."""
+"""The service of the stock in FastAPI: routes, rules and rows of `stock.service`, written with asyncio."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import uuid
 from datetime import UTC, datetime
 from http import HTTPStatus
 
-from fastapi import APIRouter, FastAPI, Response
-from sqlalchemy.ext.asyncio import AsyncConnection
+from fastapi import APIRouter, FastAPI, HTTPException, Response
 
 from outbox import Settings
-from outbox.asgi import SECURITY, WRITING, Change, Service, WriteHeaders, responses
-from stock.service import (
-    INSERT,
-    LOCK,
-    UNIT_MISMATCH,
-    UPDATE,
-    Item,
-    Movement,
-    NewMovement,
-    UnitMismatch,
-    event,
-)
+from outbox.asgi import READING, SECURITY, WRITING, Change, Kind, Service, WriteHeaders, responses
+from stock.service import INSERT, LOCK, READ, UPDATE, Item, Movement, NewMovement, UnitMismatch, event
+
+UNIT_MISMATCH = Kind(HTTPStatus.CONFLICT, "/problems/unit-mismatch", "Unit mismatch")
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -39,23 +30,25 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         """Record a movement. The first movement of an item decides its unit."""
         return (await service.answer(header, body, move)).response()
 
+    @api.get("/items/{item_id:uuid}", responses=READING)
+    async def read_item(item_id: uuid.UUID) -> Item:
+        async with service.engine.connect() as connection:
+            row = (await connection.execute(READ, {"item_id": item_id})).mappings().one_or_none()
+        if row is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"item {item_id} has never moved")
+        return Item(**row)
+
     return service.app(api)
 
 
 async def move(change: Change, wanted: NewMovement) -> None:
     """Record the movement, or raise UnitMismatch."""
-    item = await _lock(change.connection, wanted)
+    await change.connection.execute(INSERT, {"item_id": wanted.item_id, "unit": wanted.unit})
+    item = Item(**(await change.connection.execute(LOCK, {"item_id": wanted.item_id})).mappings().one())
     if item.unit != wanted.unit:
         raise UnitMismatch(f"item {wanted.item_id} is in {item.unit}")
-    after = Item(item.unit, item.stock + wanted.quantity, item.version + 1)
-    made = Movement(**wanted.model_dump(), id=uuid.uuid4(), stock_after=after.stock, occurred_at=datetime.now(UTC))
+    stock, version = item.stock + wanted.quantity, item.version + 1
+    made = Movement(**wanted.model_dump(), id=uuid.uuid4(), stock_after=stock, occurred_at=datetime.now(UTC))
     if await change.claim(made):
-        parameters = {"item_id": made.item_id, "stock": after.stock, "version": after.version}
-        await change.connection.execute(UPDATE, parameters)
-        await change.append(event(made, after.version))
-
-
-async def _lock(connection: AsyncConnection, wanted: NewMovement) -> Item:
-    """Lock the item until the end of the transaction; its first movement inserts it."""
-    await connection.execute(INSERT, {"item_id": wanted.item_id, "unit": wanted.unit})
-    return Item(*(await connection.execute(LOCK, {"item_id": wanted.item_id})).one())
+        await change.connection.execute(UPDATE, {"item_id": made.item_id, "stock": stock, "version": version})
+        await change.append(event(made, version))

@@ -1,30 +1,38 @@
-"""The service: one route, which moves stock. The rows and the event are written in one transaction."""
+"""The service: a route that moves stock, and one that reads it. Rows and event are written in one transaction."""
 
 from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from flask import Flask, Response
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
-from sqlalchemy import Connection, text
+from sqlalchemy import text
+from werkzeug.exceptions import NotFound
 
 from outbox import Event, Settings
-from outbox.web import SECURITY, WRITING, Change, Kind, Service, WriteHeaders, responses
+from outbox.web import READING, SECURITY, WRITING, Change, Kind, Service, WriteHeaders, responses
 
 QUANTITY_MAX = 2**31 - 1  # so that no stock overflows within a lifetime of movements
 UNIT_MISMATCH = Kind(HTTPStatus.CONFLICT, "/problems/unit-mismatch", "Unit mismatch")
 
 INSERT = text("INSERT INTO items (id, unit, stock, version) VALUES (:item_id, :unit, 0, 0) ON CONFLICT DO NOTHING")
-LOCK = text("SELECT unit, stock, version FROM items WHERE id = :item_id FOR NO KEY UPDATE")
+READ = text("SELECT unit, stock, version FROM items WHERE id = :item_id")
+LOCK = text(f"{READ} FOR NO KEY UPDATE")
 UPDATE = text("UPDATE items SET stock = :stock, version = :version WHERE id = :item_id")
 
 
-class Item(NamedTuple):
+class ItemPath(BaseModel):
+    """The item in the path."""
+
+    item_id: uuid.UUID
+
+
+class Item(BaseModel):
     """An item as it is in one version."""
 
     unit: str
@@ -64,11 +72,6 @@ class UnitMismatch(Exception):
 def create_app(settings: Settings | None = None) -> Flask:
     """The stock service. Raises Failure if the settings have no token."""
     service = Service("Stock", settings, {UnitMismatch: UNIT_MISMATCH})
-    return service.app(stock_api(service))
-
-
-def stock_api(service: Service) -> APIBlueprint:
-    """The route of the service."""
     api = APIBlueprint("stock", __name__, abp_security=SECURITY)
 
     @api.post("/movements", responses={HTTPStatus.CREATED: Movement, **WRITING, **responses(HTTPStatus.CONFLICT)})
@@ -76,26 +79,28 @@ def stock_api(service: Service) -> APIBlueprint:
         """Record a movement. The first movement of an item decides its unit."""
         return service.answer(header, body, move).response()
 
-    return api
+    @api.get("/items/<uuid:item_id>", responses={HTTPStatus.OK: Item, **READING})
+    def read_item(path: ItemPath) -> Response:
+        with service.engine.connect() as connection:
+            row = connection.execute(READ, {"item_id": path.item_id}).mappings().one_or_none()
+        if row is None:
+            raise NotFound(f"item {path.item_id} has never moved")
+        return Response(Item(**row).model_dump_json(), mimetype="application/json")
+
+    return service.app(api)
 
 
 def move(change: Change, wanted: NewMovement) -> None:
-    """Record the movement, or raise UnitMismatch."""
-    item = _lock(change.connection, wanted)
+    """Record the movement, or raise UnitMismatch. The first movement of an item inserts it; the others lock it."""
+    change.connection.execute(INSERT, {"item_id": wanted.item_id, "unit": wanted.unit})
+    item = Item(**change.connection.execute(LOCK, {"item_id": wanted.item_id}).mappings().one())
     if item.unit != wanted.unit:
         raise UnitMismatch(f"item {wanted.item_id} is in {item.unit}")
-    after = Item(item.unit, item.stock + wanted.quantity, item.version + 1)
-    made = Movement(**wanted.model_dump(), id=uuid.uuid4(), stock_after=after.stock, occurred_at=datetime.now(UTC))
+    stock, version = item.stock + wanted.quantity, item.version + 1
+    made = Movement(**wanted.model_dump(), id=uuid.uuid4(), stock_after=stock, occurred_at=datetime.now(UTC))
     if change.claim(made):
-        parameters = {"item_id": made.item_id, "stock": after.stock, "version": after.version}
-        change.connection.execute(UPDATE, parameters)
-        change.append(event(made, after.version))
-
-
-def _lock(connection: Connection, wanted: NewMovement) -> Item:
-    """Lock the item until the end of the transaction; its first movement inserts it."""
-    connection.execute(INSERT, {"item_id": wanted.item_id, "unit": wanted.unit})
-    return Item(*connection.execute(LOCK, {"item_id": wanted.item_id}).one())
+        change.connection.execute(UPDATE, {"item_id": made.item_id, "stock": stock, "version": version})
+        change.append(event(made, version))
 
 
 def event(made: Movement, version: int) -> Event:
