@@ -1,7 +1,10 @@
-"""The process controller, waits, ports, signals and homes of the embedded stack, on small real processes."""
+"""The process controller, waits, ports and signals of the embedded stack, on small real processes. `outbox down`, and
+`outbox dev`.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import signal
@@ -12,20 +15,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from outbox.base import wait
 from outbox.base.settings import SECRET_NAMES, load, variable
 from outbox.base.wait import wait_for
-from outbox_lab.stack import ports
+from outbox.events import catalog
+from outbox_lab.stack import development, ports, stack
 from outbox_lab.stack.command import Command, service, sink
+from outbox_lab.stack.development import SCHEMA, Development, Shown
 from outbox_lab.stack.interrupt import SIGNALS
 from outbox_lab.stack.process import MARK, Process
+from outbox_lab.stack.stack import Deployment
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
-from outbox_lab.testing.homes import Homes
-from tests.support.paths import ROOT
+from tests.support.declared import declare, work_for
 
 SERVE = "import time, pathlib; pathlib.Path('ready').touch(); time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVE}"
@@ -225,61 +232,7 @@ def test_the_first_ctrl_c_ends_the_faults_and_a_second_one_the_run(within: list[
     assert said_by(ENDS_EARLY, after, *within) == said
 
 
-# Homes: what runs there ends with its test run, and by `outbox down` --------------------------------------------------
-
-
-RUN = f"""
-import sys, time
-from pathlib import Path
-from typing import IO
-from outbox_lab.testing.homes import Homes
-from tests.unit.test_process import Script
-homes = Homes(Path(sys.argv[1]))  # has the lock for as long as it is referred to
-process = Script(homes.new("home"), {SERVE!r})
-process.start()
-print(process.home, flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_killed_run_leaves_its_logs_but_no_process_and_no_data(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RUN, str(tmp_path / "homes")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        process = Script(Path(run.stdout.readline().strip()), SERVE)
-        Homes(tmp_path / "homes").close(keep_logs=False)
-        assert process.is_running(), "another run does not touch it"
-        run.kill()
-    wait_for("the process to end", lambda: not process.processes(), timeout_s=30)
-    wait_for("its data to be deleted", lambda: not process.folder.exists(), timeout_s=30)
-    assert process.log_file.exists()
-
-    def next_run_leaves_nothing() -> bool:
-        Homes(tmp_path / "homes").close(keep_logs=False)
-        return not any((tmp_path / "homes").iterdir())
-
-    wait_for("a next run to delete its logs, once the watchdog has ended", next_run_leaves_nothing, timeout_s=30)
-
-
 # `outbox down` says what it stops -----------------------------------------------------------------------------------
-
-Run = Callable[..., Script]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    """Starts a process of a name in a home; whatever was started is killed at the end."""
-    started: list[Script] = []
-
-    def start(name: str, home: Path = tmp_path) -> Script:
-        started.append(Script(home, SERVE, name))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-
 
 def down(home: Path) -> list[str]:
     """The lines that the command prints."""
@@ -288,21 +241,26 @@ def down(home: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_down_names_the_users_of_the_stack_and_then_its_parts(run: Run, tmp_path: Path) -> None:
-    processes = [run(name) for name in ("postgres", "kafka", "service", "sink")]
+def test_down_names_the_users_of_the_stack_and_then_its_parts(script: Make, tmp_path: Path) -> None:
+    processes = [script(name=name) for name in ("postgres", "kafka", "service", "sink")]
+    for process in processes:
+        process.start()
     *stopping, last = down(tmp_path)
     assert stopping == [f"{name}: stopping" for name in ("service", "sink", "kafka", "postgres")]
     assert last == "4 parts are stopped; data stays until `outbox reset`"
-    assert not any(process.processes() for process in processes)
+    assert not any(process.is_running() for process in processes)
     assert down(tmp_path / "absent") == ["nothing was running"]
     assert not (tmp_path / "absent").exists()
 
 
-def test_down_ends_stacks_in_folders_below_and_leaves_others_alone(run: Run, tmp_path: Path) -> None:
+def test_down_ends_stacks_in_folders_below_and_leaves_others_alone(script: Make, tmp_path: Path) -> None:
     """A home is the same by a link."""
     home = tmp_path / "home"
-    run("service", home).pause()
-    below, beside, stranger = run("kafka", home / "tests"), run("kafka", tmp_path / "other"), run("x", home / "../evil")
+    places = {"service": home, "kafka": home / "tests", "connect": tmp_path / "other", "x": home / "../evil"}
+    service, below, beside, stranger = (script(SERVE, name, place) for name, place in places.items())
+    for process in (service, below, beside, stranger):
+        process.start()
+    service.pause()
     (tmp_path / "link").symlink_to("home")
     last = "2 parts are stopped; data stays until `outbox reset`"
     assert down(tmp_path / "link") == ["kafka: stopping", "service: stopping", last]
@@ -348,3 +306,146 @@ def test_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert "lock" in outbox("down", home=home).stderr
     assert "lock" in outbox("up", "postgres", home=home).stderr
     assert victim.read_text() == "content"
+
+
+# `outbox dev`: what it starts again, and the logs of its parts as they are shown --------------------------------------
+
+
+class Part(Process):
+    """A part that runs, or not, as the test says."""
+
+    runs = True
+    starts = 0
+
+    def is_running(self) -> bool:
+        return self.runs
+
+    def is_ready(self) -> bool:
+        return False
+
+    def spawn(self) -> None:
+        self.runs = True
+        self.starts += 1
+
+    def stop(self) -> None:
+        self.runs = False
+
+
+def developed(home: Path, sinks: Mapping[str, Part], monkeypatch: pytest.MonkeyPatch) -> Development:
+    """`outbox dev` of these sinks, with parts that are models."""
+    settings = load(home, environment=False)
+    embedded: Any = SimpleNamespace(settings=settings, part=lambda name: Part(name, home), up=lambda **_: None)
+    relay = SimpleNamespace(apply=lambda _: "created", status=lambda _: SimpleNamespace(mode="exactly-once"))
+    monkeypatch.setattr(stack, "service", lambda _: Part("service", home))
+    monkeypatch.setattr(stack, "lifecycle", relay)
+    monkeypatch.setattr(development, "sink", lambda _, name: sinks[name])
+    made = Development(Deployment(embedded), [*sinks], lambda *_: None)
+    made.start()
+    return made
+
+
+def test_only_the_edited_sink_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work_for(tmp_path / "project", monkeypatch)
+    monkeypatch.setattr("outbox.migrations.migrate.migrate", lambda _: None)
+    package = tmp_path / "project/stock/sinks"
+    files = {name: [package / name] for name in ("orders", "sales", "unused")}
+    files["sales"].append(package / "orders/projections")  # as a job may say
+    for folder in (*files["orders"], *files["sales"], *files["unused"]):
+        folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(development, "sink_files", lambda: files)
+    sinks = {name: Part(f"sink-{name}", tmp_path) for name in ("orders", "sales")}
+    dev = developed(tmp_path / "home", sinks, monkeypatch)
+
+    def edited(file: str) -> set[str]:
+        before = {name: sink.starts for name, sink in sinks.items()}
+        (package / file).touch()
+        os.utime(package / file, ns=(time.monotonic_ns(),) * 2)
+        dev.step()
+        return {name for name, sink in sinks.items() if sink.starts > before[name]}
+
+    assert edited("orders/job.py") == {"orders"}
+    assert edited("orders/projections/states.sql") == {"orders", "sales"}
+    assert edited("unused/job.py") == set()
+    assert edited("helpers.py") == {"orders", "sales"}
+    sinks["sales"].runs = False
+    dev.step()
+    assert edited("orders/job.py") == {"orders", "sales"}, "another's mistake may be why it is down"
+
+
+def test_events_that_are_declared_meanwhile_are_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[int] = []
+    monkeypatch.setattr(
+        "outbox.migrations.migrate.migrate", lambda of: applied.append(len(catalog.of_project(of).topics))
+    )
+    folder = work_for(tmp_path / "project", monkeypatch)
+    declare(folder, "order")
+    dev = developed(tmp_path / "home", {}, monkeypatch)
+    declare(folder, "basket")
+    dev.apply(SCHEMA)
+    assert applied == [1, 2]
+
+
+CODE = """
+import json
+
+def decide(text):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RuntimeError("not an order") from error
+
+decide("{")
+"""
+
+
+def record(level: str, **fields: object) -> str:
+    return json.dumps({"timestamp": "2026-11-29T02:00:00Z", "level": level, "event": "happened", **fields})
+
+
+@pytest.mark.parametrize("cut", [None, 3, 8])
+def test_a_traceback_has_the_project_s_frames_in_however_many_pieces_it_comes(tmp_path: Path, cut: int | None) -> None:
+    (tmp_path / "rules.py").write_text(CODE)
+    command = [sys.executable, str(tmp_path / "rules.py")]
+    traceback = subprocess.run(command, capture_output=True, text=True, check=False).stderr.splitlines()
+    lines = ["before", *traceback, "after"]
+    shown = Shown(tmp_path)
+    pieces = [lines] if cut is None else [lines[:cut], lines[cut:]]
+    found = [line for piece in pieces for line in shown.lines(piece)]
+    assert (found[0], found[-1]) == ("before", "after")
+    text = "\n".join(found)
+    assert 'File "rules.py", line 6, in decide' in text
+    assert "json.decoder.JSONDecodeError: " in text
+    assert "json/decoder.py" not in text
+    assert found.count("RuntimeError: not an order") == 1
+    of_record = [*Shown(tmp_path).lines([record("error", exception="\n".join(traceback))])]
+    assert of_record == ["ERROR happened", *found[1:-1]]
+
+
+def test_records_below_a_warning_are_shown_if_asked_for(tmp_path: Path) -> None:
+    lines = [record("info"), record("warning", sink="orders", in_s=2), "printed by the project"]
+    noise = ["WARNING: Using incubator modules: jdk.incubator.vector"]
+    quiet = ["WARNING happened sink=orders in_s=2", "printed by the project"]
+    assert [*Shown(tmp_path).lines([*lines, *noise])] == quiet
+    assert [*Shown(tmp_path, verbose=True).lines([*lines, *noise])] == ["INFO happened", *quiet, *noise]
+
+
+def test_servers_show_warnings_and_errors_without_statements_and_frames(tmp_path: Path) -> None:
+    log = """\
+2026-11-29 02:00:00.123 UTC [1] LOG:  database system is ready
+2026-11-29 02:00:00.124 UTC [1] app@shop ERROR:  division by zero
+2026-11-29 02:00:00.124 UTC [1] app@shop STATEMENT:  SELECT 'hush',
+    1 / 0
+2026-11-29T02:00:00,125 INFO  Connect: started
+2026-11-29T02:00:00,126 ERROR Connect: failed
+java.lang.RuntimeException: why
+\tat org.apache.kafka.Connect.main(Connect.java:1)
+Caused by: java.io.IOException: the cause
+\t... 3 more
+""".splitlines()
+    assert [line.rpartition(" UTC [1] ")[2] for line in Shown(tmp_path).lines(log)] == [
+        "app@shop ERROR:  division by zero",
+        "2026-11-29T02:00:00,126 ERROR Connect: failed",
+        "java.lang.RuntimeException: why",
+        "Caused by: java.io.IOException: the cause",
+    ]
+    assert len([*Shown(tmp_path, verbose=True).lines(log)]) == len(log)

@@ -132,41 +132,6 @@ def test_the_watch_ends_a_run_and_what_lasts_then_is_not_unhealable(unstarted: t
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "sink", "is_expected"),
-    [("malformed-records", None, True), ("events-lost", None, False), ("sink-drift", "unknown", False)],
-)
-def test_check_may_find_what_other_faults_cause(
-    unstarted: testbed.Testbed, monkeypatch: pytest.MonkeyPatch, code: str, sink: str | None, is_expected: bool
-) -> None:
-    finding = {"code": code, "sink": sink, "message": "…"}
-    output = json.dumps({"findings": [finding], "topics": [], "total": {"duplicates": 0}})
-    monkeypatch.setattr(unstarted, "run", lambda *_, **__: Done(1, output, f"{PREFIX}problems-found"))
-    fault = FAULTS["check-incremental"]
-    with nullcontext() if is_expected else pytest.raises(NotFired, match=code):
-        fault.inject(Strike(fault, unstarted, random.Random(chosen_seed())))  # noqa: S311
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(operations.foreign_records, operations.malformed_records),
-        *(operations.huge_records, operations.records_of_decades),
-    ],
-)
-def test_a_hostile_record_is_invalid(tmp_path: Path, make: operations.Make) -> None:
-    capturing, made = testbed.Testbed(load(tmp_path, environment=False), [["dedup", "changes"]]), 0
-    for topic in catalog.of_project(capturing.settings).topics:
-        for sink in capturing.readers(topic):
-            for one in make(capturing, topic, random.Random(chosen_seed())):  # noqa: S311
-                headers = [(name, value) for name, value in one.headers.items() if value is not None]
-                found = sink.decoders[topic].record(records.Record(one.key, headers, one.value, now_ms()))
-                is_skipped = not operations.asks_for(capturing, sink, topic, one)
-                assert isinstance(found, Rejection) or is_skipped, found
-                made += not is_skipped
-    assert made
-
-
 # The keeper sees the ends of processes, even if another part restarts them -------------------------------------------
 
 # It starts a session of its own, as a backend of Postgres does, and keeps the mark.
@@ -241,16 +206,6 @@ def test_a_run_that_breaks_off_is_stopped_and_judged_by_what_there_is(
         assert "interrupted" in done[0]
         assert done[1:] == ["stopped"]
         assert not (tmp_path / "verdict.json").exists()
-
-
-def test_only_an_expected_failure_has_a_code(tmp_path: Path) -> None:
-    settings = load(tmp_path, environment=False)
-    done = testbed.run_command(settings, ["connect", "render"])
-    assert (done.status, done.code, bool(done.output)) == (0, "", True)
-    done = testbed.run_command(settings, ["sink", "nothing"])
-    assert (done.status, done.code) == (1, "sink-unknown")
-    assert "nothing" in done.end
-    assert not Done(1, "", "Traceback (most recent call last):\nKeyError: 1\n").code
 
 
 # Clients, against a service that is a few lines of HTTP --------------------------------------------------------------

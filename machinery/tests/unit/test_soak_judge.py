@@ -405,44 +405,31 @@ LOST = Checked("before sink-rewound", problems=[Problem("events-lost", "1 event 
 DRIFT = Checked("before sink-rewound", problems=[Problem("sink-drift", "perhaps of a naive sink", "totals")])
 
 
-@pytest.mark.parametrize(
-    ("run", "result"),
-    {
-        "sound": (record(), "valid"),
-        "wrong": (record(having(20)), "invalid"),
-        "empty": (record(Seen(), History()), "unknown"),
-        "an invalid answer to a read": (record(history=ANSWERED_NOTHING), "unknown"),
-        "nothing succeeded": (
-            record(Seen(sinks=SEEN.sinks[:0]), History((attempt(3, REFUSED, SOLD_OUT), attempt(4, None)))),
-            "unknown",
-        ),
-        "no read succeeded": (
-            record(history=History(tuple(one for one in HISTORY.attempts if one.method != "GET"))),
-            "unknown",
-        ),
-        "no fault happened": (record(injections=[], plan=TWO), "unknown"),
-    }.values(),
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_the_verdict(run: RunRecord, result: str) -> None:
-    verdict = judge(run)
+BROKE_OFF = "Kafka is unavailable"
+VERDICTS: dict[str, tuple[RunRecord, str, str]] = {
+    "sound": (record(), "", "valid"),
+    "wrong": (record(having(20)), "", "invalid"),
+    "empty": (record(Seen(), History()), "", "unknown"),
+    "an invalid answer to a read": (record(history=ANSWERED_NOTHING), "", "unknown"),
+    "nothing succeeded": (record(Seen(sinks=SEEN.sinks[:0]), History(HISTORY.attempts[3:])), "", "unknown"),
+    "no read succeeded": (record(history=History(HISTORY.attempts[::2])), "", "unknown"),
+    "no fault happened": (record(injections=[], plan=TWO), "", "unknown"),
+    "broken off": (record(Seen(), History()), BROKE_OFF, "unknown"),
+    "broken off, a fault is not healed": (record(Seen(), History(), injections=[LEFT]), BROKE_OFF, "invalid"),
+    "broken off before a fault could be healed": (
+        record(Seen(), History(), injections=[replace(LEFT, is_broken_off=True)]), BROKE_OFF, "unknown",
+    ),
+    "broken off after a loss": (record(Seen(), History(), checks=[LOST]), BROKE_OFF, "invalid"),
+    "broken off after drift": (record(Seen(), History(), checks=[DRIFT]), BROKE_OFF, "unknown"),
+}
+
+
+@pytest.mark.parametrize(("run", "broke_off", "result"), VERDICTS.values(), ids=VERDICTS)
+def test_the_verdict(run: RunRecord, broke_off: str, result: str) -> None:
+    verdict = judge(run, broke_off)
     assert verdict.result == result
+    assert broke_off in verdict.why_unknown
     assert "prune" in verdict.not_happened or run.plan is PLAN
-
-
-@pytest.mark.parametrize(
-    ("known", "result"),
-    [
-        ({"injections": [KILLED]}, "unknown"),
-        ({"injections": [LEFT]}, "invalid"),
-        ({"injections": [replace(LEFT, is_broken_off=True)]}, "unknown"),  # the run had no time to heal it
-        ({"checks": [LOST]}, "invalid"),
-        ({"checks": [DRIFT]}, "unknown"),
-    ],
-)
-def test_a_run_that_broke_off_is_judged_by_what_there_is(known: dict[str, Any], result: str) -> None:
-    verdict = judge(record(Seen(), History(), **known), "Kafka is unavailable")
-    assert (verdict.result, verdict.why_unknown) == (result, "Kafka is unavailable")
 
 
 def test_a_finding_or_a_checker_that_fails_hides_no_other() -> None:

@@ -1,5 +1,5 @@
-"""The walkthrough without its parts: the story on a chain that is a model, its faults, clients, workload and player.
-And its containers, which are real processes.
+"""The walkthrough without its parts: the story on a chain that is a model, its clients, and its containers, which are
+real processes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ from outbox.audit.report import ComparisonReport, Report, SinkReport, TopicRepor
 from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
-from outbox.base.wait import WaitTimeoutError, wait_for
+from outbox.base.wait import wait_for
 from outbox.relay import lifecycle
 from outbox_lab.stack import ports
 from outbox_lab.stack.stack import quiet
@@ -278,26 +277,7 @@ def test_a_step_that_fails_leaves_nothing_frozen(settings: Settings, monkeypatch
     assert not model.is_frozen
 
 
-def test_sinks_that_missed_the_window_or_were_not_rewound_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = list[str]()
-
-    def fail(*_: object) -> Any:
-        raise WaitTimeoutError("they do not do so")
-
-    sinks = SimpleNamespace(resume=lambda: done.append("resume"), start=lambda: done.append("start"), kill=fail)
-    chain = cast(Chain, SimpleNamespace(settings=None, sinks=sinks))
-    window = SimpleNamespace(kill_in_it=fail, close=lambda: done.append("release"))
-    monkeypatch.setattr(faults, "Window", lambda *_: window)
-    with pytest.raises(WaitTimeoutError):
-        faults.crash_sinks(chain, ["dedup"], lambda: None)
-    assert done[:3] == ["release", "resume", "start"]
-    done.clear()
-    with pytest.raises(WaitTimeoutError):
-        faults.rewind_sink(chain, "dedup")
-    assert done == ["start"]
-
-
-# Clients: what they send, repeat, count, and report as unexpected --------------------------------------------------
+# Clients and naive sink ----------------------------------------------------------------------------------------------
 
 
 class Service:
@@ -322,45 +302,21 @@ class Service:
         return response
 
 
-def traffic(service: Service, monkeypatch: pytest.MonkeyPatch, *planned: Request) -> Traffic:
-    """The clients of a workload that plans these requests in turn."""
-    monkeypatch.setattr(Traffic, "session", lambda _: service)
-    plan = cycle(planned).__next__ if planned else partial(divmod, 1, 0)
-    found: Any = SimpleNamespace(right=RIGHT, naive=None, plan=plan)
-    return Traffic(load(Path("/nonexistent"), environment=False, service_token="secret"), found)
-
-
-def test_request_is_repeated_with_its_key_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_repeated_with_its_key_until_it_is_answered_and_idle_clients_are_named(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
     planned = Request("order", "/orders", {}, (201, 409), events=3), Request("invalid", "/strict", {}, (422,))
     service = Service(orders=[503, requests.ConnectionError(), requests.Timeout(), 201, 409], strict=[422, 201])
-    clients = traffic(service, monkeypatch, *planned)
-    clients.run(4)
+    monkeypatch.setattr(Traffic, "session", lambda _: service)
+    workload: Any = SimpleNamespace(right=RIGHT, naive=None, plan=cycle(planned).__next__)
+    clients = Traffic(settings, workload)
+    clients.start(4)()
     assert [(len(keys), len({*keys})) for keys in service.keys.values()] == [(5, 2), (2, 2)]
     assert clients.answered == {"order": 1, "order refused": 1, "invalid": 2}
     assert (clients.events, clients.surprises) == (3, ['invalid got 201: {"ok": true}'])
-
-
-def test_a_workload_that_stops_writing_events_or_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = Request("order", "/orders", {}, (201, 409), events=1)
-    clients = traffic(Service(orders=[201, 201, 409]), monkeypatch, planned)
-    clients.require_events(3)  # nothing has been sent yet
-    clients.start(20)()
-    clients.require_events(2)
-    with raises("workload-idle", "plan()", "2", "3", "demo/workload.py"):
-        clients.require_events(3)
-    clients = traffic(Service(), monkeypatch)
-    for use in (clients.start(1), partial(clients.require_events, 1)):
-        with pytest.raises(ZeroDivisionError):
-            use()
-
-
-# Workload and player -----------------------------------------------------------------------------------------------
-
-
-def named(monkeypatch: pytest.MonkeyPatch, **names: str) -> None:
-    """Let the project name a player, or a workload."""
-    ours = replace(project.current(), **names)  # type: ignore[arg-type]
-    monkeypatch.setattr(project, "current", lambda: ours)
+    clients.require_events(3)
+    with raises("workload-idle", "plan()", "3", "4", "demo/workload.py"):
+        clients.require_events(4)
 
 
 @pytest.mark.parametrize("name", ["naive", None, "unknown"])
@@ -375,27 +331,19 @@ def test_a_container_becomes_the_naive_sink_of_the_workload_or_waits(
         f"class Buyers:\n    naive = {name!r}\n\n    def __init__(self, seed):\n        self.seed = seed\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    named(monkeypatch, workload=f"{module}:Buyers")
+    ours = replace(project.current(), workload=f"{module}:Buyers")
+    monkeypatch.setattr(project, "current", lambda: ours)
     assert workload.load(seed=7).seed == 7  # type: ignore[attr-defined]
     containers.main()
     # The real execvp does not return.
     assert done[0] == (["python", "-m", "outbox", "sink", "naive"] if name == "naive" else "waits")
 
 
-def test_the_player_is_that_of_the_project_or_the_terminal_if_its_folder_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "theatre.py").write_text("from outbox_lab.walkthrough import Player\nclass Actor(Player): pass\n")
-    (tmp_path / "broken.py").write_text("import a_package_that_is_not_installed\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert type(story.load_player()) is Player
-    for name, plays in (("theatre:Actor", "Actor"), ("nowhere.stage.actors:Player", "Player")):
-        named(monkeypatch, player=name)
-        assert type(story.load_player()).__name__ == plays
-    for name in ("outbox:Nothing", "outbox", "broken:Player"):
-        named(monkeypatch, player=name)
-        with raises("player-missing", "[tool.outbox]"):
-            story.load_player()
+def test_a_player_that_the_project_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = replace(project.current(), player="outbox:Nothing")
+    monkeypatch.setattr(project, "current", lambda: ours)
+    with raises("player-missing", "[tool.outbox]"):
+        story.load_player()
 
 
 # Containers, without Docker: real processes that start again when they have ended -------------------------------------
@@ -534,31 +482,24 @@ def test_elsewhere_it_touches_nothing_and_one_walkthrough_runs_at_a_time(setting
     Containers(settings, ["dedup"], shared)
 
 
-@pytest.fixture
-def calls(shared: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Calls of Connect, each with the content of the mode's file at that moment."""
-    made, file = list[tuple[str, str]](), shared / containers.MODE_FILE
+def test_the_worker_reads_its_mode_when_it_starts_and_is_left_as_it_was_configured(
+    chain: Containers, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, file = list[tuple[str, str]](), shared / containers.MODE_FILE
 
     def note(what: str) -> None:
         walkthrough, mode = file.read_text().split() if file.exists() else (str(os.getpid()), "configured")
         assert walkthrough == str(os.getpid())
-        made.append((what, mode))
+        calls.append((what, mode))
 
     monkeypatch.setattr(lifecycle, "disable_exactly_once", lambda _: note("disable"))
     monkeypatch.setattr(lifecycle, "apply", lambda settings: note(f"apply {settings.exactly_once}"))
     monkeypatch.setattr(containers.Container, "stop", lambda part: note(f"stop {part.name}"))
-    return made
-
-
-def test_the_worker_reads_its_mode_when_it_starts_and_is_left_as_it_was_configured(
-    chain: Containers, calls: list[tuple[str, str]], shared: Path
-) -> None:
     chain.switch(exactly_once=False, report=quiet)
     assert calls == [("disable", "false"), ("stop connect", "false"), ("apply False", "false")]
     assert chain.settings.exactly_once is False
     calls.clear()
-    chain.restore(quiet)
-    assert calls == [("stop connect", "configured"), ("apply True", "configured")]
+    for _ in range(2):  # the second one does nothing
+        chain.restore(quiet)
+        assert calls == [("stop connect", "configured"), ("apply True", "configured")]
     assert [*shared.iterdir()] == []
-    chain.restore(quiet)
-    assert len(calls) == 2
