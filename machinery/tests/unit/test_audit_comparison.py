@@ -69,16 +69,6 @@ def test_empty_and_sane_histories_have_no_findings(chain: Chain) -> None:
     chain.expect(settled=True, records=4)
 
 
-def test_duplicates_are_counted_by_event_and_no_finding(chain: Chain) -> None:
-    events = [*chain.written("a", "5", "6"), chain.event("a", 3, "0", event="stock/named.v1")]
-    chain.outbox.append(events[-1])
-    chain.versions[STOCK_TOPIC]["a"] = 3
-    chain.publish(*events, events[0], *events)
-    chain.applied({"a": "11"})
-    report = chain.expect(records=7, duplicates=4, repeated={"a": 5 + 11})
-    assert report.topic(STOCK_TOPIC).repeated == {"stock.changed": 3, "stock.named": 1}
-
-
 def test_fractions_are_exact(chain: Chain) -> None:
     events = chain.written("a", "0.5", "0.25")
     chain.publish(*chain.written("b", "999999.000000001"), *events)
@@ -89,12 +79,6 @@ def test_fractions_are_exact(chain: Chain) -> None:
 
 
 # In flight, lost, parked -------------------------------------------------------------------------------------------
-
-
-def test_event_behind_the_relay_is_in_flight(chain: Chain) -> None:
-    chain.publish(chain.written("a", "5", "6", "7")[0])
-    chain.applied({"a": "5"})
-    chain.expect(in_flight=2, sink_in_flight=2, settled=False)
 
 
 @pytest.mark.parametrize(("published", "total"), [((0, 2, 3), "20"), ((0, 3), "13"), ((1, 2, 3), "21")])
@@ -266,16 +250,6 @@ def test_topics_are_compared_each_by_itself(chain_of: Callable[..., Chain]) -> N
     assert [(topic.records, topic.duplicates, len(topic.lost)) for topic in report.topics] == [(4, 1, 0), (2, 0, 1)]
 
 
-def test_events_that_a_sink_has_not_asked_for_are_not_missing_to_it(chain_of: Callable[..., Chain]) -> None:
-    chain = chain_of(names=("stock.named",))
-    events = [*chain.written("a", "5", "6"), chain.event("a", 3, "0", event="stock/named.v1")]
-    chain.outbox.append(events[-1])
-    chain.versions[STOCK_TOPIC]["a"] = 3
-    chain.publish(*events)
-    chain.applied({"a": "11"}, positions={0: 0}, letters=letter(events[0]))
-    chain.expect(sink_in_flight=1, sink_parked=0, drift={})
-
-
 @pytest.mark.parametrize("is_published", [True, False])
 @pytest.mark.parametrize(("asked", "uncertain"), [("order", set()), ("order.placed.v1", {"a"})])
 def test_an_old_version_in_flight_adds_what_its_upcaster_says(
@@ -346,18 +320,6 @@ def test_a_discarded_event_that_is_left_nowhere_else_is_due_no_more(chain: Chain
     chain.expect()
     chain.applied({"a": "13"}, letters=letters, versions={"a": 3})
     chain.expect("sink-drift", drift={"a": 1})
-
-
-def test_a_discarded_invalid_record_is_no_finding(chain: Chain) -> None:
-    chain.publish(*chain.written("a", "5", "6"))
-    foreign = chain.event("a", 999_999_943)
-    chain.publish(foreign, change="6")
-    chain.record(None, "a", b"{")
-    chain.applied({"a": "11"})
-    chain.expect("malformed-records")
-    chain.acknowledged = {foreign.event_id, ANONYMOUS}
-    chain.applied({"a": "11"}, letters=invalid(foreign, TopicOffset(0, 2), is_open=False))
-    chain.expect(uncertain=set(), acknowledged=2)
 
 
 @pytest.mark.parametrize("is_pruned", [False, True])

@@ -285,9 +285,3 @@ def test_each_rehearsal_of_a_recovery_belongs_to_an_entry() -> None:
         tests = re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
         assert tests
         assert {f"tests/recovery/{file.name}::{name}" for name in tests} <= rehearsed
-
-
-def test_command_with_an_unknown_option_does_not_parse() -> None:
-    assert parses(outbox, ["rewind", "NAME", "--to-earliest"])
-    assert not parses(outbox, ["rewind", "NAME", "--to-earlier"])
-    assert not parses(outbox, ["undo"])

@@ -127,40 +127,6 @@ def test_options_that_exclude_each_other_are_refused(shop: Project) -> None:
             shop.new("sink", "orders", "--events", "order", *words)
 
 
-def payload(shop: Project, name: str) -> Mapping[str, object]:
-    """The example of a schema."""
-    [found] = json.loads(shop.files[f"connect/events/{name}.schema.json"])["examples"]
-    assert isinstance(found, dict)
-    return found
-
-
-def test_a_state_has_the_type_of_the_newest_event_where_the_source_has_it(shop: Project) -> None:
-    shop.new("sink", "orders", "--events", "order")
-    assert "substr(event_type, length('order.') + 1)" in shop.files[f"{shop.package}/orders/projections/orders.sql"]
-    assert "-- table: orders (order_id)" in shop.files[f"{shop.package}/orders/comparisons/orders.sql"]
-    test = shop.files["tests/integration/test_orders_sink.py"]
-    for type_ in ("paid", "placed"):
-        assert test.count(f'moment("{payload(shop, f"order/{type_}.v1")["occurred_at"]}")') == 1, "a row for each event"
-    assert 'differing_keys(databases, "orders") == {"orders": set()}' in test
-    shop.new("aggregate", "task", "--events", "begun,ended", "--status", "")
-    shop.new("sink", "tasks", "--events", "task")
-    assert "status" not in shop.files[f"{shop.package}/tasks/projections/tasks.sql"]
-    result = shop.new("sink", "phases", "--events", "task", "--status", "phase")
-    assert "source_tasks lacks phase" in result.output
-    assert "`-- table: phases (task_id)`" in result.output
-    assert "[sink]" in shop.files[f"{shop.package}/phases/comparisons/phases.sql"]
-    shop.new("aggregate", "visit", "--events", "begun,ended", "--property", "status:text")
-    shop.new("sink", "visits", "--events", "visit")
-    assert "event_type" not in shop.files[f"{shop.package}/visits/projections/visits.sql"]
-
-
-def test_an_option_gives_what_older_events_get(shop: Project) -> None:
-    result = shop.new("version", "order.placed", "--property", "room:text=none=yet", "--property", "beds:integer=-2")
-    assert 'return {**payload, "room": "none=yet", "beds": -2}' in shop.files["connect/events/order/upcast.py"]
-    assert "choose" not in result.output
-    assert "get as fee" in shop.new("version", "order.paid", "--property", "fee:number").output
-
-
 def test_rows_of_personal_data_can_be_erased(shop: Project) -> None:
     shop.new("aggregate", "patient", "--events", "come,gone", "--property", "owner:text:personal")
     shop.new("event", "patient.weighed", "--property", "weight:integer")

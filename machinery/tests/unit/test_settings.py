@@ -111,14 +111,6 @@ def test_a_misspelled_setting_is_refused_wherever_it_is(
     assert "hush" not in str(caught.value)
 
 
-def test_variables_of_others_are_allowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {process.MARK, *process.KEPT} <= READ_ELSEWHERE.keys()
-    for name in READ_ELSEWHERE.keys() - {DOTENV, VARIABLE}:
-        monkeypatch.setenv(name, "1")
-    (project / ".env").write_text("OUTBOX_TEST_SEED=1\n")
-    load()
-
-
 def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in (
         ("OUTBOX_SOURCE_DB_URL", "postgresql://[::1]:5432/name?sslmode=prefer"),
