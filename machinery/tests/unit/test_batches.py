@@ -179,54 +179,6 @@ def test_views_of_one_name_or_with_one_that_postgres_would_cut_off_are_refused(n
 class TestReturned:
     """Rows that a transform has returned."""
 
-    PLACES = (("a", 0, 0), ("b", 0, 1), ("c", 1, 0))
-    KNOWN = Known("order.placed", "id", "number")
-    COLUMNS = (Column("total", "bigint", is_nullable=True),)
-    PLACE = (("event_id", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()))
-
-    def join(self, *rows: tuple[Any, Any, Any, int], failed: dict[tuple[int, int], str] | None = None) -> pa.Table:
-        """Three events, joined with rows of place and total."""
-
-        def table(of: Sequence[tuple[Any, ...]], *more: tuple[str, pa.DataType]) -> pa.Table:
-            schema = pa.schema([*self.PLACE, *more])
-            return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in of], schema)
-
-        events = [(*place, key, number) for place, key, number in zip(self.PLACES, "xyz", (1, 2, 3), strict=True)]
-        given = table(events, ("id", pa.string()), ("number", pa.int64()))
-        returned = Returned(table(rows, ("total", pa.int64())), failed or {})
-        return join("s", given, returned, self.COLUMNS, self.KNOWN)
-
-    def test_each_event_has_a_row_in_its_order_whatever_was_returned(self) -> None:
-        found = self.join(("c", 1, 0, 30), failed={(0, 1): "it fails"})
-        assert found.select(["event_id", "total", IS_FILTERED, FAILURE, TYPE, KEY, VERSION]).to_pydict() == {
-            "event_id": ["a", "b", "c"],
-            "total": [None, None, 30],
-            IS_FILTERED: [True, False, False],
-            FAILURE: [None, "it fails", None],
-            TYPE: ["order.placed"] * 3,
-            KEY: ["x", "y", "z"],
-            VERSION: [1, 2, 3],
-        }
-        for order in permutations(range(3)):
-            found = self.join(*((*self.PLACES[number], 10 * number) for number in order))
-            assert (found["event_id"].to_pylist(), found["total"].to_pylist()) == (["a", "b", "c"], [0, 10, 20])
-
-    @pytest.mark.parametrize(
-        "rows",
-        [
-            [("a", 0, 0, 1), ("a", 0, 0, 1)],
-            [("a", 0, 0, 1), ("a", 0, 7, 1)],
-            [("A", 0, 0, 1)],
-            [(None, 0, 0, 1), ("a", 0, 0, 1)],
-            [("a", None, 0, 1), ("b", None, 1, 1)],
-            [("b", 0, 0, 1)],
-        ],
-        ids=["twice", "another offset", "another case", "no id", "no partition", "another event's place"],
-    )
-    def test_a_row_of_no_event_and_a_second_one_are_named(self, rows: list[tuple[Any, Any, Any, int]]) -> None:
-        with raises("transform-breaks-rule", "event "):
-            self.join(*rows)
-
     @pytest.mark.parametrize(
         ("type_", "value"),
         [

@@ -122,7 +122,7 @@ def test_every_expression_of_a_transform_is_one_of_re2(settings: Settings, kind:
     assert bool(expressions) is (kind == "outbox")
 
 
-def test_transforms_and_predicates_of_ones_own_stay(settings: Settings, events: Path) -> None:
+def test_transforms_of_ones_own_stay(settings: Settings, events: Path) -> None:
     declare(events, "order", topic="Sales")
     config = {
         "transforms": "outbox,mask",
@@ -133,10 +133,6 @@ def test_transforms_and_predicates_of_ones_own_stay(settings: Settings, events: 
     assert added["transforms"] == "outbox,mask,topic-of-order,prune-markers"
     assert added["transforms.mask.type"] == "Mask"
     assert connectors.transforms({**added, "tasks.max": "1"}) == added
-    own = {"transforms": "outbox,mask", "predicates": "mine", connectors.PLACEMENT: "type:header"}
-    added = connectors.add_cloudevents_headers(own, "/shop", {"item": "shop.item"})
-    assert added["transforms"] == "specversion,specversion-header,outbox,mask,content-type,source-of-item"
-    assert added["predicates"] == "mine,source-of-item"
 
 
 @pytest.mark.usefixtures("two")

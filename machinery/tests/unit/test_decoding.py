@@ -104,23 +104,6 @@ def test_the_fault_of_a_record_is_found_by_columns_and_one_by_one(name: str) -> 
         assert count + len(decoded.dead) == len(records.offsets)
 
 
-@pytest.mark.parametrize(
-    ("one", "part"),
-    [
-        (record(changed(quantity="5")), '$.quantity: "5" is not of type "integer"'),
-        (record(headers=HEADERS | {"eventType": "never.heard"}), "header eventType"),
-        (record(headers={"id": ID, "eventType": "picked"}), "header schemaVersion"),
-        (record(changed(unit="x" * 1_000_000)), "$.unit"),
-        (record(key=None), "the record's key is not its item_id"),
-    ],
-)
-def test_the_detail_names_what_is_wrong_and_is_short(one: Record, part: str) -> None:
-    found = DECODER.record(one)
-    assert isinstance(found, Rejection)
-    assert part in found.detail
-    assert len(found.detail) < 300
-
-
 def test_a_bad_record_costs_only_its_neighbours_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Record] = []
     one_by_one = type(DECODER).record

@@ -14,6 +14,7 @@ import venv
 import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,22 +297,18 @@ class TestJava:
         return program
 
     @pytest.mark.parametrize("version", ["17.0.15", "21", None, "1.8.0_402", "23", "no number"])
-    def test_a_java_on_path_is_used_if_it_is_supported(self, tmp_path: Path, version: str | None) -> None:
-        program = self.make_java(tmp_path / "bin", version)
-        assert java.java() == (program if version in ("17.0.15", "21") else PACKAGED_HOME / "bin" / "java")
-
-    @pytest.mark.parametrize("version", ["21.0.1", None, "11.0.2", "25"])
-    def test_java_home_wins_over_path_or_is_a_failure(
+    def test_java_on_path_is_used_if_it_is_supported_and_java_home_wins_or_is_a_failure(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None
     ) -> None:
+        is_supported = version in ("17.0.15", "21")
+        on_path = self.make_java(tmp_path / "bin", version)
+        assert java.java() == (on_path if is_supported else PACKAGED_HOME / "bin" / "java")
         self.make_java(tmp_path / "bin", "17")
-        program = self.make_java(tmp_path / "home" / "bin", version)
+        java.java.cache_clear()
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
-        if version == "21.0.1":
-            assert java.java() == program
-        else:
-            with raises("java-unsupported", str(tmp_path / "home")):
-                java.java()
+        at_home = self.make_java(tmp_path / "home" / "bin", version)
+        with nullcontext() if is_supported else raises("java-unsupported", str(tmp_path / "home")):
+            assert java.java() == at_home
 
     def test_packaged_java_runs_with_the_arguments_of_sparks_launcher(self) -> None:
         module = "--add-modules=jdk.incubator.vector"

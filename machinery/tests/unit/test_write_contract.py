@@ -173,7 +173,6 @@ class Extra(BaseModel):
 
     extra: Any = None
     rate: float = 1.0
-    inner: list[Extra] = []
 
 
 @dataclass
@@ -184,19 +183,11 @@ class Holder:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda value: Extra(extra={"deep": [None, (1, {"a": value})]}),
-        lambda value: Extra(inner=[Extra(extra={1: {2, value}})]),
-        lambda value: Extra(rate=value),
-        lambda value: {"lines": [Extra(extra=[value])]},
-        lambda value: Holder(Extra(extra=[value])),
-    ],
-)
-def test_no_model_makes_null_of_what_is_no_number(value: float, model: Callable[[float], object]) -> None:
-    with pytest.raises(ValueError, match="NaN"):
-        encode(model(value))
+def test_no_model_makes_null_of_what_is_no_number(value: float) -> None:
+    deep, mapped, rated = Extra(extra={"deep": [(1, {"a": value})]}), Extra(extra={1: {2, value}}), Extra(rate=value)
+    for payload in (deep, mapped, rated, Extra(extra=rated), {"lines": [deep]}, Holder(rated)):
+        with pytest.raises(ValueError, match="NaN"):
+            encode(payload)
 
 
 # Typed objects -----------------------------------------------------------------------------------------------------
