@@ -227,29 +227,6 @@ def test_what_is_wrong_is_found(promise: str, seen: Seen) -> None:
     assert promise in broken(record(seen))
 
 
-OTHER = (*EVENTS[:2], replace(EVENTS[2], type="order.cancelled.v1"))  # the last one is of no comparison
-TWELVE = {"a": Decimal(12)}
-UNCOUNTED = ComparedTotals("totals", TWELVE, TWELVE, ADDS, VERSIONS)
-SOUND = {
-    "everything": SEEN,
-    "a stored refusal": also(StoredAnswer("key-3", REFUSED, SOLD_OUT)),
-    "a change that needs no event": replace(
-        SEEN, source=replace(SOURCE, answers=[*SOURCE.answers, stored(4)], changes={**SOURCE.changes, "order 4": 0})
-    ),
-    "an unknown change that was made": replace(
-        compared({"a": Decimal(14)}, versions={"a": 4}, source={"a": Decimal(14)}),
-        events=(*EVENTS, event(4, 4, 9, order_number=4, pieces=1)),
-        source=replace(SOURCE, answers=[*SOURCE.answers, stored(4)], changes={**SOURCE.changes, "order 4": 1}),
-    ),
-    "a repeat in a table": replace(sink(rows=ROWS), events=REPEATED, released={"orders": 1}),
-    "an event of no comparison is not applied": replace(
-        sink(comparisons=[UNCOUNTED], repeats="none", applied=applied(1, 1)), events=OTHER
-    ),
-    "a naive sink that counts nothing": having(99, "none"),
-    "a handler": effects("event-1", "event-2", "event-3"),
-}
-
-
 # Answers, deaths and checks ----------------------------------------------------------------------------------------
 
 
@@ -318,31 +295,9 @@ RUNS: dict[str, list[RunRecord]] = {
     SENT_INVALID: [record(injections=SENT, checks=[Checked("at the end", malformed=6)])],
     "the sinks catch up": [record(checks=[Checked("at the end", in_flight="sink totals is 3 events behind")])],
 }
-SOUND_RUNS = {
-    **{name: record(seen) for name, seen in SOUND.items()},
-    "a broken read": answered(attempt(1, BROKEN, method="GET")),
-    "broken before it is answered": record(history=History((attempt(1, BROKEN), attempt(1, None), *then().attempts))),
-    "a misuse is refused": answered(MISUSE, status=REFUSED, answer=SOLD_OUT, expected=(OK,)),
-    "an expected status": answered(attempt(9), **EXPECTS),
-    "a change after silent ones": answered(*silent(BROKEN), *READS, HISTORY.attempts[0]),
-    "sinks killed": died("sinks-1", 15.0, "sinks"),
-    "sinks without their database": died("sinks-1", 21.0, "postgres"),
-    "a connector without its link": died("connector", 15.0, "debezium-postgres"),
-    "a slow machine": died("sinks-1", LATE + GRACE_S, "kafka", plan=replace(PLAN, timeout_scale=2.0)),
-    "hostile records": reported(problem("malformed-records")),
-    "drift by repeats": reported(problem("sink-drift"), duplicates=3, repeats="re-reads"),
-    "invalid records that were sent": record(injections=SENT, checks=[Checked("at the end", malformed=5)]),
-}
-
-
 @pytest.mark.parametrize(("promise", "run"), [(promise, run) for promise, runs in RUNS.items() for run in runs])
 def test_a_run_breaks_one_promise(promise: str, run: RunRecord) -> None:
     assert [(one.promise, one.cases) for one in judge(run).findings] == [(promise, 1)]
-
-
-@pytest.mark.parametrize("run", SOUND_RUNS.values(), ids=SOUND_RUNS)
-def test_a_sound_run_breaks_no_promise(run: RunRecord) -> None:
-    assert broken(run) == {}
 
 
 # Repeats -----------------------------------------------------------------------------------------------------------
