@@ -89,7 +89,7 @@ def test_what_a_player_may_look_at(databases: Settings) -> None:
     assert client_config(databases)["bootstrap.servers"] == databases.kafka_bootstrap
 
 
-# The soak --------------------------------------------------------------------------------------------------------------
+# The soak ------------------------------------------------------------------------------------------------------------
 
 
 class SoakedMovements(Movements):

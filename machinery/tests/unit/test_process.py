@@ -234,6 +234,7 @@ def test_the_first_ctrl_c_ends_the_faults_and_a_second_one_the_run(within: list[
 
 # `outbox down` says what it stops -----------------------------------------------------------------------------------
 
+
 def down(home: Path) -> list[str]:
     """The lines that the command prints."""
     done = outbox("down", home=home)

@@ -16,10 +16,8 @@ from outbox.base.errors import Failure
 from outbox.base.project import FILE, VARIABLE, Project, current
 from outbox.base.project import load as load_project
 from outbox.base.settings import (
-    DOTENV,
     FIELDS,
     PREFIX,
-    READ_ELSEWHERE,
     SECRET_NAMES,
     Secret,
     Settings,
@@ -30,7 +28,6 @@ from outbox.base.settings import (
 )
 from outbox.http.async_database import make_async_engine
 from outbox.http.database import make_engine
-from outbox_lab.stack import process
 from outbox_lab.stack.internals import Internals
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
@@ -24,19 +23,15 @@ from outbox.base import project
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, load
 from outbox.base.wait import nothing, wait_for
-from outbox.events import catalog
-from outbox.events.schema import Rejection
-from outbox.sink.decoding import records
-from outbox.sink.decoding.decoder import now_ms
 from outbox_lab.commands.soak import soak
 from outbox_lab.soak import Request, clients, domain, nemesis, run, testbed
 from outbox_lab.soak.clients import Clients
-from outbox_lab.soak.faults import FAULTS, operations
+from outbox_lab.soak.faults import FAULTS
 from outbox_lab.soak.history import SET_UP, Checked, Death, Problem, Recorder
-from outbox_lab.soak.nemesis import Fault, Nemesis, NotFired, Strike, Watch, wait_or_not_fired
+from outbox_lab.soak.nemesis import Fault, Nemesis, Strike, Watch, wait_or_not_fired
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.record import Folder, Plan
-from outbox_lab.soak.testbed import LINKS, PREFIX, Done
+from outbox_lab.soak.testbed import LINKS
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process
 from outbox_lab.testing import chosen_seed

@@ -295,6 +295,8 @@ RUNS: dict[str, list[RunRecord]] = {
     SENT_INVALID: [record(injections=SENT, checks=[Checked("at the end", malformed=6)])],
     "the sinks catch up": [record(checks=[Checked("at the end", in_flight="sink totals is 3 events behind")])],
 }
+
+
 @pytest.mark.parametrize(("promise", "run"), [(promise, run) for promise, runs in RUNS.items() for run in runs])
 def test_a_run_breaks_one_promise(promise: str, run: RunRecord) -> None:
     assert [(one.promise, one.cases) for one in judge(run).findings] == [(promise, 1)]
@@ -372,7 +374,9 @@ VERDICTS: dict[str, tuple[RunRecord, str, str]] = {
     "broken off": (record(Seen(), History()), BROKE_OFF, "unknown"),
     "broken off, a fault is not healed": (record(Seen(), History(), injections=[LEFT]), BROKE_OFF, "invalid"),
     "broken off before a fault could be healed": (
-        record(Seen(), History(), injections=[replace(LEFT, is_broken_off=True)]), BROKE_OFF, "unknown",
+        record(Seen(), History(), injections=[replace(LEFT, is_broken_off=True)]),
+        BROKE_OFF,
+        "unknown",
     ),
     "broken off after a loss": (record(Seen(), History(), checks=[LOST]), BROKE_OFF, "invalid"),
     "broken off after drift": (record(Seen(), History(), checks=[DRIFT]), BROKE_OFF, "unknown"),

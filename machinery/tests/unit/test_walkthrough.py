@@ -33,7 +33,7 @@ from outbox_lab.walkthrough import containers, faults, story, workload
 from outbox_lab.walkthrough.chain import Chain
 from outbox_lab.walkthrough.containers import Containers
 from outbox_lab.walkthrough.faults import Crash
-from outbox_lab.walkthrough.story import Player, Screen, Story
+from outbox_lab.walkthrough.story import Screen, Story
 from outbox_lab.walkthrough.traffic import Traffic
 from outbox_lab.walkthrough.workload import Request
 
