@@ -1,4 +1,4 @@
-"""The process controller, waits, ports and signals of the embedded stack, on small real processes. `outbox down`, and
+"""The process controller, waits and signals of the embedded stack, on small real processes. `outbox down`, and
 `outbox dev`.
 """
 
@@ -8,7 +8,6 @@ import json
 import os
 import pwd
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from outbox.base import wait
 from outbox.base.settings import SECRET_NAMES, load, variable
 from outbox.base.wait import wait_for
 from outbox.events import catalog
-from outbox_lab.stack import development, ports, stack
+from outbox_lab.stack import development, stack
 from outbox_lab.stack.command import Command, service, sink
 from outbox_lab.stack.development import SCHEMA, Development, Shown
 from outbox_lab.stack.interrupt import SIGNALS
@@ -143,66 +142,11 @@ def test_a_call_that_never_returns_does_not_keep_the_process_and_any_exception_i
     assert (done.returncode, done.stdout) == (0, "seen 3\n"), done.stderr
 
 
-# Ports ------------------------------------------------------------------------------------------------------------
-
-
-def test_preferred_ports_are_chosen_unless_another_stack_has_one_of_them() -> None:
-    with socket.create_server((ports.LOOPBACK, 0)) as server:
-        taken: int = server.getsockname()[1]
-        [free] = ports.choose(0)
-        assert (ports.is_free(free), ports.is_open(free)) == (True, False)
-        assert (ports.is_free(taken), ports.is_open(taken)) == (False, True)
-        assert ports.choose(free) == [free]
-        chosen = ports.choose(taken, free)
-        assert not set(chosen) & {taken, free}
-        assert all(map(ports.is_free, chosen))
-    with ports.reserved(free) as first, ports.reserved(free, 0) as others:
-        assert first == [free]
-        assert free not in others
-        socket.create_server((ports.LOOPBACK, free)).close()
-    assert ports.choose(free) == [free]
-
-
 # Signals: the first Ctrl-C ends only the faults; any other ends the run, and nothing disturbs the stop ------------
 
 
-STOPS = """
+SIGNALLED = """
 import os, signal, subprocess, sys
-from outbox_lab.stack import interrupt
-
-def send(name):
-    os.kill(os.getpid(), getattr(signal, name))
-
-interrupt.once()
-try:
-    send(sys.argv[1])
-    print("goes on")
-except KeyboardInterrupt:
-    for one in interrupt.SIGNALS:
-        os.kill(os.getpid(), one)
-    started = subprocess.run([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"])
-    print("stops everything", started.returncode)
-"""
-
-
-def said_by(program: str, *arguments: str, ignored: str | None = None) -> str:
-    """Output of a process, which begins with one signal ignored and the usual handlers of the others."""
-    usual = {one.name: "SIG_DFL" for one in SIGNALS} | {"SIGINT": "default_int_handler"}  # whatever ours are
-    handlers = usual | ({ignored: "SIG_IGN"} if ignored else {})
-    begin = "import signal" + "".join(f"; signal.signal(signal.{one}, signal.{how})" for one, how in handlers.items())
-    command = [sys.executable, "-c", f"{begin}\n{program}", *arguments]
-    return subprocess.check_output(command, text=True, timeout=300).strip()
-
-
-@pytest.mark.parametrize("name", [one.name for one in SIGNALS])
-def test_first_signal_ends_a_run_and_later_ones_are_ignored(name: str) -> None:
-    said = said_by(STOPS, name)
-    assert said == f"stops everything {-signal.SIGTERM}", "what it starts meanwhile can be stopped"
-    assert said_by(STOPS, name, ignored=name) == "goes on"
-
-
-ENDS_EARLY = """
-import signal, sys
 from outbox_lab.stack import interrupt
 
 interrupt.once()
@@ -212,24 +156,38 @@ try:
         for name in sys.argv[2:]:
             signal.raise_signal(getattr(signal, name))
     signal.raise_signal(getattr(signal, sys.argv[1]))
+    said.append("goes on")
 except KeyboardInterrupt:
-    said.append("stops")
+    for one in interrupt.SIGNALS:
+        os.kill(os.getpid(), one)
+    started = subprocess.run([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"])
+    said.append(f"stops everything {started.returncode}")
 print(*said)
 """
+STOPS = f"stops everything {-signal.SIGTERM}"  # later signals are ignored, and what it starts meanwhile can be stopped
+NAMES = [one.name for one in SIGNALS]
 
 
 @pytest.mark.parametrize(
-    ("within", "after", "said"),
+    ("within", "after", "ignored", "said"),
     [
-        ([], "SIGINT", "stops"),
-        (["SIGINT"], "SIGINT", "ends early stops"),
-        (["SIGINT", "SIGINT"], "SIGCHLD", "ends early stops"),
-        (["SIGTERM"], "SIGINT", "stops"),
-        (["SIGHUP"], "SIGINT", "stops"),
+        *(([], name, None, STOPS) for name in NAMES),
+        *(([], name, name, "goes on") for name in NAMES),
+        (["SIGINT"], "SIGINT", None, f"ends early {STOPS}"),
+        (["SIGINT", "SIGINT"], "SIGCHLD", None, f"ends early {STOPS}"),
+        (["SIGTERM"], "SIGINT", None, STOPS),
+        (["SIGHUP"], "SIGINT", None, STOPS),
     ],
 )
-def test_the_first_ctrl_c_ends_the_faults_and_a_second_one_the_run(within: list[str], after: str, said: str) -> None:
-    assert said_by(ENDS_EARLY, after, *within) == said
+def test_the_first_ctrl_c_ends_the_faults_and_any_other_signal_the_run(
+    within: list[str], after: str, ignored: str | None, said: str
+) -> None:
+    """The process begins with one signal ignored, and the usual handlers of the others."""
+    usual = {one.name: "SIG_DFL" for one in SIGNALS} | {"SIGINT": "default_int_handler"}  # whatever ours are
+    handlers = usual | ({ignored: "SIG_IGN"} if ignored else {})
+    begin = "import signal" + "".join(f"; signal.signal(signal.{one}, signal.{how})" for one, how in handlers.items())
+    command = [sys.executable, "-c", f"{begin}\n{SIGNALLED}", after, *within]
+    assert subprocess.check_output(command, text=True, timeout=300).strip() == said
 
 
 # `outbox down` says what it stops -----------------------------------------------------------------------------------
@@ -240,18 +198,6 @@ def down(home: Path) -> list[str]:
     done = outbox("down", home=home)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
-
-
-def test_down_names_the_users_of_the_stack_and_then_its_parts(script: Make, tmp_path: Path) -> None:
-    processes = [script(name=name) for name in ("postgres", "kafka", "service", "sink")]
-    for process in processes:
-        process.start()
-    *stopping, last = down(tmp_path)
-    assert stopping == [f"{name}: stopping" for name in ("service", "sink", "kafka", "postgres")]
-    assert last == "4 parts are stopped; data stays until `outbox reset`"
-    assert not any(process.is_running() for process in processes)
-    assert down(tmp_path / "absent") == ["nothing was running"]
-    assert not (tmp_path / "absent").exists()
 
 
 def test_down_ends_stacks_in_folders_below_and_leaves_others_alone(script: Make, tmp_path: Path) -> None:
