@@ -1,8 +1,8 @@
-"""The stock of each item, as each sink computes it."""
+"""The stock of each item, orders, and the activity of both, as each sink computes them; and the events that the handlers
+were called for.
+"""
 
 from __future__ import annotations
-
-from alembic import op
 
 from outbox.migrations import execute, role
 
@@ -26,14 +26,38 @@ CREATE TABLE stock (
 -- What `outbox check` compares with the source.
 CREATE VIEW sink_totals AS
     SELECT sink, item_id::text AS key, stock AS total, version FROM stock;
+CREATE TABLE orders (
+    sink         text    NOT NULL,
+    order_id     uuid    NOT NULL,
+    item_id      uuid, -- with quantity and unit: null while only the cancellation is known
+    quantity     bigint,
+    unit         text,
+    is_cancelled boolean NOT NULL DEFAULT false,
+    reason       text,
+    version      bigint  NOT NULL, -- the highest version of the order that was applied
+    PRIMARY KEY (sink, order_id)
+);
+CREATE TABLE activity (
+    sink      text   NOT NULL,
+    aggregate text   NOT NULL,
+    key       uuid   NOT NULL,
+    events    bigint NOT NULL,
+    kinds     text[] NOT NULL,
+    PRIMARY KEY (sink, aggregate, key)
+);
+CREATE TABLE handled_events (
+    handler  text   NOT NULL,
+    event_id uuid   NOT NULL, -- no key: a test sees what is written twice
+    key      text   NOT NULL,
+    version  bigint NOT NULL,
+    place    bigint NOT NULL  -- among the handled events of the key
+);
 """
 
 
 def upgrade() -> None:
     execute(UP)
-    execute(f"GRANT SELECT, INSERT, UPDATE ON stock TO {role('writer')}")
+    execute(f"GRANT SELECT, INSERT, UPDATE ON stock, orders, activity TO {role('writer')}")
+    execute(f"GRANT SELECT, INSERT ON handled_events TO {role('writer')}")
     execute(f"GRANT SELECT ON sink_totals TO {role('writer')}, {role('auditor')}")
-
-
-def downgrade() -> None:
-    op.execute("DROP VIEW sink_totals; DROP TABLE stock;")
+    execute(f"GRANT SELECT ON orders, activity TO {role('auditor')}")

@@ -1,8 +1,6 @@
-"""Items with their stock, and the view that the auditor reads."""
+"""Orders and items with their stock, and the views that the auditor reads."""
 
 from __future__ import annotations
-
-from alembic import op
 
 from outbox.migrations import execute, role
 
@@ -12,6 +10,11 @@ branch_labels = ("domain",)
 depends_on = ("source_machinery_0001",)
 
 UP = """
+CREATE TABLE orders (
+    id      uuid   PRIMARY KEY,
+    version bigint NOT NULL -- how many events the order has had
+);
+CREATE VIEW source_orders AS SELECT id::text AS key, version FROM orders;
 CREATE TABLE items (
     id      uuid   PRIMARY KEY,
     unit    text   NOT NULL CHECK (unit ~ '^[A-Z]{3}$'),
@@ -27,9 +30,7 @@ CREATE VIEW source_totals AS
 
 def upgrade() -> None:
     execute(UP)
+    execute(f"GRANT SELECT, INSERT, UPDATE (version) ON orders TO {role('app')}")
+    execute(f"GRANT SELECT ON source_orders TO {role('auditor')}")
     execute(f"GRANT SELECT, INSERT, UPDATE (stock, version) ON items TO {role('app')}")
     execute(f"GRANT SELECT ON source_totals TO {role('auditor')}")
-
-
-def downgrade() -> None:
-    op.execute("DROP VIEW source_totals; DROP TABLE items;")

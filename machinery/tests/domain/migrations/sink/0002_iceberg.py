@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from alembic import op
-
 from outbox.migrations import make_iceberg_catalog
 
-revision = "sink_domain_0004"
-down_revision = "sink_domain_0003"
+revision = "sink_domain_0002"
+down_revision = "sink_domain_0001"
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
     make_iceberg_catalog()
-
-
-def downgrade() -> None:
-    op.execute("DROP TABLE iceberg_tables; DROP TABLE iceberg_namespace_properties")
