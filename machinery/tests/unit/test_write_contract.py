@@ -511,7 +511,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
     """The declared events, which `append` knows."""
     events = Events(tmp_path).aggregate("order", placed_v1=DECLARED)
-    monkeypatch.setattr(event, "declared", lambda _: personal.load())
+    monkeypatch.setattr(event, "declared", lambda _: events.load())
     return events
 
 

@@ -1,6 +1,4 @@
-"""The stock of each item, orders, and the activity of both, as each sink computes them; and the events that the handlers
-were called for.
-"""
+"""Stock, orders and the activity of both, as each sink computes them, and the events that handlers were called for."""
 
 from __future__ import annotations
 
