@@ -53,14 +53,6 @@ def test_the_stock_follows_the_movements(app: Application, databases: Settings) 
     assert query(databases, f"SELECT stock FROM stock WHERE sink = '{SINK}'", SinkRole.OWNER) == [(3,)]
 
 
-def test_both_services_read_what_one_has_moved(app: Application, client: ServiceClient, databases: Settings) -> None:
-    in_flask = Client(app, databases)
-    assert in_flask.move(3).status_code == 201
-    for service in (in_flask, client):
-        assert service.get(f"/items/{ITEM}").get_json() == {"unit": "KGM", "stock": 3, "version": 1}
-        assert [service.get(f"/items/{item}").status_code for item in (uuid.uuid4(), "7")] == [404, 404]
-
-
 def test_the_sink_agrees_with_the_source(app: Application, databases: Settings) -> None:
     Client(app, databases).move(3)
     assert differing_keys(databases, SINK) == {"stock": {ITEM}}  # nothing is delivered yet
@@ -84,3 +76,11 @@ def test_a_rule_makes_a_valid_event() -> None:
     check_events(Event("order", ITEM, "cancelled", payload))
     with pytest.raises(Failure, match="version"):
         check_events(Event("order", ITEM, "cancelled", {**payload, "version": 0}))
+
+
+def test_both_services_read_what_one_has_moved(app: Application, client: ServiceClient, databases: Settings) -> None:
+    in_flask = Client(app, databases)
+    assert in_flask.move(3).status_code == 201
+    for service in (in_flask, client):
+        assert service.get(f"/items/{ITEM}").get_json() == {"unit": "KGM", "stock": 3, "version": 1}
+        assert [service.get(f"/items/{item}").status_code for item in (uuid.uuid4(), "7")] == [404, 404]
