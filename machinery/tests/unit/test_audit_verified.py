@@ -146,6 +146,24 @@ def test_what_is_unusual_is_a_doubt(chain: Chain, unusual: Callable[[Chain], obj
         chain.compare(since)
 
 
+def test_an_event_in_flight_is_read_again_however_old(chain: Chain) -> None:
+    events = chain.written("a", "5", "-2", at_ms=NOW_MS - 3 * LATE_MS)
+    chain.publish(events[0])
+    chain.applied({"a": "5"})
+    since = point(chain)
+    assert of_stock(since).since_ms <= events[1].row.occurred_ms
+    chain.publish(events[1])
+    chain.applied({"a": "3"})
+    assert agree(chain, since).records == 1
+
+
+def test_an_event_on_another_partition_than_those_of_before_is_found(chain: Chain) -> None:
+    since = sane(chain)
+    chain.publish(chain.more("a", "4"), partition=1)
+    chain.applied({"a": "7", "b": "7"})
+    agree(chain, since, "keys-spread")
+
+
 # By chance ----------------------------------------------------------------------------------------------------------
 
 
