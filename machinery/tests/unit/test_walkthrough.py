@@ -454,23 +454,6 @@ def test_a_stop_is_gentle_even_for_a_frozen_part_and_what_ends_unasked_has_faile
         chain.worker.require_running()
 
 
-def test_spark_is_frozen_while_the_drivers_go_on_and_nothing_stays_frozen(chain: Containers) -> None:
-    stopped, sleeping = psutil.STATUS_STOPPED, psutil.STATUS_SLEEPING
-
-    def wait_until(mains: str, children: str) -> None:
-        """A process that runs on a processor takes a signal a moment later."""
-        found = chain.sinks.mains()
-        wanted = {(one, mains if one in found else children) for one in chain.sinks.processes()}
-        wait_for("statuses", lambda: {(one, one.status()) for one, _ in wanted} == wanted, timeout_s=30)
-
-    chain.sinks.pause_children()
-    wait_until(sleeping, stopped)
-    chain.sinks.pause()
-    wait_until(stopped, stopped)
-    chain.restore(quiet)
-    wait_until(sleeping, sleeping)
-
-
 def test_elsewhere_it_touches_nothing_and_one_walkthrough_runs_at_a_time(settings: Settings, shared: Path) -> None:
     with raises("not-in-a-container", "docker compose run"):
         Containers(settings, ["dedup"], shared / "nowhere", find=lambda: pytest.fail("it looks for processes"))
