@@ -1,4 +1,4 @@
-"""The soak without the parts that it breaks: nemesis, faults, keeper, a run that breaks off, clients, page."""
+"""The soak without the parts that it breaks: nemesis, keeper, a run that breaks off, clients, page."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ from outbox_lab.soak.clients import Clients
 from outbox_lab.soak.faults import FAULTS
 from outbox_lab.soak.history import SET_UP, Checked, Death, Problem, Recorder
 from outbox_lab.soak.nemesis import Fault, Nemesis, Strike, Watch, wait_or_not_fired
-from outbox_lab.soak.proxy import Proxy
 from outbox_lab.soak.record import Folder, Plan
 from outbox_lab.soak.testbed import LINKS
-from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process
 from outbox_lab.testing import chosen_seed
 from outbox_lab.testing.failures import raises
@@ -56,13 +54,9 @@ def test_a_fault_breaks_parts_and_needs_others() -> None:
 
 
 @pytest.fixture
-def unstarted(tmp_path: Path) -> Iterator[testbed.Testbed]:
-    """A testbed with its links and without sinks, of which nothing runs."""
-    made = testbed.Testbed(load(tmp_path, environment=False), [])
-    made.stack.links = {name: Proxy(name, ports.choose(0)[0]) for name in LINKS}
-    yield made
-    for link in made.links.values():
-        link.close()
+def unstarted(tmp_path: Path) -> testbed.Testbed:
+    """A testbed without sinks, of which nothing runs."""
+    return testbed.Testbed(load(tmp_path, environment=False), [])
 
 
 def miss(_: Strike) -> str:
@@ -122,9 +116,6 @@ def test_the_watch_ends_a_run_and_what_lasts_then_is_not_unhealable(unstarted: t
         ("it happened", False, True)
     ]
     assert (lasting, breaker.lasting) == (["long"], [])
-
-
-# Faults --------------------------------------------------------------------------------------------------------------
 
 
 # The keeper sees the ends of processes, even if another part restarts them -------------------------------------------
