@@ -86,15 +86,6 @@ def test_an_integer_is_read_exactly_however_it_is_written_or_refused(text: str, 
         assert event(one) == FACTS | {"quantity": number}
 
 
-@pytest.mark.parametrize(
-    ("headers", "event_id"),
-    [(HEADERS, ID), ({}, None), ({"id": None}, None), ({"id": "words"}, None), ({"id": ID + "\n"}, None)],
-    ids=["a UUID", "no id", "null", "words", "a UUID and a line end"],
-)
-def test_a_record_is_known_by_its_id_if_that_is_a_uuid(headers: dict[str, Any], event_id: str | None) -> None:
-    assert DECODER.event_id(record(b"bad", headers)) == event_id
-
-
 # By name: a record, and why it is no event; None for an event.
 CORPUS: dict[str, tuple[Record, str | None]] = {
     **{f"value: {name}": (record(value), reason) for name, (value, reason) in VALUES.items()},
@@ -463,18 +454,6 @@ def test_columns_of_all_events_fit_into_one_table() -> None:
     assert len(Layout({"a.x": wide(800, "p"), "a.y": wide(699, "q")}).columns) == 1500
     with raises("sink-unusable", "a.x, a.y have 1501 columns"):
         Layout({"a.x": wide(801, "p"), "a.y": wide(699, "q")})
-
-
-def test_one_table_has_null_where_an_event_lacks_a_column() -> None:
-    def rows(**columns: object) -> Columns:
-        return {name: [value] for name, value in {"event_id": "0", "partition": 0, "offset": 0, **columns}.items()}
-
-    layout = Layout({"a.x": [ID_TEXT, PRICE], "a.y": [ID_TEXT, EXACT, NOTE]})
-    found = layout.table({"a.x": rows(id="k", price=7), "a.y": rows(id="l", price="1.5", note=None)})
-    assert [tuple(row.values())[3:] for row in found.to_pylist()] == [
-        ("a.x", "k", 7, None, None),
-        ("a.y", "l", None, "1.5", None),
-    ]
 
 
 @pytest.mark.parametrize("names", [("a.b_c", "a.b-c"), ("a.b_c", "a.B_C"), ("a.b_c", "a-b.c"), (f"a.{'x' * 58}",)])
