@@ -86,6 +86,15 @@ def test_an_integer_is_read_exactly_however_it_is_written_or_refused(text: str, 
         assert event(one) == FACTS | {"quantity": number}
 
 
+@pytest.mark.parametrize(
+    ("headers", "event_id"),
+    [(HEADERS, ID), ({}, None), ({"id": None}, None), ({"id": "words"}, None), ({"id": ID + "\n"}, None)],
+    ids=["a UUID", "no id", "null", "words", "a UUID and a line end"],
+)
+def test_a_record_is_known_by_its_id_if_that_is_a_uuid(headers: dict[str, Any], event_id: str | None) -> None:
+    assert DECODER.event_id(record(b"bad", headers)) == event_id
+
+
 # By name: a record, and why it is no event; None for an event.
 CORPUS: dict[str, tuple[Record, str | None]] = {
     **{f"value: {name}": (record(value), reason) for name, (value, reason) in VALUES.items()},
