@@ -38,12 +38,6 @@ class Client(ServiceClient):
         return self.post("/movements", body, Idempotency_Key=str(uuid.uuid4()))
 
 
-@pytest.fixture
-def client(databases: Settings) -> Iterator[ServiceClient]:
-    with as_wsgi(create_app(databases)) as app:
-        yield ServiceClient(app, databases)
-
-
 def test_the_stock_follows_the_movements(app: Application, databases: Settings) -> None:
     client = Client(app, databases)
     assert client.move(3).status_code == 201
@@ -76,6 +70,12 @@ def test_a_rule_makes_a_valid_event() -> None:
     check_events(Event("order", ITEM, "cancelled", payload))
     with pytest.raises(Failure, match="version"):
         check_events(Event("order", ITEM, "cancelled", {**payload, "version": 0}))
+
+
+@pytest.fixture
+def client(databases: Settings) -> Iterator[ServiceClient]:
+    with as_wsgi(create_app(databases)) as app:
+        yield ServiceClient(app, databases)
 
 
 def test_both_services_read_what_one_has_moved(app: Application, client: ServiceClient, databases: Settings) -> None:
