@@ -1,9 +1,13 @@
-"""The contract test: what it compares, deliveries that a strategy does not promise, and histories made from schemas."""
+"""The contract test: what it compares, deliveries that a strategy does not promise, histories made from schemas; and
+targets that are functions: upserts pass, and other functions are named.
+"""
 
 from __future__ import annotations
 
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
 import pytest
@@ -15,10 +19,14 @@ from outbox.base.settings import Settings, SinkRole, load
 from outbox.events import catalog
 from outbox.sink import discovery
 from outbox.sink.remembering.strategy import BUILT_IN, find
-from outbox_lab.testing.contract.contract import WAYS, survived_by
+from outbox.sink.spec import SinkJob
+from outbox.targets import newest
+from outbox_lab.testing.contract.contract import WAYS, keep, survived_by, untestable
 from outbox_lab.testing.contract.delivery import Reader
 from outbox_lab.testing.contract.events import History, Lifecycle, histories, values
+from tests import items, targets
 from tests.support.made_events import SPECS
+from tests.targets import erase, totals
 
 
 def test_the_tables_of_the_project_are_compared_and_no_others(databases: Settings) -> None:
@@ -100,3 +108,83 @@ def test_histories_have_every_event_and_version() -> None:
     known = catalog.of_project(SETTINGS)
     topics = {schema.name: known.aggregates[schema.aggregate].topic for schema in known.schemas}
     assert seen == {name for name, topic in topics.items() if topic in ORDERS.topics} >= {"order.placed.v2"}
+
+
+# Targets that are functions -------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["add", "erase", "replace_any", "totals"]  # of a target's module
+
+FreshDatabases = Callable[[], AbstractContextManager[Settings]]
+SEED = 47
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(targets.FILE, str(tmp_path / "target.db"))
+
+
+def add(events: pa.Table) -> None:
+    """Adds what an event adds, each time that it is called."""
+    with targets.database() as connection:
+        connection.executemany(
+            """
+            INSERT INTO stock VALUES (:item_id, :version % 10, :version)
+            ON CONFLICT (item_id) DO UPDATE SET total = stock.total + excluded.total,
+                                                version = max(stock.version, excluded.version)
+            """,
+            events.to_pylist(),
+        )
+
+
+def replace_any(events: pa.Table) -> None:
+    """Takes the newest of a batch, although the place may have a newer one."""
+    rows = newest(events, key="item_id", version="version").to_pylist()
+    with targets.database() as connection:
+        connection.executemany("INSERT OR REPLACE INTO stock VALUES (:item_id, :version, :version)", rows)
+
+
+def require(fresh: FreshDatabases, target: str, strategy: str = "dedup") -> None:
+    job = SinkJob("search", Path("none"), target, [items.AGGREGATE], strategy)
+    with fresh() as settings:
+        spec = discovery.resolve(settings, job)
+        assert untestable(spec) is None
+        keep(settings, spec, seed=SEED, examples=3, shrinking_max=0)
+
+
+@pytest.mark.parametrize(("function", "strategy"), [("write", "dedup"), ("write_newest", "upsert")])
+def test_an_upsert_keeps_the_contract(fresh_databases: FreshDatabases, function: str, strategy: str) -> None:
+    require(fresh_databases, f"{targets.__name__}:{function}", strategy)
+    assert targets.totals() == [], "the test has left nothing"
+
+
+@pytest.mark.parametrize(
+    ("function", "strategy", "way"),
+    [
+        ("add", "dedup", "the process ends between target and commit"),
+        ("replace_any", "upsert", "written late by a driver that was cut off"),
+    ],
+)
+def test_what_is_no_upsert_is_named(fresh_databases: FreshDatabases, function: str, strategy: str, way: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        require(fresh_databases, f"{__name__}:{function}", strategy)
+    expected = f"sink search, {way}: table totals of {__name__}:{function}, row key "
+    assert str(caught.value).startswith(expected), caught.value
+    assert targets.totals() == []
+
+
+def test_a_place_that_is_not_empty_is_left_alone(fresh_databases: FreshDatabases) -> None:
+    with targets.database() as connection:
+        connection.execute("INSERT INTO stock VALUES ('mine', 1, 1)")
+    with pytest.raises(AssertionError, match="is not empty, it has the key mine"):
+        require(fresh_databases, f"{targets.__name__}:write")
+    assert targets.totals() == [("mine", 1, 1)]
+
+
+def test_a_module_without_totals_is_left_out(monkeypatch: pytest.MonkeyPatch, fresh_databases: FreshDatabases) -> None:
+    monkeypatch.delattr(targets, "totals")
+    with fresh_databases() as settings:
+        job = SinkJob("search", Path("none"), f"{targets.__name__}:write", [items.AGGREGATE])
+        assert str(untestable(discovery.resolve(settings, job))).endswith("has no function totals")
