@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
-    from tests.support.rehearsal import Rehearse
     from tests.support.sink_driver import Database
     from tests.support.sink_process import Publisher
 
@@ -40,7 +39,7 @@ FIRST = (
 SPREAD = frozenset(
     f"pipeline/test_{name}.py"
     for name in (
-        *("chain", "check", "doctor", "relay", "retention", "rollout"),
+        *("audit", "chain", "relay", "rollout"),
         *("sink_limits", "sink_recovery", "sink_stream"),
     )
 ) | {"recovery/test_chain.py"}
@@ -96,14 +95,6 @@ def publisher(topic: Settings) -> Publisher:
     from tests.support.sink_process import Publisher  # knows the project's jobs, which not every test needs
 
     return Publisher(topic)
-
-
-@pytest.fixture
-def rehearsal(chain: Settings, client: Client) -> Rehearse:
-    """The rehearsal of an entry of the runbook, by its title, on a chain that the test breaks."""
-    from tests.support.rehearsal import Rehearsal  # knows the project's service, which not every test needs
-
-    return lambda title: Rehearsal(chain, client, title)
 
 
 @pytest.fixture

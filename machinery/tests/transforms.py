@@ -92,11 +92,6 @@ def weightless(events: DataFrame) -> DataFrame:
     return in_kilograms(events).withColumn("kilograms", f.expr("CAST(NULL AS decimal(38, 3))"))
 
 
-def failing_in_kilograms(events: DataFrame) -> DataFrame:
-    """Fails for a quantity of 13."""
-    return in_kilograms(events).where("1 / (quantity - 13) < 2")
-
-
 def picky(events: DataFrame) -> DataFrame:
     """The columns as they are; it filters events, and fails for a quantity of 13."""
     return generous(events).where("1 / (quantity - 13) < 2")
@@ -182,11 +177,6 @@ def of_nothing(events: DataFrame) -> str:
 def corrected(events: DataFrame) -> DataFrame:
     """`failing` after a correction; it filters events too."""
     return generous(events).withColumn("inverse", f.expr("try_divide(1, quantity - 13)"))
-
-
-def nothing(events: DataFrame) -> DataFrame:
-    """Filters all events, without reading them."""
-    return events.where("false")
 
 
 def without_any(events: DataFrame) -> DataFrame:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from typing import NamedTuple
+from uuid import UUID
 
 from tests.support.made_events import DAY_MS, NOW_MS
 
@@ -96,7 +97,7 @@ class Job(NamedTuple):
 
 def real_id(number: int, days_ago: int = 0) -> str:
     """A UUIDv7 that no other number has."""
-    return uuid_text((NOW_MS - days_ago * DAY_MS + number) << 80 | 7 << 76 | 2 << 62 | number)
+    return str(UUID(int=(NOW_MS - days_ago * DAY_MS + number) << 80 | 7 << 76 | 2 << 62 | number))
 
 
 def day_of(event_id: str) -> date:
@@ -105,12 +106,7 @@ def day_of(event_id: str) -> date:
 
 def real_uuid4(number: int) -> str:
     """A UUID that is no UUIDv7."""
-    return uuid_text(4 << 76 | 2 << 62 | number)
-
-
-def uuid_text(value: int) -> str:
-    text = f"{value:032x}"
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return str(UUID(int=4 << 76 | 2 << 62 | number))
 
 
 @dataclass

@@ -625,6 +625,8 @@ def compare(world: World, sink: Sink, name: str, *, is_exact: bool) -> None:
     assert found.position == sink.position
     assert found.applied == sink.trail.total()
     assert found.bases == sink.bases
+    assert found.ids == sink.ids, "what its strategies remember"
+    assert (found.versions, found.highest) == (sink.versions, sink.highest)
     statuses = {name: status for name, (status, is_event, _) in found.letters.items() if is_event}
     for event_id, fate in sink.fates.items():
         status = statuses.get(event_id, "")

@@ -130,6 +130,13 @@ SELECT json_build_object(
     'book', (SELECT json_object_agg(key, json_build_array(total::text, version)) FROM book WHERE sink = %(sink)s),
     'bases', (SELECT json_object_agg(key, version) FROM base_versions WHERE sink = %(sink)s),
     'skipped', (SELECT json_agg(event ORDER BY event) FROM skipped_events WHERE sink = %(sink)s),
+    'dedup', (SELECT json_agg(event_id) FROM processed_events WHERE sink = %(sink)s),
+    'merge', (SELECT json_agg(event_id) FROM landed_events WHERE sink = %(sink)s),
+    'versions', (SELECT json_agg(json_build_array(key, version))
+                   FROM applied_versions, unnest(versions) AS span,
+                        generate_series(lower(span), upper(span) - 1) AS version
+                  WHERE sink = %(sink)s),
+    'highest', (SELECT json_object_agg(key, version) FROM key_versions WHERE sink = %(sink)s),
     'position', (SELECT next_offset FROM positions WHERE sink = %(sink)s),
     'applied', (SELECT applied FROM sinks WHERE name = %(sink)s))::text
 """
@@ -159,6 +166,9 @@ class State(NamedTuple):
     book: Mapping[str, tuple[int, int]]
     bases: Mapping[str, int]
     skipped: frozenset[str]
+    ids: Mapping[str, set[str]]
+    versions: set[tuple[str, int]]
+    highest: Mapping[str, int]
     position: int | None
     applied: int
 
@@ -579,6 +589,9 @@ class World:
             book={key: (int(total), version) for key, (total, version) in (found["book"] or {}).items()},
             bases=found["bases"] or {},
             skipped=frozenset(found["skipped"] or ()),
+            ids={strategy: {*(found[strategy] or ())} for strategy in ("dedup", "merge")},
+            versions={(key, version) for key, version in found["versions"] or ()},
+            highest=found["highest"] or {},
             position=found["position"],
             applied=found["applied"] or 0,
         )

@@ -1,10 +1,12 @@
-"""The sink on a Spark cluster whose parts are killed: a worker, the master, the driver. Nothing is lost or comes twice.
+"""The sink on a Spark cluster whose parts are killed: a worker, the master, the driver; and with its files in an object
+store whose link is cut. Nothing is lost or comes twice.
 
 What is killed is in the middle of a task: it is frozen first, and its connection to Kafka is still there.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,25 +17,31 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import requests
+from deltalake import DeltaTable
+from pyarrow import fs
 
+from outbox.audit import check
 from outbox.base import envfile
 from outbox.base.settings import DOTENV, Settings
 from outbox.base.wait import wait_for
 from outbox.jvm.jars import jars, pyspark_folder
 from outbox.jvm.java import java_home
+from outbox.sink.applying.lakehouse import table
+from outbox_lab.soak.proxy import Proxy
 from outbox_lab.stack import ports
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.spark import ui_header
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.homes import Homes
-from tests.lake import ids
+from tests.lake import NAME, ids
 from tests.support.made_events import sums
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database
 from tests.support.sink_process import (
     Publisher,
     catch_up_alone,
+    logged,
     reported_failure,
     running,
     sink_arguments,
@@ -324,3 +332,113 @@ class Submitted(Process):
 def test_a_master_that_cannot_be_one_is_reported_in_one_line(topic: Settings) -> None:
     nowhere = topic.replace(spark_master="nowhere:7077")
     assert "Spark on nowhere:7077 does not start" in reported_failure(catch_up_alone(nowhere))
+
+
+# Checkpoints in S3, and the table of `lakehouse` too: moto's server, which keeps objects in memory, behind a link -----
+
+BUCKET = "lake"
+REGION, S3_KEY, S3_SECRET = "eu-central-1", "a-key", "a-secret"
+
+
+class ObjectStore(Process):
+    """The server."""
+
+    start_timeout_s = 60.0
+
+    def __init__(self, home: Path, port: int) -> None:
+        super().__init__("s3", home)
+        self._port = port
+
+    def argv(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", "moto.server", "-H", ports.LOOPBACK, "-p", str(self._port)]
+
+    def is_ready(self) -> bool:
+        return ports.is_open(self._port)
+
+    @property
+    def files(self) -> fs.S3FileSystem:
+        """The content of the store, for Arrow."""
+        place = f"{ports.LOOPBACK}:{self._port}"
+        options = {"access_key": S3_KEY, "secret_key": S3_SECRET, "region": REGION, "endpoint_override": place}
+        return fs.S3FileSystem(**options, scheme="http", allow_bucket_creation=True)
+
+
+@pytest.fixture(scope="module")
+def link(homes: Homes) -> Iterator[Proxy]:
+    """The link to a server with one bucket, which is empty at first."""
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto is not installed")
+    with ports.reserved(0) as (port,):
+        server = ObjectStore(homes.new("s3"), port)
+        server.start()
+    server.files.create_dir(BUCKET)
+    made = Proxy("spark-s3", port)
+    yield made
+    made.close()
+    server.stop()
+
+
+@pytest.fixture
+def stored(topic: Settings, link: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A topic whose sinks keep all that they have in S3. Spark goes by the link, and gives up soon if it is silent.
+
+    Programs other than Spark go without the link, which is of this process: a reader that waits for the store may let
+    no other thread of its process run.
+    """
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://{ports.LOOPBACK}:{link.target_port}",
+        "AWS_ACCESS_KEY_ID": S3_KEY,
+        "AWS_SECRET_ACCESS_KEY": S3_SECRET,
+        "AWS_REGION": REGION,
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    properties = {
+        "endpoint": f"http://{ports.LOOPBACK}:{link.port}",
+        "endpoint.region": REGION,
+        "path.style.access": "true",
+        "access.key": S3_KEY,
+        "secret.key": S3_SECRET,
+        "attempts.maximum": "1",
+        "retry.limit": "1",
+    }
+    file = tmp_path / "spark.properties"
+    file.write_text("".join(f"spark.hadoop.fs.s3a.{name} {value}\n" for name, value in properties.items()))
+    return topic.replace(sink_storage=f"s3a://{BUCKET}/{topic.topic_prefix}", spark_properties=file)
+
+
+def test_a_killed_sink_continues_from_its_checkpoint_in_s3(stored: Settings, publisher: Publisher) -> None:
+    some, database = publisher.events(420), Database(stored, NAME)
+    publisher.send(some[:200])
+    with running(stored, NAME) as sink:
+        wait_applied(sink, database, 200, TIMEOUT_S)
+        publisher.send(some[200:400])
+        wait_applied(sink, database, 201, TIMEOUT_S)
+        sink.kill()
+    publisher.send(some[400:])
+    again = catch_up_alone(stored, NAME)
+    assert again.returncode == 0, again.stderr
+    [started] = logged(again, "started")
+    assert started["checkpoint"] == f"{stored.checkpoints}/{NAME}"
+    assert int(str(logged(again, "applied")[0]["batch"])) > 0, "a query without its checkpoint begins with batch 0"
+    found = DeltaTable(table.location(stored, NAME)).to_pyarrow_table(columns=["event_id"])["event_id"].to_pylist()
+    assert sorted(found) == sorted(event.event_id for event in some)
+    [state] = [one for one in check.check(stored).sinks if one.name == NAME]
+    assert state.not_compared == ""
+
+
+def test_a_silent_file_system_is_reported_and_waited_for(
+    stored: Settings, link: Proxy, publisher: Publisher, database: Database
+) -> None:
+    some = publisher.events(40)
+    publisher.send(some[:20])
+    with running(stored, "dedup") as sink:
+        wait_applied(sink, database, 20, TIMEOUT_S)
+        link.cut()
+        publisher.send(some[20:])
+        wait_for("two attempts", lambda: sink.tail(50).count("the sink starts again") > 1, timeout_s=TIMEOUT_S)
+        assert "checkpoint-unavailable" in sink.tail(50)
+        link.heal()
+        wait_applied(sink, database, 40, TIMEOUT_S)
+        assert database.totals() == sums(some)

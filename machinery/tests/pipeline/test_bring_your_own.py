@@ -9,14 +9,12 @@ import json
 import subprocess
 from collections.abc import Iterator
 
-import psycopg2
 import pytest
-import requests
 
 from outbox_lab.testing.command import outbox
 from outbox_lab.testing.homes import Homes
 from tests.stock import audit, move, serving
-from tests.support.secured import Secured, plain_login, servers
+from tests.support.secured import Secured, servers
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +47,6 @@ def succeed(secured: Secured, *arguments: str) -> str:
     done = run(secured, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def test_these_servers_take_nothing_that_is_not_secured(secured: Secured) -> None:
-    with pytest.raises(psycopg2.OperationalError, match=r"no pg_hba\.conf entry .* no encryption"):
-        plain_login(secured.settings)
-    answer = requests.get(secured.settings.connect_url, verify=str(secured.certificates.authority), timeout=30)
-    assert answer.status_code == 401
 
 
 def test_the_whole_chain_by_settings_alone(relaying: Secured) -> None:
@@ -157,11 +148,3 @@ def test_checkpoints_that_cannot_be_are_one_line(relaying: Secured) -> None:
     line = done.stderr.splitlines()[-1]
     assert line.startswith("outbox: checkpoint nosuch://bucket/checkpoints/dedup")
     assert line.endswith(" — correct OUTBOX_SINK_STORAGE")
-
-
-def test_the_connector_takes_its_password_from_a_provider(relaying: Secured) -> None:
-    reference = "${secrets:payments/source-cdc:password}"
-    done = run(relaying, "connect", "render", OUTBOX_CONNECT_SOURCE_DB_PASSWORD_REFERENCE=reference)
-    rendered = json.loads(done.stdout)
-    assert rendered["database.password"] == reference
-    assert "driver.requireAuth" not in rendered, "with verify-full the server may ask for it in any way"

@@ -35,7 +35,7 @@ from tests.lake import NAME, SCHEMA, TOTALS, driven, events, iceberg, write_sour
 from tests.support.made_events import NOW_MS, TOPIC, Event, batch, sums
 from tests.support.record_corpus import unread
 from tests.support.sink_driver import Database, replayed
-from tests.support.sink_process import Publisher, catch_up_faulty_alone
+from tests.support.sink_process import Publisher, catch_up_faulty
 
 pytestmark = leaves_sockets
 RANDOM = Random(47)  # noqa: S311
@@ -256,7 +256,7 @@ def test_killed_behind_a_commit(topic: Settings, monkeypatch: pytest.MonkeyPatch
     write_source(topic, some)
     publisher.send([*some, *some[:5]])
     spec = spec_of(topic)
-    killed = catch_up_faulty_alone("death_behind_a_commit_of_iceberg", topic, NAME)
+    killed = catch_up_faulty("death_behind_a_commit_of_iceberg", topic, NAME, is_alone=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     merged = rows(topic)
     assert merged
@@ -264,7 +264,7 @@ def test_killed_behind_a_commit(topic: Settings, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(discovery, "jobs", lambda _: [spec.job])
     report = check.check(topic)
     assert (report.sink(NAME).drift, report.sink(NAME).in_flight) == ({}, 60 - len(merged))
-    done = catch_up_faulty_alone("iceberg", topic, NAME)
+    done = catch_up_faulty("iceberg", topic, NAME, is_alone=True)
     assert done.returncode == 0, done.stderr
     assert rows(topic) == ids(some)
     report = check.check(topic)

@@ -5,12 +5,11 @@ with a transform before the table: what is left out or set aside, and what survi
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import signal
 import threading
 import uuid
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -46,13 +45,12 @@ from outbox.sink.spec import SinkJob, SinkSpec, TargetState
 from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
-from tests import transforms
 from tests.lake import NAME, SCHEMA, TOTALS, driven, events, folder, ids, write_source
 from tests.support import transformed
 from tests.support.made_events import NOW_MS, TOPIC, TOPIC_ID, Event, batch, fetch, sums
 from tests.support.record_corpus import record, unread
 from tests.support.sink_driver import Database, replayed
-from tests.support.sink_process import Publisher, catch_up_faulty, catch_up_faulty_alone
+from tests.support.sink_process import Publisher, catch_up_faulty
 from tests.support.topic_reader import topic_of
 from tests.transforms import GRAMS, LEFT_OUT
 
@@ -213,7 +211,7 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
     assert ids(lake) == sorted(event.event_id for event in some)
 
 
-def test_letters_are_replayed_into_the_table_each_once(lake: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_are_replayed_into_the_table_each_once(lake: Settings) -> None:
     one, other, given_up = events(3)
     with driven(lake, DECLARED) as sink:
         sink.apply(batch(events(1), dead=[unread(one, 1), unread(other, 2), unread(given_up, 3)]))
@@ -227,12 +225,6 @@ def test_letters_are_replayed_into_the_table_each_once(lake: Settings, monkeypat
         assert before.lacking is not None
         assert before.lacking([one.event_id, other.event_id]) == {one.event_id, other.event_id}, "the version of then"
         assert not {one.event_id, other.event_id} & state(lake).letters.keys(), "they are open or replayed, and there"
-        with monkeypatch.context() as patch:
-            find = importlib.util.find_spec
-            patch.setattr(importlib.util, "find_spec", lambda name: None if name == "deltalake" else find(name))
-            assert state(lake).not_compared == table.UNREAD.format("deltalake")
-            letters = {event_id: letter.is_open for event_id, letter in state(lake).letters.items()}
-            assert letters == {one.event_id: True, given_up.event_id: False}, "only open ones are set aside"
         assert replay(lake, one) == Replayed(duplicates=1)
         assert read_table(lake).positions == {TOPIC: {0: 4}}, "a replay says nothing of positions, and hides none"
         assert sink.apply(batch([one, other, given_up], start=4)).duplicates == 3
@@ -336,27 +328,8 @@ CREATE TABLE IF NOT EXISTS events (
 FAILS_AT = 13  # a quantity
 
 
-@dataclass
-class Sink:
-    """A sink with a transform and a table. Each run is a driver of its own."""
-
-    settings: Settings
-    spark: SparkSession
-    transform: str
-    job: SinkJob = DECLARED.job
-
-    @property
-    def spec(self) -> SinkSpec:
-        transform = f"{transforms.__name__}:{self.transform}"
-        return discovery.resolve(self.settings, replace(self.job, transform=transform))
-
-    def run(self, *, from_start: bool = False) -> Counts:
-        """Apply what the topics have, from their start or from where the sink has come to."""
-        return transformed.run(self.settings, self.spark, self.spec, from_start=from_start)
-
-    def replay(self) -> Replayed:
-        """Replay open letters, as the command does."""
-        return transformed.run_replay(self.settings, self.spec)
+class Sink(transformed.Sink):
+    """A sink with a transform and a table."""
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """Rows of the table by event; each is there once."""
@@ -370,17 +343,13 @@ class Sink:
         monkeypatch.setattr(discovery, "jobs", lambda _: [self.spec.job])
         return check.check(self.settings)
 
-    @property
-    def database(self) -> Database:
-        return Database(self.settings, NAME)
-
 
 @pytest.fixture
 def sink(topic: Settings, lakehouse_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     """A sink with the table of the domain."""
     monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 100)  # so that a part has two tasks
     lake = topic.replace(sink_storage=f"file://{tmp_path}/lake")
-    return Sink(lake, lakehouse_spark, "picky")
+    return Sink(lake, lakehouse_spark, DECLARED.job, "picky")
 
 
 @pytest.fixture
@@ -405,20 +374,13 @@ def kilograms(event: Event) -> Decimal:
     return event.quantity * GRAMS[event.unit] / Decimal(1000)
 
 
-def with_failing(publisher: Publisher, count: int) -> tuple[list[Event], Event]:
-    """Events, and one of them for which transforms fail."""
-    events = publisher.events(count)
-    events[count - 5] = replace(events[count - 5], quantity=FAILS_AT)
-    return events, events[count - 5]
-
-
 def with_left_out(publisher: Publisher, count: int) -> tuple[list[Event], Event, list[Event]]:
-    """Events of which one fails, and two of one item that transforms leave out; together they change nothing."""
-    events, bad = with_failing(publisher, count)
-    for number, quantity in ((1, LEFT_OUT), (6, -LEFT_OUT)):
+    """Events for one of which transforms fail. They leave two of one item out, which together change nothing."""
+    events = publisher.events(count)
+    for number, quantity in ((count - 5, FAILS_AT), (1, LEFT_OUT), (6, -LEFT_OUT)):
         events[number] = replace(events[number], quantity=quantity)
     assert events[1].key == events[6].key
-    return events, bad, [events[1], events[6]]
+    return events, events[count - 5], [events[1], events[6]]
 
 
 @pytest.mark.parametrize(("transform", "count"), [("in_kilograms", FEW), ("in_kilograms_shuffled", MANY)])
@@ -445,28 +407,6 @@ def test_a_transformed_event_is_in_the_table_once(
     assert weights.database.query("SELECT applied, filtered FROM sinks") == [(len(kept), 2 * left_out)]
 
 
-def test_an_event_for_which_it_fails_is_set_aside_and_replayed(weights: Sink, publisher: Publisher) -> None:
-    events, bad = with_failing(publisher, FEW)
-    publisher.send(events)
-    weights.transform = "failing_in_kilograms"
-    assert weights.run() == Counts(FEW, applied=FEW - 1, rejected=1)
-    assert weights.database.dead_letters() == {bad.event_id: "transform failed"}
-    ((key, value, version),) = weights.database.query("SELECT key, value, version FROM dead_letters")
-    assert bytes(value) == bad.record.value  # type: ignore[call-overload]
-    assert (bytes(key).decode(), version) == (bad.key, bad.version)  # type: ignore[call-overload]
-    assert weights.replay() == Replayed(rejected=1)
-    assert weights.database.statuses() == {bad.event_id: "open"}
-    weights.transform = "in_kilograms"
-    assert weights.run(from_start=True) == Counts(FEW, duplicates=FEW), "it waits for a replay"
-    assert weights.replay() == Replayed(applied=1)
-    assert weights.replay() == Replayed()
-    assert weights.rows().keys() == {one.event_id for one in events}
-    assert weights.rows()[bad.event_id]["kilograms"] == kilograms(bad)
-    weights.transform = "failing_in_kilograms"
-    assert weights.run(from_start=True) == Counts(FEW, duplicates=FEW)
-    assert weights.database.statuses() == {bad.event_id: "replayed"}, "the table has it: it is not set aside again"
-
-
 # Each kind of a row that breaks a rule is tried with a projection (test_transform): what compares is the same.
 @pytest.mark.parametrize(("transform", "code"), [("doubled", "transform-breaks-rule"), ("weightless", "table-failed")])
 def test_after_a_wrong_row_nothing_is_merged(weights: Sink, publisher: Publisher, transform: str, code: str) -> None:
@@ -485,42 +425,40 @@ def test_check_knows_what_was_left_out(sink: Sink, publisher: Publisher, monkeyp
     # The record was unreadable at first, so the event has a letter. It closes once the transform leaves the event out.
     publisher.send_raw(left_out[0].key, b"no event", left_out[0].event_id)
     publisher.send(events)
-    assert sink.run() == Counts(FEW, applied=FEW - 3, rejected=1, dead=1, filtered=2)
-    assert sink.database.statuses() == {bad.event_id: "open", left_out[0].event_id: "replayed"}
-    report = sink.check(monkeypatch).sink(NAME)
-    assert (report.drift, report.in_flight, report.lost, report.parked, report.filtered) == ({}, 0, 0, 1, 2)
-    sink.transform = "generous"
-    assert sink.replay() == Replayed(applied=1)
-    report = sink.check(monkeypatch).sink(NAME)
-    assert (report.drift, report.in_flight, report.lost, report.parked, report.filtered) == ({}, 0, 0, 0, 2)
-
-
-def test_a_restored_table_is_filled_again(sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    events, *_ = with_left_out(publisher, FEW)
-    write_source(sink.settings, events)
-    publisher.send(events)
     sink.transform = "without_any"
-    assert sink.run() == Counts(FEW, filtered=FEW)
+    assert sink.run() == Counts(FEW, filtered=FEW, dead=1)
     before = DeltaTable(folder(sink.settings)).version()
-    sink.transform = "picky"
-    assert sink.run(from_start=True).applied == FEW - 3
+
+    def found() -> tuple[object, ...]:
+        report = sink.check(monkeypatch).sink(NAME)
+        return report.drift, report.in_flight, report.lost, report.parked
+
+    def again(transform: str, **counts: int) -> None:
+        sink.transform = transform
+        assert sink.run(from_start=True) == Counts(FEW, dead=1, filtered=2, **counts)
+
+    again("picky", applied=FEW - 3, rejected=1)
+    assert sink.database.statuses() == {bad.event_id: "open", left_out[0].event_id: "replayed"}
+    assert found() == ({}, 0, 0, 1)
     sink.transform = "generous"
     assert sink.replay() == Replayed(applied=1)
-    whole = sink.rows()
+    again("picky", duplicates=FEW - 2)
+    assert sink.database.statuses()[bad.event_id] == "replayed", "the table has it: it is not set aside again"
+    assert found() == ({}, 0, 0, 0)
+
     location = table.location(sink.settings, NAME)
     sink.spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF {before}")
     assert sink.rows() == {}
-    assert sink.run(from_start=True) == Counts(FEW, applied=FEW - 2, filtered=2)
-    assert sink.rows() == whole
-    report = sink.check(monkeypatch).sink(NAME)
-    assert (report.drift, report.parked) == ({}, 0)
+    again("generous", applied=FEW - 2)
+    assert sink.rows().keys() == {one.event_id for one in events if one not in left_out}
+    assert found() == ({}, 0, 0, 0)
 
 
 def test_killed_behind_a_merge(sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     events, bad, left_out = with_left_out(publisher, MANY)
     write_source(sink.settings, events)
     publisher.send(events)
-    killed = catch_up_faulty_alone("death_behind_a_merge", sink.settings, NAME)
+    killed = catch_up_faulty("death_behind_a_merge", sink.settings, NAME, is_alone=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     merged = ids(sink.settings)
     assert merged

@@ -1,20 +1,25 @@
-"""A new version and a new event rolled out under load, on the real chain: the sinks first, or the service first; and
-hostile events end to end: a foreign producer on the topic, and declarations that do not fit what is there.
+"""A new version and a new event rolled out under load, on the real chain; and hostile events end to end: a foreign
+producer on the topic, a header that no client of Python reads, and a declaration that does not fit.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
-from collections.abc import Iterable, Iterator
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from random import Random
 
-import psycopg2
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Message, cimpl
+from psycopg2 import extensions
+from psycopg2.extras import execute_values
 
 from outbox.audit import check
-from outbox.base.settings import Settings, SourceRole
+from outbox.base import project
+from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
 from outbox.kafka.clients import client_config
@@ -22,325 +27,239 @@ from outbox.kafka.records import headers_of
 from outbox.maintenance import retention
 from outbox.relay import arrivals
 from outbox.sink.decoding.records import Record, Records
-from outbox.sink.remembering.asked import NAMES_MAX
-from outbox_lab.testing.failures import raises
+from outbox_lab.stack.command import SinkProcess
+from outbox_lab.testing.command import outbox, run
 from outbox_lab.testing.helpers import chosen_seed, query
-from tests.support import raw_producer
+from tests import orders
+from tests.support import suite
+from tests.support.audit_chain import codes
+from tests.support.declared import Events
 from tests.support.declared_sinks import record
-from tests.support.made_events import DECODER, nth_key, sums, uuid7
+from tests.support.made_events import DECODER, nth_key
+from tests.support.outbox_rows import INSERT, Row, Writer, at_work
 from tests.support.record_corpus import GOOD, HEADERS, KEY
-from tests.support.releases import (
-    KEYS,
-    KINDS,
-    LABELLED,
-    NUMBER,
-    OLD_SCALE,
-    WEIGHED_1,
-    WEIGHED_2,
-    Release,
-    ReleasedSink,
-    Shop,
-    codes,
-    event_of,
-    opened,
-)
 from tests.support.sink_driver import Database
-from tests.support.sink_process import TIMEOUT_S, Publisher, catch_up, reported_failure
-from tests.support.topic_reader import topic_of
+from tests.support.sink_process import (
+    TIMEOUT_S,
+    Publisher,
+    catch_up,
+    catch_up_plain,
+    reported_failure,
+    running_warm,
+    wait_applied,
+)
+from tests.support.topic_reader import relayed, topic_of
 
-TRAIL, WEIGHTS = "trail", "weights"  # a sink of the aggregate, and one of single events
-NEW = ["weighed.v2", "labelled.v1"]
-BOTH = ["weighed.v1", *NEW]  # older instances of the service go on for a while
+ALL, SINGLE = "orders", "activity"  # a sink of the aggregate, and one of single events
+LATER = ("placed.v2.schema.json", "upcast.py", "cancelled.v1.schema.json")  # files that the older release lacks
+OLD, NEW = ["placed.v1"], ["placed.v1", "placed.v2", "cancelled.v1"]  # older instances of the service go on
 SET_ASIDE = {
-    TRAIL: {"unknown schema version", "unknown event type", "parked"},
-    WEIGHTS: {"unknown schema version", "parked"},
+    ALL: {"unknown schema version", "unknown event type", "parked"},
+    SINGLE: {"unknown schema version", "parked"},
+}
+TRAIL = """
+CREATE TABLE trail (line bigserial, sink text, order_id uuid, version bigint, unit text);
+GRANT SELECT, INSERT ON trail TO {writer};
+GRANT USAGE ON SEQUENCE trail_line_seq TO {writer};
+"""
+PROJECTION = """-- ordered
+INSERT INTO trail (sink, order_id, version, unit)
+SELECT %(sink)s, order_id, version, {unit} FROM new_events ORDER BY order_id, version;
+"""
+EVENTS: dict[str, Callable[[str, int], Record]] = {
+    "placed.v1": orders.placed,
+    "placed.v2": partial(orders.placed, unit="KGM"),
+    "cancelled.v1": orders.cancelled,
 }
 
 
-@pytest.fixture
-def shop(topic: Settings, tmp_path: Path) -> Iterator[Shop]:
-    with opened(topic, tmp_path) as made:
-        yield made
+def release(root: Path, *, is_new: bool) -> Path:
+    """A copy of the fixture domain whose sinks write down each event of an order; the older one knows one event."""
+    suite.copied_to(root)
+    for name in () if is_new else LATER:
+        (root / "events" / "order" / name).unlink()
+    sinks, names = root / "stock" / "sinks", ["order.placed", "order.cancelled"][: 1 + is_new]
+    (sinks / SINGLE / "job.py").write_text(f"from outbox.sinks import SinkJob\n\njob = SinkJob(events={names})\n")
+    for sink in SET_ASIDE:
+        projection = PROJECTION.format(unit="unit" if is_new else "NULL")
+        (sinks / sink / "projections" / f"{sink}.sql").write_text(projection)
+    return root
 
 
-@pytest.fixture
-def old(shop: Shop) -> Release:
-    """The release that is deployed everywhere."""
-    made = shop.release("old", weighed_v1=WEIGHED_1)
-    made.ask(TRAIL, "crate")
-    made.ask(WEIGHTS, "crate.weighed")
-    shop.succeed(made, "migrate")
-    shop.succeed(made, "connect", "apply")
-    shop.deploy(made)
-    return made
+class Orders(Writer):
+    """A service that never stops writing events of its orders."""
+
+    kinds: Callable[[int], Sequence[str]] = staticmethod(lambda _: OLD)  # which events there are of a numbered order
+
+    def write(self, connection: extensions.connection) -> int:
+        numbers = self.random.choices(range(len(self.keys)), k=self.random.randint(1, 10))
+        with connection, connection.cursor() as cursor:
+            execute_values(cursor, INSERT, [*map(self._row, numbers)])
+        return len(numbers)
+
+    def _row(self, number: int) -> Row:
+        kind, key = self.random.choice(self.kinds(number)), self.keys[number]
+        value = EVENTS[kind](key, self.next_version(key)).value or b""
+        type_, _, schema_version = kind.partition(".v")
+        return Row("order", key, type_, value.decode(), schema_version=int(schema_version))
 
 
-@pytest.fixture
-def new(shop: Shop, old: Release) -> Release:
-    """The release with a second version of an event, and with a second event."""
-    del old
-    made = shop.release("new", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2, labelled_v1=LABELLED)
-    made.ask(TRAIL, "crate", has_scale=True)
-    made.ask(WEIGHTS, "crate.weighed", "crate.labelled", has_scale=True)
-    return made
+def wait_more(sinks: SinkProcess, settings: Settings, *names: str) -> None:
+    """Wait until each of these sinks has applied more events."""
+    for database in [Database(settings, name) for name in names]:
+        wait_applied(sinks, database, database.applied() + 100)
 
 
-def test_sinks_first(shop: Shop, old: Release, new: Release) -> None:
-    with shop.writing(chosen_seed()) as service:
-        with shop.running(old, TRAIL, WEIGHTS) as sink:
-            shop.wait_more(sink, TRAIL, WEIGHTS)
-        with shop.running(new, TRAIL, WEIGHTS) as sink:
-            shop.wait_more(sink, TRAIL, WEIGHTS)
-            deploy_service(shop, new)
-            service.kinds = lambda _: BOTH
-            shop.wait_more(sink, TRAIL, WEIGHTS)
-            service.kinds = lambda _: NEW
-            shop.wait_more(sink, TRAIL, WEIGHTS)
-    shop.finish(new, TRAIL, WEIGHTS)
-    for sink_name in (TRAIL, WEIGHTS):
-        assert Database(shop.settings, sink_name).dead_letters() == {}, "nothing was set aside"
-    assert scales(shop, old) == {None}
-    require_complete(shop, new, TRAIL, WEIGHTS)
+def reasons(settings: Settings, sink: str, status: str = "open") -> Counter[object]:
+    """How many dead letters a sink has, by reason."""
+    sql = "SELECT reason FROM dead_letters WHERE sink = %s AND status = %s"
+    return Counter(reason for (reason,) in Database(settings).query(sql, sink, status))
 
 
-def test_service_first(shop: Shop, old: Release, new: Release) -> None:
-    with shop.writing(chosen_seed()) as service:
-        with shop.running(old, TRAIL, WEIGHTS) as sink:
-            shop.wait_more(sink, TRAIL, WEIGHTS)
-            deploy_service(shop, new)
-            # Some instances of the service are new: half of the crates have newer events too.
-            service.kinds = lambda number: BOTH if number < KEYS // 2 else ["weighed.v1"]
-            wait_set_aside(shop, sink)
-            shop.wait_more(sink, TRAIL, WEIGHTS)  # of the other crates
-        rows = Database(shop.settings).query("SELECT DISTINCT convert_from(key, 'UTF8') FROM dead_letters")
-        assert {key for (key,) in rows} == set(service.keys[: KEYS // 2]), "no other crate waits"
-        assert skipped(shop) == [(WEIGHTS, "*.labelled")], "it does not name the aggregate"
-        service.kinds = lambda _: BOTH
-        with shop.running(new, TRAIL) as sink:
-            assert "0 rejected again" in shop.succeed(new, "dead-letters", "replay", "--all")
-            shop.wait_more(sink, TRAIL)
-        failure = reported_failure(shop.catch_up(new, WEIGHTS))
-        assert "asks for *.labelled, which the sink has passed until now" in failure
-        shop.succeed(new, "rewind", WEIGHTS, "--to-earliest", "--yes")
-        with shop.running(new, WEIGHTS) as sink:
-            shop.wait_more(sink, WEIGHTS)
-    shop.finish(new, TRAIL, WEIGHTS)
-    for sink_name, reasons in SET_ASIDE.items():
-        assert set(shop.reasons(sink_name, "replayed")) == reasons
-    assert shop.reasons(WEIGHTS) == {}
+def trail(settings: Settings, sink: str) -> dict[str, list[int]]:
+    """The versions of each order's events, as a sink has applied them."""
+    sql = "SELECT order_id::text, array_agg(version ORDER BY line) FROM trail WHERE sink = %s GROUP BY order_id"
+    return dict(query(settings, sql, SinkRole.OWNER, [sink]))
+
+
+def test_service_first(chain: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database and the service get the new events, and later the sinks; the service never stops."""
+    writer = chain.role_name(SinkRole.WRITER)
+    query(chain, TRAIL.format(writer=writer), SinkRole.OWNER)
+    old, new = (release(tmp_path / name, is_new=name == "new") for name in ("old", "new"))
+    skipped = "SELECT sink, event FROM skipped_events"
+    monkeypatch.setenv(project.VARIABLE, str(old))
+    run(chain, "migrate", "--only-declared")
+    with at_work(Orders(chain, chosen_seed(), 0.03, keys=30)) as service:
+        with running_warm(chain, ALL, SINGLE) as sinks:
+            wait_more(sinks, chain, ALL, SINGLE)
+            monkeypatch.setenv(project.VARIABLE, str(new))
+            run(chain, "migrate")
+            service.kinds = lambda number: NEW if number < 15 else OLD  # some instances of the service are new
+
+            def waits() -> bool:
+                assert sinks.is_running(), sinks.tail()
+                found = [reasons(chain, sink)[reason] for sink, every in SET_ASIDE.items() for reason in every]
+                return min(found) > len(service.keys) and Database(chain).query(skipped) != []
+
+            wait_for("events to be set aside", waits, timeout_s=TIMEOUT_S)
+            wait_more(sinks, chain, ALL, SINGLE)  # of the other orders
+        waiting = Database(chain).query("SELECT DISTINCT convert_from(key, 'UTF8') FROM dead_letters")
+        assert {key for (key,) in waiting} == {*service.keys[:15]}, "no other order waits"
+        assert Database(chain).query(skipped) == [(SINGLE, "*.cancelled")], "it does not name the aggregate"
+        service.kinds = lambda _: NEW
+        with running_warm(chain, ALL) as sinks:
+            assert "0 rejected again" in run(chain, "dead-letters", "replay", "--all")
+            wait_more(sinks, chain, ALL)
+        failure = reported_failure(catch_up(chain, SINGLE))
+        assert "asks for *.cancelled, which the sink has passed until now" in failure
+        run(chain, "rewind", SINGLE, "--to-earliest", "--yes")
+        with running_warm(chain, SINGLE) as sinks:
+            wait_more(sinks, chain, SINGLE)
+        assert service.is_alive(), "it has never stopped"
+    relayed(chain, timeout_s=TIMEOUT_S)
+    done = catch_up(chain, ALL, SINGLE)
+    assert done.returncode == 0, done.stderr
+    written = {
+        key: [*range(1, count + 1)]
+        for key, count in query(chain, "SELECT aggregateid, count(*) FROM outbox GROUP BY aggregateid")
+    }
+    assert trail(chain, ALL) == written, "each once, in the order of its key"
     # What it had skipped came behind the others of its key.
-    assert {key: sorted(found) for key, found in shop.trail(WEIGHTS).items()} == shop.written()
-    require_complete(shop, new, TRAIL)
-
-
-def deploy_service(shop: Shop, release: Release) -> None:
-    """Let the database take the new events of a release, beside the service that goes on; then let the service write
-    them.
-    """
-    assert all(is_refused(shop.settings, kind) for kind in NEW)
-    shown = shop.succeed(release, "migrate")
-    assert all(f"crate.{kind}" in shown for kind in NEW), shown
-    assert not any(is_refused(shop.settings, kind) for kind in NEW)
-    shop.deploy(release)
-
-
-def is_refused(settings: Settings, kind: str) -> bool:
-    """Whether the database refuses an event of a client that does not use `append`."""
-    event = event_of(kind, "01a1fc75-167d-7239-af57-d1ee1a62e0a6", 1)
-    row = (event.aggregatetype, event.aggregateid, event.type, event.schema_version)
-    sql = "INSERT INTO outbox (aggregatetype, aggregateid, type, schema_version, payload) VALUES (%s, %s, %s, %s, '{}')"
-    try:
-        query(settings, f"BEGIN; {sql}; ROLLBACK", SourceRole.APP, row)
-    except psycopg2.errors.CheckViolation as error:
-        return error.diag.constraint_name == "event_is_declared"
-    return False
-
-
-def wait_set_aside(shop: Shop, sink: ReleasedSink) -> None:
-    """Wait until new events are set aside or skipped, and later ones of all their crates wait."""
-
-    def waits() -> bool:
-        assert sink.is_running(), sink.tail()
-        found = {name: shop.reasons(name) for name in SET_ASIDE}
-        are_aside = all(found[name].get(reason, 0) > KEYS for name, all_of in SET_ASIDE.items() for reason in all_of)
-        return are_aside and skipped(shop) != []
-
-    wait_for("events to be set aside", waits, timeout_s=TIMEOUT_S)
-
-
-def skipped(shop: Shop) -> list[tuple[object, ...]]:
-    """Events that sinks have recorded as skipped."""
-    return Database(shop.settings).query("SELECT sink, event FROM skipped_events ORDER BY 1, 2")
-
-
-def scales(shop: Shop, release: Release) -> set[object]:
-    """Values that the projection of a release has seen in the column that came with version 2."""
-    sql = "SELECT DISTINCT scale FROM trail WHERE release = %s AND grams > 0"
-    return {scale for (scale,) in Database(shop.settings).query(sql, release.name)}
-
-
-def require_complete(shop: Shop, release: Release, *sinks: str) -> None:
-    """Each event was applied once, those of a crate in their order, and a check finds nothing wrong."""
-    assert scales(shop, release) == {OLD_SCALE, "belt"}
-    written = shop.written()
-    assert len(written) == KEYS
-    for sink in sinks:
-        assert shop.trail(sink) == written
-        assert shop.reasons(sink) == {}
-    report = shop.check(release)
-    assert report["findings"] == []
-    assert report["settled"]
-
-
-RANDOM = Random(2222)  # noqa: S311
-FIRST = "first"  # a sink of one version
-TYPES, VERSIONS = NAMES_MAX + 500, 500  # that somebody makes up
-ODD_VERSIONS = ["0", "-1", "1.0", "x", "", "²", "9" * 1000]
-MEMORY_MAX_BYTES = 64 << 20  # more than before, of a sink that reads all of it
-OUTPUT_MAX_BYTES = 20_000  # of a check that finds all of it
+    assert {key: sorted(versions) for key, versions in trail(chain, SINGLE).items()} == written
+    for sink, every in SET_ASIDE.items():
+        assert ({*reasons(chain, sink, "replayed")}, reasons(chain, sink)) == (every, {})
+    units = Database(chain).query("SELECT DISTINCT unit FROM trail WHERE sink = %s", ALL, role=SinkRole.OWNER)
+    assert {*units} == {(None,), ("PCE",), ("KGM",)}, "of the older release or a cancellation, upcast, and new"
 
 
 # Hostile events -----------------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def release(shop: Shop) -> Release:
-    """The release that is deployed everywhere."""
-    made = shop.release("release", weighed_v1=WEIGHED_1, weighed_v2=WEIGHED_2, labelled_v1=LABELLED)
-    made.ask(TRAIL, "crate", has_scale=True)
-    made.ask(WEIGHTS, "crate.weighed", has_scale=True)
-    made.ask(FIRST, "crate.weighed.v1", is_compared=False)
-    shop.succeed(made, "migrate")
-    shop.succeed(made, "connect", "apply")
-    shop.deploy(made)
-    return made
+TYPES, VERSIONS = 1_500, 500  # that somebody makes up
+ODD_VERSIONS = ["0", "-1", "1.0", "x", "", "²", "9" * 1000]
+OUTPUT_MAX_BYTES = 20_000  # of a check that finds all of it
 
 
-def send(shop: Shop, records: Iterable[Record]) -> None:
-    """Write records to the topic as somebody who is not the relay. A key is on the partition that it always has."""
-    config = {"linger.ms": 20, "partitioner": "murmur2_random", "log_level": 0}
-    producer = Producer({**client_config(shop.settings), **config})
-    for one in records:
-        producer.produce(shop.topic, one.value, one.key, headers=list(one.headers))
-        producer.poll(0)
-    assert producer.flush(60) == 0
+def test_made_up_types_and_versions(topic: Settings, publisher: Publisher) -> None:
+    versions = [*map(str, range(3, VERSIONS + 3)), *ODD_VERSIONS]
+    made_up = [record(f"made.up.{number}", {}, key=nth_key(number)) for number in range(TYPES)]
+    made_up += [record("placed", {}, version, key=nth_key(1)) for version in versions]
+    publisher.send_records(topic_of(topic, "order"), made_up)
+    done = catch_up_plain(topic, ALL)
+    assert (done.returncode, "made.up" in done.stderr) == (0, False), "no line for each name"
+    assert reasons(topic, ALL) == {"unknown event type": TYPES, "unknown schema version": len(versions)}
+    checked = outbox("check", "--json", home=topic.home, **topic.as_env())
+    assert len(checked.stdout) + len(checked.stderr) < OUTPUT_MAX_BYTES
+    [found] = json.loads(checked.stdout)["findings"]
+    assert (found["code"], found["count"]) == ("malformed-records", len(made_up)), "they are no events of the source"
+    run(topic, "dead-letters", "discard", "--all", "--because", "somebody has made them up")
+    assert codes(check.check(topic)) == []
 
 
-def foreign(type_: str, number: int, version: object = 1) -> Record:
-    """A record that was never in the outbox, on a crate that the service does not have."""
-    payload = {"crate_id": nth_key(number), "version": 1, **KINDS["weighed.v1"]}
-    return record(type_, payload, version, key=nth_key(number))
-
-
-def wait_read(shop: Shop, sink: ReleasedSink, *names: str) -> None:
-    """Wait until sinks have read all that is on the topic now."""
-    end = topics.last_stable_offsets(shop.settings, shop.topic)
-
-    def has_read() -> bool:
-        assert sink.is_running(), sink.tail()
-        positions = [Database(shop.settings, name).positions(shop.topic) for name in names]
-        return all(one.get(partition, 0) >= offset for one in positions for partition, offset in end.items())
-
-    wait_for("all to be read", has_read, timeout_s=TIMEOUT_S)
-
-
-def recorded(shop: Shop, sink: str) -> set[str]:
-    """The names that a sink has recorded as skipped."""
-    rows = Database(shop.settings, sink).query("SELECT event FROM skipped_events WHERE sink = %s", sink)
-    return {str(name) for (name,) in rows}
-
-
-def test_made_up_types_and_versions(shop: Shop, release: Release) -> None:
-    made_up = [foreign(f"made.up.{number}", number) for number in range(TYPES)]
-    versions = [str(number) for number in range(3, VERSIONS + 3)] + ODD_VERSIONS
-    made_up += [foreign("weighed", number, version) for number, version in enumerate(versions)]
-    RANDOM.shuffle(made_up)
-    with shop.writing(chosen_seed()) as service, shop.running(release, TRAIL, WEIGHTS, FIRST) as sink:
-        service.kinds = lambda _: ["weighed.v1", "weighed.v2", "labelled.v1"]
-        shop.wait_more(sink, TRAIL, WEIGHTS, FIRST)
-        process = sink.processes()[0]
-        before = process.memory_info().rss
-        send(shop, made_up)
-        wait_read(shop, sink, TRAIL, WEIGHTS, FIRST)
-        assert process.memory_info().rss < before + MEMORY_MAX_BYTES
-        shop.wait_more(sink, TRAIL, WEIGHTS, FIRST)
-        assert not any("made.up" in line for line in sink.log_file.read_text().splitlines()), "no line for each name"
-    shop.finish(release, TRAIL, WEIGHTS, FIRST)
-
-    assert shop.trail(TRAIL) == shop.written()
-    assert shop.trail(WEIGHTS) == shop.written("weighed")
-    unknown_versions = {"unknown schema version": len(versions)}
-    assert shop.reasons(TRAIL) == {"unknown event type": TYPES, **unknown_versions}
-    assert shop.reasons(WEIGHTS) == unknown_versions, "other types are not its own"
-    assert shop.reasons(FIRST) == {}, "neither are other versions"
-    names = {name: recorded(shop, name) for name in (TRAIL, WEIGHTS, FIRST)}
-    assert names[TRAIL] == set()
-    assert "crate.labelled" in names[WEIGHTS]
-    assert {"crate.labelled", "crate.weighed.v2"} <= names[FIRST]
-    for name, declared in ((WEIGHTS, 1), (FIRST, 2)):
-        assert len(names[name]) == NAMES_MAX + declared, "as many as there is room for"
-
-    done = shop.run(release, "check", "--json")
-    assert len(done.stdout) + len(done.stderr) < OUTPUT_MAX_BYTES
-    report = json.loads(done.stdout)
-    assert codes(report) == ["malformed-records"], "they are no events that a sink should have applied"
-    assert [one["count"] for one in report["findings"]] == [len(made_up)]
-    shop.succeed(release, "dead-letters", "discard", "--all", "--because", "somebody has made them up")
-    assert shop.check(release)["findings"] == [], "what is known and given up is no problem"
-
-
-def test_event_that_declares_no_key(shop: Shop, release: Release) -> None:
+def test_event_that_declares_no_key(databases: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing starts with such a declaration, so nothing is written or applied by it."""
-    wrong = shop.release("wrong", weighed_v1=WEIGHED_1)
-    wrong.ask(TRAIL, "crate")
-    wrong.declare(labelled_v1={"type": "object", "required": ["version"], "properties": {"version": NUMBER}})
-    for words in (["migrate"], ["connect", "apply"], ["sink", TRAIL], ["check"], ["events"]):
-        done = shop.run(wrong, *words)
+    wrong = suite.copied_to(tmp_path / "wrong")
+    monkeypatch.setenv(project.VARIABLE, str(wrong))
+    toml, version = 'key = "crate_id"\nversion = "version"\n', {"type": "integer", "minimum": 1, "maximum": 9}
+    schema = {"type": "object", "required": ["version"], "properties": {"version": version}}
+    Events(wrong / "events").aggregate("crate", toml, labelled_v1=schema)
+    for words in (["migrate"], ["connect", "apply"], ["sink", "dedup"], ["check"], ["events"]):
+        done = outbox(*words, home=databases.home, **databases.as_env())
         assert done.returncode == 1, words
         (line,) = done.stderr.splitlines()
         assert "crate.labelled.v1: crate_id cannot be the key" in line
-    shop.deploy(wrong)
-    with raises("event-declaration-unusable"):
-        shop.write(event_of("weighed.v1", nth_key(1), 1))
-    shop.deploy(release)
-    shop.releases.pop("wrong")
-    assert shop.written() == {}
 
 
-class TestUnreadableHeaders:
-    """A record with a header whose name is no UTF-8, which confluent-kafka cannot read: it is one without headers."""
+PRODUCER, COPY, ERROR_BYTES, WAIT_MS = 0, 2, 512, 30_000
+TOPIC, PARTITION, VALUE, RECORD_KEY, FLAGS, HEADER = 1, 3, 4, 5, 7, 9  # rd_kafka_vtype_t
+CONTENT_BYTES = 64  # of an argument, behind its type: rd_kafka_vu_t
 
-    @staticmethod
-    def send(topic: Settings, event_id: str = HEADERS["id"]) -> None:
-        """Publish a valid event with one more header, whose name is no UTF-8."""
-        readable = [(name.encode(), text.encode()) for name, text in (HEADERS | {"id": event_id}).items()]
-        raw_producer.produce(topic, KEY.encode(), json.dumps(GOOD).encode(), [*readable, (b"\xff", b"x")])
 
-    def test_it_is_no_event_for_any_reader(self, topic: Settings) -> None:
-        self.send(topic)
-        (message,) = records.read(topic, topic_of(topic), topics.watermarks(topic, topic_of(topic)))
-        for _ in range(1_000):  # then Python has optimised the call
-            headers_of(Message(headers=[("id", b"x")]))
-        assert [headers_of(message) for _ in range(2)] == [[], []]  # asked twice, confluent-kafka alone would crash
-        with pytest.raises(KeyError):
-            arrivals.header_id(message)
-        assert retention.deduplication_id(message) is None
-        (dead,) = DECODER.decode(Records.of_messages([message])).dead
-        assert (dead.event_id, dead.rejection.reason) == (None, "missing id")
-        assert check.check(topic).topic(topic_of(topic)).malformed == {"missing id": 1}
+def produce_raw(settings: Settings, key: bytes, value: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Write a record whose headers' names are any bytes, by librdkafka itself: confluent-kafka's Producer takes text."""
+    library = ctypes.CDLL(cimpl.__file__)  # symbols of what it depends on are found too
+    for function in (library.rd_kafka_conf_new, library.rd_kafka_new, library.rd_kafka_produceva):
+        function.restype = ctypes.c_void_p
+    kept: list[ctypes.Array[ctypes.c_char]] = []  # what an argument points at
 
-    def test_driver_and_executors_keep_one_dead_letter(
-        self, topic: Settings, publisher: Publisher, database: Database
-    ) -> None:
-        event_id = uuid7(RANDOM)
-        some = publisher.events(200)  # more than a driver reads itself
-        publisher.send(some)
-        letters = []
-        for _ in range(2):
-            self.send(topic, event_id)
-            done = catch_up(topic)
-            assert done.returncode == 0, done.stderr
-            letters.append(database.dead_letters())
-        assert list(letters[0].values()) == ["missing id"]
-        assert letters[1] == letters[0]
-        assert database.totals() == sums(some)
+    def argument(type_: int, *content: int | bytes) -> bytes:
+        words = b"".join(struct.pack("q", one if isinstance(one, int) else address(one)) for one in content)
+        return struct.pack("q", type_) + words.ljust(CONTENT_BYTES, b"\0")
+
+    def address(content: bytes) -> int:
+        kept.append(ctypes.create_string_buffer(content))
+        return ctypes.addressof(kept[-1])
+
+    error, configuration = ctypes.create_string_buffer(ERROR_BYTES), ctypes.c_void_p(library.rd_kafka_conf_new())
+    for name, option in client_config(settings).items():
+        words = (name.encode(), str(option).encode())
+        assert library.rd_kafka_conf_set(configuration, *words, error, ERROR_BYTES) == 0, error.value
+    made = library.rd_kafka_new(PRODUCER, configuration, error, ctypes.c_size_t(ERROR_BYTES))
+    assert made, error.value
+    arguments = [argument(TOPIC, topic_of(settings).encode()), argument(PARTITION, 0), argument(FLAGS, COPY)]
+    arguments += [argument(RECORD_KEY, key, len(key)), argument(VALUE, value, len(value))]
+    arguments += [argument(HEADER, name, content, len(content)) for name, content in headers]
+    producer = ctypes.c_void_p(made)
+    try:
+        assert not library.rd_kafka_produceva(producer, b"".join(arguments), ctypes.c_size_t(len(arguments)))
+        assert library.rd_kafka_flush(producer, WAIT_MS) == 0
+    finally:
+        library.rd_kafka_destroy(producer)
+
+
+def test_a_header_whose_name_is_not_utf8_makes_a_record_without_headers(topic: Settings) -> None:
+    """Each reader takes it as no event, although it would be a valid one without that header."""
+    headers = [(name.encode(), text.encode()) for name, text in HEADERS.items()]
+    produce_raw(topic, KEY.encode(), json.dumps(GOOD).encode(), [*headers, (b"\xff", b"x")])
+    (message,) = records.read(topic, topic_of(topic), topics.watermarks(topic, topic_of(topic)))
+    for _ in range(1_000):  # then Python has optimised the call
+        headers_of(Message(headers=[("id", b"x")]))
+    assert [headers_of(message) for _ in range(2)] == [[], []]  # asked twice, confluent-kafka alone would crash
+    with pytest.raises(KeyError):
+        arrivals.header_id(message)
+    assert retention.deduplication_id(message) is None
+    (dead,) = DECODER.decode(Records.of_messages([message])).dead
+    assert (dead.event_id, dead.rejection.reason) == (None, "missing id")
+    assert check.check(topic).topic(topic_of(topic)).malformed == {"missing id": 1}
+    assert catch_up_plain(topic, "dedup").returncode == 0
+    assert [*Database(topic).dead_letters().values()] == ["missing id"]

@@ -300,7 +300,6 @@ def test_a_death_between_two_parts_repeats_nothing(topic: Settings, some: list[E
     [
         (faulty_sink.unread_part, faulty_sink.REFUSED),
         (faulty_sink.failure_beside_endless_read, faulty_sink.REFUSED),
-        (faulty_sink.failure_during_stop, faulty_sink.REFUSED),
         (faulty_sink.endless_apply, "has not applied its batch within 2 s of the stop"),
         (faulty_sink.dropped_records, "no longer has what was to be read"),
     ],

@@ -21,8 +21,6 @@ import psutil
 import pytest
 import requests
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 from packaging.requirements import Requirement
 
 from outbox.audit import check
@@ -41,7 +39,6 @@ from outbox_lab.stack import ports
 from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.spark import UI_FILTER, UI_SECRET, ui_header
 from outbox_lab.testing.command import environment, outbox
-from outbox_lab.testing.failures import raises
 from outbox_lab.testing.helpers import chosen_seed
 from tests.orders import cancelled, placed
 from tests.stock import Client
@@ -54,7 +51,6 @@ from tests.support.sink_process import (
     RANDOM,
     TIMEOUT_S,
     Publisher,
-    applied_until,
     catch_up,
     catch_up_faulty,
     catch_up_plain,
@@ -68,7 +64,7 @@ from tests.support.sink_process import (
     running_warm,
     wait_applied,
 )
-from tests.support.topic_reader import drop_records, topic_of
+from tests.support.topic_reader import drop_records, later, topic_of
 
 Run = Callable[..., CompletedProcess[str]]
 Start = Callable[..., AbstractContextManager[SinkProcess]]
@@ -333,46 +329,6 @@ def rows(done: CompletedProcess[str], sink: str) -> int:
 # Without Spark, in one process ---------------------------------------------------------------------------------------
 
 
-def test_plain_and_killed_again_and_again(topic: Settings, publisher: Publisher, database: Database) -> None:
-    sent: list[Event] = []
-    for _ in range(6):
-        with running_plain(topic, "dedup") as sink:
-            some = publisher.events(300)
-            sent += some
-            for begin in range(0, 300, 30):
-                publisher.send(some[begin : begin + 30])
-            publisher.send(some[:20])
-            wait_applied(sink, database, len(sent) - RANDOM.randrange(1, 300))
-            sink.kill()  # while it reads, applies or commits
-    succeeded(catch_up_plain(topic, "dedup"))
-    assert database.totals() == sums(sent)
-    assert database.applied() == len(sent)
-
-
-def test_spark_and_plain_take_turns(topic: Settings, publisher: Publisher, database: Database) -> None:
-    some = publisher.events(120)
-    for begin, run in zip(range(0, 120, 30), [catch_up, catch_up_plain] * 2, strict=True):
-        publisher.send(some[begin : begin + 30])
-        done = run(topic, "dedup")
-        assert (done.returncode, rows(done, "dedup")) == (0, 30), done.stderr
-    assert database.totals() == sums(some)
-
-
-def test_plain_reads_a_new_partition(topic: Settings, publisher: Publisher, database: Database) -> None:
-    publisher.send(publisher.events(20))
-    name = topic_of(topic)
-    partitions = len(topics.last_stable_offsets(topic, name))
-    with running_plain(topic, "dedup") as sink:
-        wait_applied(sink, database, 20)
-        admin = AdminClient(client_config(topic))
-        admin.create_partitions([NewPartitions(name, partitions + 4)])[name].result(TIMEOUT_S)
-        known = lambda: len(topics.last_stable_offsets(topic, name)) == partitions + 4  # noqa: E731
-        wait_for("the broker to know them", known, timeout_s=TIMEOUT_S)
-        Publisher(topic, continued=publisher).send(publisher.events(200, keys=50))
-        wait_applied(sink, database, 220)
-    assert len(database.positions()) == partitions + 4
-
-
 def test_plain_sinks_and_handlers_need_no_package_of_sinks_on_spark(
     topic: Settings, publisher: Publisher, database: Database, tmp_path: Path
 ) -> None:
@@ -461,6 +417,16 @@ def beginning(settings: Settings) -> Beginning:
         return positions.beginning(cursor, "dedup")
 
 
+def applied_until(topic: Settings, offset: int) -> None:
+    """Five records in partition 0, of which the sink `dedup`, whose driver has ended, has applied those before one."""
+    name, producer = topic_of(topic), Producer(client_config(topic))
+    for _ in range(5):
+        producer.produce(name, b"{}", partition=0)
+    producer.flush(30)
+    with closing(connect(topic, SinkRole.WRITER)) as connection:
+        sink_on(connection).begin_at({name: {0: offset, 1: 0}}, {name: topics.describe(topic, name).id})
+
+
 class TestRewind:
     @pytest.fixture
     def applied(self, topic: Settings) -> Settings:
@@ -478,12 +444,6 @@ class TestRewind:
             sink_on(connection).begin_at({place.topic: {0: 2}}, {place.topic: topics.describe(topic, place.topic).id})
         begun = [rewind.to_datetime(topic, "dedup", moment)[place].begin for moment in moments]
         assert begun == [0, 1, 2, 2], "not 3: it has applied two of them"
-
-    def test_a_running_sink_is_not_rewound(self, applied: Settings) -> None:
-        moves = rewind.to_earliest(applied, "dedup")
-        with open_sink(applied), raises("sink-has-driver"):
-            rewind.rewind(applied, "dedup", moves)
-        assert beginning(applied) == Beginning(0, {})
 
     def test_what_the_topic_has_dropped_is_given_up_only_if_told_so(self, applied: Settings) -> None:
         drop_records(applied, topic_of(applied), 5)
@@ -506,13 +466,6 @@ class TestRewind:
         assert repair(applied, "rewind", "--to-positions", "--yes").returncode == 0
         assert beginning(applied) == Beginning(2, {name: {0: 4, 1: 0}})
         assert Database(applied).positions() == {0: 4, 1: 0}, "what is applied stays applied"
-
-
-def later() -> datetime:
-    """A moment after what was sent and before what will be: Kafka counts in milliseconds."""
-    now = datetime.now(UTC)
-    wait_for("the clock to go on", lambda: datetime.now(UTC) > now + timedelta(milliseconds=5), timeout_s=5)
-    return now + timedelta(milliseconds=2)
 
 
 class Movements(threading.Thread):

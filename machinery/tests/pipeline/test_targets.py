@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Literal
@@ -28,13 +28,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # missing in 
     ResourcePatternType,
     ResourceType,
 )
-from psycopg2 import extensions
 
 from outbox.audit import check, doctor
 from outbox.base.database import connect, query
 from outbox.base.settings import Settings, SinkRole
 from outbox.base.wait import wait_for
-from outbox.handlers import Event as Handled
 from outbox.handlers import handler
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
@@ -46,7 +44,7 @@ from outbox.sink.applying import topic_writer
 from outbox.sink.applying.handlers.handler import Handler
 from outbox.sink.applying.postgres import target
 from outbox.sink.repair import rewind
-from outbox.sink.running import plain, supervisor, watchdog
+from outbox.sink.running import plain, supervisor
 from outbox.sink.running.plain import plain_engine
 from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.kafka import CLIENT
@@ -54,7 +52,7 @@ from outbox_lab.testing.command import outbox
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.homes import Homes
 from tests import items, orders, targets
-from tests.pipeline.test_check import History
+from tests.pipeline.test_audit import History
 from tests.support import topic_sinks
 from tests.support.audit_chain import codes
 from tests.support.made_events import Event, nth_key, sums, uuid7
@@ -66,7 +64,6 @@ from tests.support.sink_process import (
     TIMEOUT_S,
     Publisher,
     catch_up_faulty,
-    catch_up_faulty_alone,
     logged,
     reported_failure,
     run_faulty,
@@ -469,18 +466,19 @@ def test_a_kill_between_the_function_and_the_commit_repeats_nothing(
     topic: Settings, publisher: Publisher, database: Database, file: Path
 ) -> None:
     sent: list[Event] = []
-    for finish, names in ((catch_up_faulty_alone, ["--plain", "dedup"]), (catch_up_faulty, ["dedup"])):
+    for names in (["--plain", "dedup"], ["dedup"]):
+        finish = partial(catch_up_faulty, "function_target", topic, *names, is_alone="--plain" in names)
         some = publisher.events(300)
         publisher.send(some[:100])
-        first = finish("function_target", topic, *names)
+        first = finish()
         assert first.returncode == 0, first.stderr
         publisher.send([*some[100:], *some[:10]])
         before = database.positions()
-        killed = catch_up_faulty_alone("death_behind_a_function", topic, *names)
+        killed = catch_up_faulty("death_behind_a_function", topic, *names, is_alone=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert database.positions() == before
         assert targets.found() != sums([*sent, *some[:100]]), "it has written"
-        last = finish("function_target", topic, *names)
+        last = finish()
         assert last.returncode == 0, last.stderr
         sent += some
         assert targets.found() == sums(sent)
@@ -582,37 +580,6 @@ def test_it_begins_with_the_oldest_event_or_with_its_first_start(
     change(topic, "DELETE FROM processed_events")
     handle_here(topic, of)
     assert len(found) == len(due) + 12, "a topic that is added is read from its first event"
-
-
-def test_an_event_whose_call_does_not_return_is_set_aside_and_the_others_are_handled(
-    topic: Settings, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{watchdog.__name__}.SILENCE_S", 1.0)
-    some, may_end, found, hung = publisher.events(20, keys=4), threading.Event(), list[str](), list[str]()
-
-    def hangs(event: Handled, connection: extensions.connection) -> None:
-        if event.id == some[5].event_id:
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 500")
-            hung.append(event.id)
-            may_end.wait()
-        else:
-            found.append(event.id)
-
-    publisher.send(some)
-    of = handler("item", name="hangs", attempts=1, workers=2)(hangs)
-    try:
-        for _ in range(4):
-            with raises("database-connection-lost"):
-                handle_here(topic, of)
-        handle_here(topic, of)
-    finally:
-        may_end.set()
-    assert len(hung) == 4, "twice in a batch, behind the first of its key, and as often as the handler says"
-    letters = Database(topic, "hangs")
-    opened = [identity for identity, status in letters.statuses().items() if status == "open"]
-    assert {*opened} == {one.event_id for one in some[5::4]}
-    assert {*found} == {one.event_id for one in some} - {*opened}
 
 
 def change(settings: Settings, statement: str) -> None:

@@ -23,22 +23,19 @@ from urllib.parse import parse_qs, urlsplit
 
 import psutil
 import pytest
-from confluent_kafka import Producer
 
 from outbox.audit import doctor
 from outbox.audit.check import check
 from outbox.base.errors import Failure
 from outbox.base.settings import Secret, Settings, load
 from outbox.base.wait import wait_for
-from outbox.kafka import records, topics
-from outbox.kafka.clients import client_config
+from outbox.kafka import topics
 from outbox.kafka.spec import TopicSpec
 from outbox.migrations.migrate import migrate
 from outbox.relay import lifecycle
 from outbox_lab.stack import ports
 from outbox_lab.stack.command import SinkProcess
 from outbox_lab.stack.connect import Connect
-from outbox_lab.stack.kafka import CLIENT
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.homes import Homes
 from tests.support.outbox_rows import ids, insert, row
@@ -80,16 +77,6 @@ def login(broker: Login) -> Iterator[Login]:
     broker.tokens.stop()
     broker.tokens.ahead_s, broker.tokens.lifetime_s = 0, 3600
     broker.tokens.start()
-
-
-def test_a_client_logs_in_as_the_client_of_its_token(login: Login) -> None:
-    login.tokens.issued.clear()
-    producer = Producer(client_config(login.settings))
-    producer.produce(TOPIC, b"one")
-    assert producer.flush(30) == 0
-    (record,) = records.read(login.settings, TOPIC, topics.watermarks(login.settings, TOPIC))
-    assert record.value() == b"one"
-    assert {*login.tokens.issued} == {CLIENT}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ And DataFrames of events without a sink.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,23 +15,21 @@ import pytest
 import outbox.spark
 from outbox.base.database import query
 from outbox.base.settings import Settings, SinkRole
-from outbox.base.wait import wait_for
 from outbox.kafka import topics
 from outbox.sink import discovery
 from outbox.sink.repair.replay import Replayed
 from outbox.sink.spark import reader
-from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets
 from tests import transforms
 from tests.orders import cancelled, placed
-from tests.seen import ORDERED, PROJECTION, create_tables
+from tests.seen import PROJECTION, create_tables
 from tests.support import transformed
 from tests.support.made_events import Event, nth_key
-from tests.support.sink_driver import Database, projections_in
+from tests.support.sink_driver import projections_in
 from tests.support.sink_process import Publisher
-from tests.support.topic_reader import drop_records, topic_of
+from tests.support.topic_reader import drop_records, later, topic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,35 +41,8 @@ FEW, MANY = 40, 450  # that the driver reads itself, and that executors read
 SIZES = pytest.mark.parametrize("count", [FEW, MANY], ids=["few", "many"])
 
 
-@dataclass
-class Sink:
-    """A sink of items with a transform. Each run is a driver of its own."""
-
-    settings: Settings
-    spark: SparkSession
-    projections: Path
-    transform: str = transforms.weighed.__name__
-    by: str = "dedup"
-    started: Callable[[], object] = lambda: None  # happens when the driver knows the transform
-
-    @property
-    def spec(self) -> SinkSpec:
-        job = replace(
-            discovery.sinks(self.settings)["dedup"].job,
-            name=SINK,
-            strategy=self.by,
-            projections=self.projections,
-            transform=f"{transforms.__name__}:{self.transform}",
-        )
-        return discovery.resolve(self.settings, job)
-
-    def run(self, *, from_start: bool = False) -> Counts:
-        """Apply what the topic has, from its start or from where the sink has come to."""
-        return transformed.run(self.settings, self.spark, self.spec, from_start=from_start, started=self.started)
-
-    def replay(self) -> Replayed:
-        """Replay open letters, as the command does."""
-        return transformed.run_replay(self.settings, self.spec)
+class Sink(transformed.Sink):
+    """A sink of items with a transform, whose projection writes down what it sees."""
 
     def refuse(self, *event_ids: str) -> None:
         """The events that the projection refuses from now on."""
@@ -83,14 +54,15 @@ class Sink:
         return [event for (event,) in query(self.settings, SinkRole.OWNER, "SELECT event FROM seen ORDER BY line")]
 
     def letters(self) -> dict[str, str]:
-        return Database(self.settings, SINK).dead_letters()
+        return self.database.dead_letters()
 
 
 @pytest.fixture
 def sink(topic: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     create_tables(topic)
     monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 100)  # so that a part has two tasks
-    return Sink(topic, spark, projections_in(tmp_path, PROJECTION, "seen"))
+    job = replace(discovery.sinks(topic)["dedup"].job, name=SINK, projections=projections_in(tmp_path, PROJECTION, "seen"))
+    return Sink(topic, spark, job, transforms.weighed.__name__)
 
 
 def of_units(publisher: Publisher, count: int) -> list[Event]:
@@ -115,23 +87,8 @@ def test_projections_see_what_it_returns(sink: Sink, publisher: Publisher, count
         assert (row["weight"], row["day"], row["share"]) == (weight, "2026-11-21", event.quantity / 4)
         assert (row["quantity"], row["unit"], row["version"]) == (event.quantity, event.unit, event.version)
         assert not {"stock_after", "grams", "outbox_topic"} & row.keys()
-
-
-# By two strategies: one that remembers events, and one that remembers states. Random operations, which have a transform
-# too, try all of them.
-@pytest.mark.parametrize(("by", "count"), [("dedup", MANY), ("upsert", FEW)])
-def test_what_comes_again_is_recognised(sink: Sink, publisher: Publisher, count: int, by: str) -> None:
-    sink.by = by
-    events = of_units(publisher, count)
-    publisher.send(events)
-    first = sink.run()
-    before = sink.rows()
-    again = sink.run(from_start=True)
-    assert (again.rows, again.applied) == (count, 0)
-    # `upsert` remembers what it has applied. So a key's last event, if it is filtered, is filtered again.
-    assert again.filtered == 0 or by == "upsert"
-    assert sink.rows() == before
-    assert first.applied == len(before)
+    assert sink.run(from_start=True) == Counts(rows=count, duplicates=count), "what was filtered is known too"
+    assert len(sink.rows()) == len(kept)
 
 
 @pytest.mark.parametrize(
@@ -196,22 +153,6 @@ def test_a_replay_goes_through_the_transform_of_today(sink: Sink, publisher: Pub
     assert len(sink.rows()) == MANY - 1
 
 
-def test_what_lies_behind_a_failed_event_waits_for_it(sink: Sink, publisher: Publisher, tmp_path: Path) -> None:
-    events = publisher.events(MANY)
-    events[3] = replace(events[3], quantity=13)
-    behind = [event.event_id for event in events[4:] if event.key == events[3].key]
-    publisher.send(events)
-    sink.projections = projections_in(tmp_path, ORDERED, "seen")
-    sink.transform = "failing"
-    assert sink.run() == Counts(rows=MANY, applied=MANY - 1 - len(behind), rejected=1 + len(behind))
-    assert sink.letters() == {events[3].event_id: "transform failed", **dict.fromkeys(behind, "parked")}
-    sink.transform = "corrected"
-    assert sink.replay() == Replayed(applied=1 + len(behind))
-    assert [row["event_id"] for row in sink.rows() if row["item_id"] == events[3].key] == [
-        event.event_id for event in events if event.key == events[3].key
-    ]
-
-
 @SIZES
 def test_a_transform_that_fails_for_many_stops_the_sink(sink: Sink, publisher: Publisher, count: int) -> None:
     sink.transform = "always_failing"
@@ -255,13 +196,6 @@ def test_one_that_no_sink_can_use_is_refused_at_the_start(sink: Sink, transform:
     sink.transform = transform
     with raises("sink-unusable", SINK):
         sink.run()
-
-
-def later() -> datetime:
-    """A moment after what was sent and before what will be: Kafka counts in milliseconds."""
-    now = datetime.now(UTC)
-    wait_for("the clock to go on", lambda: datetime.now(UTC) > now + timedelta(milliseconds=5), timeout_s=5)
-    return now + timedelta(milliseconds=2)
 
 
 # Events between two moments, as a DataFrame of their own ------------------------------------------------------------

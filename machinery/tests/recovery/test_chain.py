@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka import Producer
 from psycopg2 import extensions
 
@@ -12,14 +13,20 @@ from outbox.kafka.clients import client_config
 from outbox.relay import connectors, offsets, slot
 from outbox.relay.rest import Rest
 from outbox_lab.stack.postgres import Postgres
+from tests.stock import Client
 from tests.support import slots
 from tests.support.made_events import nth_key
 from tests.support.outbox_rows import ids
-from tests.support.rehearsal import SINK, Rehearse, failure_codes
-from tests.support.servers import run_client
+from tests.support.rehearsal import SINK, Rehearsal, Rehearse, failure_codes, run_client
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up, checkpoint, logged
 from tests.support.topic_reader import delete_topics, drop_records, duplicates, read, relayed, topic_of
+
+
+@pytest.fixture
+def rehearsal(chain: Settings, client: Client) -> Rehearse:
+    """The rehearsal of an entry of the runbook, by its title, on a chain that the test breaks."""
+    return lambda title: Rehearsal(chain, client, title)
 
 
 def stop_connector(settings: Settings) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from outbox.base import project
@@ -25,25 +28,202 @@ from outbox.migrations.migrate import MINIMUM, migrate
 from outbox.relay import lifecycle, slot
 from outbox_lab.soak.proxy import Proxy
 from outbox_lab.stack import internals, ports
-from outbox_lab.stack.postgres import HBA_FILE, MAJOR, UNPRIVILEGED, Postgres, unprivileged
+from outbox_lab.stack.postgres import (
+    HBA_FILE,
+    MAJOR,
+    NAMED,
+    UNPRIVILEGED,
+    Postgres,
+    give,
+    packaged,
+    unprivileged,
+)
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
 from outbox_lab.testing.command import run
 from outbox_lab.testing.fixtures.stack import chosen_postgres, private_stack
 from outbox_lab.testing.helpers import query
 from outbox_lab.testing.homes import Homes
+from stock.service import create_app
 from tests.stock import Client
-from tests.support import servers, slots, suite
+from tests.support import slots, suite
 from tests.support.made_events import nth_key
 from tests.support.outbox_rows import ids
-from tests.support.rehearsal import SINK, Rehearsal, Rehearse, client_of, failure_codes
-from tests.support.servers import Server, put_back, snapshot
+from tests.support.rehearsal import SINK, Rehearsal, Rehearse, failure_codes, run_client
 from tests.support.sink_driver import Database
 from tests.support.sink_process import catch_up
 from tests.support.topic_reader import delete_topics, duplicates, read, relayed, topic_of
 
+# Servers that take each other's place behind one address, and ways in which data gets from one to the next ----------
+
+CHECKSUMS_SINCE = 18  # initdb's default
+LOGICAL = "-c wal_level=logical -c max_replication_slots=10"
+COPY = "upgrade"  # the publication and the subscription by which a server follows another one
+# `pg_upgrade` starts two programs of the old version that no jar has. They come from Debian's package.
+INSTALLED = "/usr/lib/postgresql/{version}/bin"
+
+
+def moved(settings: Settings, port: int, *, sinks: bool) -> Settings:
+    """Settings with another port for the source database; with ``sinks``, for the sink database too."""
+    names = ["source_db_url", "sink_db_url"] if sinks else ["source_db_url"]
+    return settings.replace(**{name: getattr(settings, name).replace(port=port) for name in names})
+
+
+class Server(Postgres):
+    """A server of a version, on a free port, with the databases of ``topic`` once it has started."""
+
+    def __init__(self, topic: Settings, homes: Homes, version: int = MAJOR, *, sinks: bool = False) -> None:
+        [port] = ports.choose(0)
+        home = homes.new("server")
+        msgspec.structs.replace(internals.read(topic.home), postgres_version=version).write(home)
+        super().__init__(moved(topic, port, sinks=sinks).replace(home=home))
+
+    @property
+    def settings(self) -> Settings:
+        """Settings that lead to this server directly."""
+        return self._settings
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        try:
+            self.start()
+            yield
+        finally:
+            self.kill()
+
+    def initdb(self) -> None:
+        """Make its data folder, without starting it."""
+        self.folder.mkdir(parents=True)
+        self.prepare()
+
+    def databases(self) -> list[str]:
+        """The names of those that it serves: of the service, and of the sinks if these are here."""
+        settings = self.settings
+        return [settings.source_db_url.name] + [settings.sink_db_url.name] * (settings.sink_db_url.port == self.port)
+
+    def client(self, program: str, *words: str | Path, given: str = "") -> str:
+        """Run a client program as the superuser, and return what it printed."""
+        return run_client(self, self.settings, program, *words, given=given)
+
+    def restore(self, dump: str, database: str) -> None:
+        """Run the statements of a dump in one of its databases."""
+        self.client("psql", "-qX", "-v", "ON_ERROR_STOP=1", "-d", database, given=dump)
+
+
+@contextmanager
+def address_of(topic: Settings, server: Postgres) -> Iterator[Proxy]:
+    """An address that leads to a server, from which Debezium gets its password for it."""
+    with closing(Proxy("server", server.port)) as proxy:
+        file = topic.home / "connect" / "pgpass"
+        password = topic.source_db_cdc_password.get_secret_value()
+        with file.open("a") as lines:
+            lines.write(f"{topic.source_db_url.host}:{proxy.port}:*:*:{password}\n")
+        yield proxy
+
+
+def snapshot(server: Server) -> Path:
+    """A copy of the disk of a server, which is stopped for it."""
+    server.stop()
+    copy = server.folder / "snapshot"
+    shutil.copytree(server.data, copy)
+    give(copy, UNPRIVILEGED)
+    server.start()
+    return copy
+
+
+def put_back(server: Server, copy: Path) -> None:
+    """Let a server have the disk of a snapshot."""
+    server.stop()
+    shutil.rmtree(server.data)
+    copy.rename(server.data)
+    server.start()
+
+
+def dump(old: Server, new: Server) -> None:
+    """Copy the databases by dump and restore, as the superuser of each server."""
+    for name in new.databases():
+        new.restore(old.client("pg_dump", name), name)
+
+
+def follow(old: Server, new: Server) -> None:
+    """Let the new server have the tables of the old one, and follow them by logical replication."""
+    name, password = old.settings.source_db_url.name, old.password
+    new.restore(old.client("pg_dump", "--schema-only", name), name)
+    old.psql(f"CREATE PUBLICATION {COPY} FOR ALL TABLES", name)
+    source = f"host={old.psql_host} port={old.port} user=postgres password={password} dbname={name}"
+    new.psql(f"CREATE SUBSCRIPTION {COPY} CONNECTION '{source}' PUBLICATION {COPY}", name)
+
+
+def leave(old: Server, new: Server) -> None:
+    """Wait until the new server has all that the old one has committed, and let it follow no more."""
+    name = old.settings.source_db_url.name
+    end = old.psql("SELECT pg_current_wal_lsn()").stdout.strip()
+    behind = f"SELECT FROM pg_replication_slots WHERE slot_name = '{COPY}' AND confirmed_flush_lsn >= '{end}'"
+    copied = f"SELECT count(*) FROM ({behind}) AS caught_up"
+    ready = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'"
+    assert new.psql("SELECT count(*) FROM pg_sequences", name).stdout == "0\n", "nobody copies these"
+    wait_for("the new server to have it", lambda: old.psql(copied).stdout == "1\n", timeout_s=60, poll_s=0.2)
+    assert new.psql(ready, name).stdout == "0\n"
+    new.psql(f"DROP SUBSCRIPTION {COPY}", name)
+
+
+def pg_upgrade(old: Server, new: Server) -> subprocess.CompletedProcess[str]:
+    """Upgrade the data of a server that is stopped into that of one that was never started."""
+    if not new.data.exists():
+        new.initdb()
+        if old.version < CHECKSUMS_SINCE:  # both must have them, or neither
+            subprocess.run(unprivileged([new.program("pg_checksums"), "--disable", "-D", new.data]), check=True)
+    work = new.folder / "pg_upgrade"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    of_old, of_new = programs_of(old, work), new.program("psql").parent
+    clusters: list[str | Path] = ["-b", of_old, "-d", old.data, "-o", LOGICAL]
+    clusters += ["-B", of_new, "-D", new.data, "-O", LOGICAL]
+    folders, user = (old.data, new.data, work), pwd.getpwnam(NAMED).pw_uid  # as initdb, it wants a user with a name
+    try:
+        for folder in folders:
+            give(folder, user)
+        done = subprocess.run(
+            [str(word) for word in unprivileged([new.program("pg_upgrade"), "-U", "postgres", *clusters], user)],
+            env={"PGPASSWORD": new.password, "PATH": os.environ["PATH"]},
+            cwd=work,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "wrong version" not in done.stderr, "the values of the control file would be guesses"
+        return done
+    finally:
+        for folder in folders:
+            give(folder, UNPRIVILEGED)
+
+
+def programs_of(server: Server, folder: Path) -> Path:
+    """A folder with the programs of an older server that `pg_upgrade` starts."""
+    version = server.version
+    wheel = server.program("psql").parent
+    if version == MAJOR:
+        return wheel
+    programs = folder / "bin"
+    programs.mkdir()
+    jar, installed = packaged(version) / "bin", Path(INSTALLED.format(version=version))
+    if not (installed / "pg_resetwal").exists():
+        pytest.skip(f"apt-get install postgresql-{version}: no package of ours has its pg_controldata and pg_resetwal")
+    for target in (jar / "postgres", jar / "pg_ctl", installed / "pg_controldata", installed / "pg_resetwal"):
+        (programs / target.name).symlink_to(target)
+    return programs
+
+
+# A newer major version ------------------------------------------------------------------------------------------------
+
 SOURCE, SINKS = "The service's Postgres gets a newer major version", "The sinks' Postgres gets a newer major version"
 BEFORE, AFTER = slice(2), slice(2, None)  # the commands of the entry: on the old server, and on the new one
+
+
+def client_of(settings: Settings) -> Client:
+    """A client of the service in this process, on other databases than those of the fixtures."""
+    app = create_app(settings.replace(service_threads=2))  # connections for a few clients
+    return Client(app, settings)
 
 
 @dataclass
@@ -70,8 +250,8 @@ def upgraded(topic: Settings, homes: Homes, version: int, *, sinks: bool = False
     try:
         old.start()
         migrate(old.settings)
-        with servers.address_of(topic, old) as address:
-            settings = servers.moved(topic, address.port, sinks=sinks)
+        with address_of(topic, old) as address:
+            settings = moved(topic, address.port, sinks=sinks)
             lifecycle.apply(settings)
             one = Rehearsal(settings, client_of(settings), SOURCE)
             one.working(1, 2)
@@ -101,7 +281,7 @@ def test_dump_and_restore(topic: Settings, homes: Homes) -> None:
         one.follow(BEFORE)
         assert ids(one.settings) == [], "so the snapshot on the new server sends nothing twice"
         chain.new.start()
-        servers.dump(chain.old, chain.new)
+        dump(chain.old, chain.new)
         chain.switch()
         sinks = Rehearsal(one.settings, one.client, SINKS)
         sinks.follow()
@@ -120,13 +300,13 @@ def test_pg_upgrade_that_keeps_the_slot(topic: Settings, homes: Homes, version: 
         lifecycle.remove(one.settings)
         slots.wait_released(one.settings)
         chain.old.stop()
-        done = servers.pg_upgrade(chain.old, chain.new)
+        done = pg_upgrade(chain.old, chain.new)
         assert done.returncode == 1
         assert "logical replication slots that cannot be upgraded" in done.stdout
         chain.old.start()
         slots.advance(one.settings)
         chain.old.stop()
-        done = servers.pg_upgrade(chain.old, chain.new)
+        done = pg_upgrade(chain.old, chain.new)
         assert done.returncode == 0, done.stdout
         chain.switch()
         assert slots.existing(one.settings).active_pid is None
@@ -144,11 +324,11 @@ def test_switch_to_a_server_that_follows(topic: Settings, homes: Homes) -> None:
     with upgraded(topic, homes, 15) as chain:
         one = chain.one
         chain.new.start()
-        servers.follow(chain.old, chain.new)
+        follow(chain.old, chain.new)
         one.move(3, 4)
         relayed(one.settings)
         one.follow(BEFORE)
-        servers.leave(chain.old, chain.new)
+        leave(chain.old, chain.new)
         chain.switch()
         finished(chain, 4)
 
@@ -197,7 +377,7 @@ def test_source_and_sink_are_on_servers_of_different_versions(mixed: Settings, c
 def test_disk_of_the_source_that_was_put_back(topic: Settings, homes: Homes, is_running: bool) -> None:
     """With a running connector the log still ends before its offset; with a removed one it has grown beyond it."""
     server = Server(topic, homes, chosen_postgres())
-    with server.running(), servers.address_of(topic, server) as address:
+    with server.running(), address_of(topic, server) as address:
         settings = topic.replace(source_db_url=topic.source_db_url.replace(port=address.port))
         migrate(settings)
         lifecycle.apply(settings)
@@ -300,7 +480,7 @@ def test_source_that_failed_over_to_a_replica(
     file = domain / "connect" / "outbox.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "slot.failover": "true"}))
     monkeypatch.setenv(project.VARIABLE, str(domain))
-    with servers.address_of(topic, primary) as address:
+    with address_of(topic, primary) as address:
         settings = topic.replace(source_db_url=topic.source_db_url.replace(port=address.port))
         one = Rehearsal(settings, client_of(settings), "The source failed over to a replica")
         lifecycle.apply(settings)

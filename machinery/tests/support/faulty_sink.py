@@ -17,7 +17,6 @@ from dataclasses import replace
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from confluent_kafka import Producer
@@ -57,22 +56,6 @@ def commit_unseen() -> None:
 
     patch(Checkpoint, is_committed=is_committed)
     patch(query, COMMIT_TIMEOUT_S=1)
-
-
-def failure_during_stop() -> None:
-    """An apply fails when the process has been asked to stop, and the stop is first to get the apply's lock."""
-    make = stream.Stream.__init__
-
-    def make_with_lock(self: stream.Stream, attempt: stream.Attempt) -> None:
-        make(self, attempt)
-        self.applying = GivenToStop(self)  # type: ignore[assignment]
-
-    def apply(self: PostgresWriter, batch: Batch) -> Counts:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise Failure(REFUSED)
-
-    patch(stream.Stream, __init__=make_with_lock)
-    patch(PostgresWriter, apply=apply)
 
 
 def stop_before_apply() -> None:
@@ -289,24 +272,6 @@ def failure_beside_endless_read() -> None:
     patch(stream, APPLY_TIMEOUT_S=2.0)
     patch(reader.Reader, read=read_one, close=close_and_tell)
     patch(PostgresWriter, apply=apply)
-
-
-class GivenToStop:
-    """A lock: after an error the thread continues when the stop has had the lock."""
-
-    def __init__(self, of: stream.Stream) -> None:
-        self._lock, self._of = threading.Lock(), of
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lock, name)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._lock.release()
-        if error is not None:
-            wait_for("the stop", lambda: self._of.is_stopping, timeout_s=TIMEOUT_S)
 
 
 def signal_at_part(which: signal.Signals, sink: str, number: int) -> None:

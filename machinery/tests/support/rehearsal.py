@@ -7,14 +7,15 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 
 from outbox.audit import check
 from outbox.audit.doctor import examine
 from outbox.audit.report import Report
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
+from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.command import outbox
-from stock.service import create_app
 from tests.stock import Client
 from tests.support import runbook
 from tests.support.made_events import nth_key
@@ -114,10 +115,18 @@ class Rehearsal:
 Rehearse = Callable[[str], Rehearsal]  # the rehearsal of an entry, by its title
 
 
-def client_of(settings: Settings) -> Client:
-    """A client of the service in this process, on other databases than those of the fixtures."""
-    app = create_app(settings.replace(service_threads=2))  # connections for a few clients
-    return Client(app, settings)
+def run_client(postgres: Postgres, settings: Settings, program: str, *words: str | Path, given: str = "") -> str:
+    """Run a client program of Postgres as the superuser, and return what it printed."""
+    environment = {
+        "PGHOST": postgres.psql_host,
+        "PGPORT": str(postgres.port),
+        "PGUSER": "postgres",
+        "PGPASSWORD": postgres.password,
+    }
+    argv = [str(word) for word in (postgres.program(program), *words)]
+    done = subprocess.run(argv, env=environment, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def failure_codes(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -14,8 +14,7 @@ from urllib.parse import unquote, urlparse
 
 from confluent_kafka import Producer
 
-from outbox.base.database import connect
-from outbox.base.settings import Settings, SinkRole
+from outbox.base.settings import Settings
 from outbox.base.wait import timeout_scale, wait_for
 from outbox.kafka import topics
 from outbox.kafka.clients import client_config
@@ -23,33 +22,18 @@ from outbox.sink import discovery
 from outbox.sink.decoding.records import Record
 from outbox_lab.stack.command import Command, SinkProcess
 from outbox_lab.testing.command import environment, outbox
-from outbox_lab.walkthrough.faults import Window
 from tests import items
 from tests.support import faulty_sink
 from tests.support.made_events import NOW_MS, Event, nth_key, uuid7
 from tests.support.paths import ROOT
-from tests.support.sink_driver import Database, sink_on
+from tests.support.sink_driver import Database
 from tests.support.topic_reader import topic_of
-from tests.support.warm_jvm import WarmJvm, WarmSink, importing_tests
+from tests.support.warm_jvm import WarmJvm, WarmSink
 
 RANDOM = Random(11)  # noqa: S311
 TIMEOUT_S = 120
 PLAIN = "--plain"
 S = TypeVar("S", bound=Command)
-
-
-class FaultySink(WarmSink):
-    """Sinks with a fault of `tests.support.faulty_sink`."""
-
-    def __init__(self, fault: str, settings: Settings, *names: str) -> None:
-        super().__init__(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
-        self._fault = fault
-
-    def argv(self) -> Sequence[str | Path]:
-        return [sys.executable, "-m", faulty_sink.__name__, self._fault, *self._arguments]
-
-    def env(self) -> Mapping[str, str]:
-        return {**super().env(), **importing_tests()}
 
 
 class Publisher:
@@ -99,16 +83,6 @@ class Publisher:
             self._producer.commit_transaction(10)
 
 
-def applied_until(topic: Settings, offset: int) -> None:
-    """Five records in partition 0, of which the sink `dedup`, whose driver has ended, has applied those before one."""
-    name, producer = topic_of(topic), Producer(client_config(topic))
-    for _ in range(5):
-        producer.produce(name, b"{}", partition=0)
-    producer.flush(30)
-    with closing(connect(topic, SinkRole.WRITER)) as connection:
-        sink_on(connection).begin_at({name: {0: offset, 1: 0}}, {name: topics.describe(topic, name).id})
-
-
 def catch_up(settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
     """Run `outbox sink --until-caught-up` to its end, in the JVM that the runs of a home folder share."""
     return _warm_jvm(settings, names).run(settings, *sink_arguments(*names), "--until-caught-up")
@@ -130,20 +104,17 @@ def catch_up_plain(settings: Settings, *names: str) -> subprocess.CompletedProce
     return catch_up_alone(settings, PLAIN, *names)
 
 
-def catch_up_faulty(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """`catch_up` with a fault of `tests.support.faulty_sink`."""
-    return run_faulty(fault, settings, *sink_arguments(*names), "--until-caught-up")
-
-
-def catch_up_faulty_alone(fault: str, settings: Settings, *names: str) -> subprocess.CompletedProcess[str]:
-    """`catch_up_alone` with a fault."""
-    return run_faulty(fault, settings, *sink_arguments(*names), "--until-caught-up", is_alone=True)
+def catch_up_faulty(
+    fault: str, settings: Settings, *names: str, is_alone: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """`catch_up` with a fault of `tests.support.faulty_sink`; in a JVM of its own if it is to be alone."""
+    return run_faulty(fault, settings, *sink_arguments(*names), "--until-caught-up", is_alone=is_alone)
 
 
 def run_faulty(
     fault: str, settings: Settings, *arguments: str, is_alone: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run `outbox` with a fault to its end, in the JVM that the runs share unless it is to be alone."""
+    """Run `outbox` with a fault to its end."""
     jvm = _warm_jvm(settings, arguments)
     if not is_alone:
         jvm.start()
@@ -193,13 +164,12 @@ def running_plain(settings: Settings, *names: str) -> AbstractContextManager[Sin
 
 def running_warm(settings: Settings, *names: str) -> AbstractContextManager[WarmSink]:
     """Sinks that run until told otherwise, in the JVM that the runs share; asked to stop at the end of the block."""
-    sink = WarmSink(f"sink-{settings.topic_prefix}", settings, sink_arguments(*names))
-    return within(sink, sink.stop)
+    return running_faulty("", settings, *names)
 
 
-def running_faulty(fault: str, settings: Settings, *names: str) -> AbstractContextManager[FaultySink]:
-    """Sinks with a fault of `tests.support.faulty_sink`, in the JVM that the runs share; asked to stop at the end."""
-    sink = FaultySink(fault, settings, *names)
+def running_faulty(fault: str, settings: Settings, *names: str) -> AbstractContextManager[WarmSink]:
+    """`running_warm` with a fault of `tests.support.faulty_sink`."""
+    sink = WarmSink(settings, sink_arguments(*names), fault)
     return within(sink, sink.stop)
 
 
@@ -242,21 +212,3 @@ def wait_caught_up(sink: Command, settings: Settings, names: Sequence[str]) -> N
         return all(positions.get(one, 0) >= offset for end, positions in found for one, offset in end.items())
 
     wait_for(f"{', '.join(names)} to have caught up", reached, timeout_s=TIMEOUT_S)
-
-
-def kill_between_commits(
-    sink: Command, settings: Settings, names: Sequence[str], bring: Callable[[], None]
-) -> dict[str, int]:
-    """Kill running sinks that have caught up when the database of each has committed a batch and Spark has not.
-
-    ``bring`` brings them something to apply. Returns the batch by sink.
-    """
-    with closing(Window(settings, sink, names)) as window:
-        crashes = window.kill_in_it(bring)
-    assert all(one.fired for one in crashes.values()), crashes
-    return {name: one.planned_batch for name, one in crashes.items()}
-
-
-def newest(settings: Settings, sink: str, log: str) -> int:
-    """The newest batch of a log of the sink's checkpoint."""
-    return max(int(file.name) for file in (checkpoint(settings, sink) / log).glob("[0-9]*"))

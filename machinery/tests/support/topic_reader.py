@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from confluent_kafka import Message, TopicPartition
@@ -112,6 +113,13 @@ def drop_records(settings: Settings, topic: str, before: int, partition: int = 0
     admin = AdminClient(client_config(settings))  # which has to live until it has the answer
     for request in admin.delete_records([TopicPartition(topic, partition, before)]).values():
         request.result(30)
+
+
+def later() -> datetime:
+    """A moment after what was sent and before what will be: Kafka counts in milliseconds."""
+    now = datetime.now(UTC)
+    wait_for("the clock to go on", lambda: datetime.now(UTC) > now + timedelta(milliseconds=5), timeout_s=5)
+    return now + timedelta(milliseconds=2)
 
 
 def relayed(settings: Settings, wanted: Collection[str] | None = None, timeout_s: float = 60) -> list[Record]:

@@ -86,14 +86,18 @@ class WarmJvm(Process):
 
 
 class WarmSink(SinkProcess):
-    """A sink that runs in the background, its Spark in a warm JVM."""
+    """A sink that runs in the background, its Spark in a warm JVM; maybe with a fault of `tests.support.faulty_sink`."""
 
-    def __init__(self, name: str, settings: Settings, arguments: Sequence[str]) -> None:
-        super().__init__(name, settings, arguments)
-        self._jvm = WarmJvm(settings)
+    def __init__(self, settings: Settings, arguments: Sequence[str], fault: str = "") -> None:
+        super().__init__(f"sink-{settings.topic_prefix}", settings, arguments)
+        self._jvm, self._fault = WarmJvm(settings), fault
+
+    def argv(self) -> Sequence[str | Path]:
+        faulty = [sys.executable, "-m", "tests.support.faulty_sink", self._fault, *self._arguments]
+        return faulty if self._fault else super().argv()
 
     def env(self) -> Mapping[str, str]:
-        return {**super().env(), **self._jvm.gateway()}
+        return {**super().env(), **self._jvm.gateway(), **importing_tests()}
 
     def prepare(self) -> None:
         self._jvm.start()
