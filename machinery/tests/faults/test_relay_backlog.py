@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing
 
-from outbox.base.database import connect
-from outbox.base.settings import Settings, SourceRole
+from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
 from outbox.kafka import records, topics
 from outbox.relay import lifecycle
@@ -22,27 +20,11 @@ from tests.support.topic_reader import topic_of
 PAYLOAD_BYTES = 900_000
 HEAP_BYTES = int(Connect.heap.removesuffix("m")) << 20
 ROWS = 1 + HEAP_BYTES // PAYLOAD_BYTES
-COPIED_AT_ONCE = 10
-COPY_FIRST = """
-INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
-SELECT aggregatetype, number::text, type, payload
-  FROM outbox, generate_series(%s::int, %s::int) AS number
- WHERE aggregateid = '0'
-"""
 
 
 def large(number: int) -> Row:
     """A row of a size that is allowed, and that compression does not help with."""
     return Row("item", f"{number}", "received", json.dumps({"text": os.urandom(PAYLOAD_BYTES // 2).hex()}))
-
-
-def copy_first(settings: Settings, copies: int) -> None:
-    """Write so many more rows like the first. The server makes them, as the client would take longer."""
-    with closing(connect(settings, SourceRole.OWNER)) as owner, owner.cursor() as cursor:
-        owner.autocommit = True
-        cursor.execute("ALTER TABLE outbox ALTER payload SET STORAGE EXTERNAL")  # compressing it is in vain
-        for number in range(1, copies + 1, COPIED_AT_ONCE):
-            cursor.execute(COPY_FIRST, [number, min(number + COPIED_AT_ONCE - 1, copies)])
 
 
 def wait_relayed(settings: Settings, worker: Process, first: dict[int, int]) -> None:
@@ -65,8 +47,8 @@ def test_a_backlog_larger_than_the_heap_of_the_worker_is_relayed(home_stack: Sta
     lifecycle.apply(settings)
     worker = home_stack.part("connect")
     worker.stop()
-    insert(settings, large(0))
-    copy_first(settings, ROWS - 1)
+    for number in range(ROWS):
+        insert(settings, large(number))
     first = topics.last_stable_offsets(settings, topic_of(settings))
     worker.start()
     wait_relayed(settings, worker, first)

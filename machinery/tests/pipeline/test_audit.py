@@ -1,5 +1,5 @@
-"""`outbox check` and `outbox doctor` on real databases, a real topic and a real connector. What each kind of history means
-is tested without them in tests/unit/test_audit_comparison.py.
+"""`outbox check` and `outbox doctor` on real databases, a real topic and a real connector. What each kind of history
+means is tested without them in tests/unit/test_audit_comparison.py.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from outbox.sink.decoding.values import day_of
 from outbox.sink.remembering import fence
 from outbox.sink.repair.replay import Replayed, Selection
 from outbox.sink.spark import reader
-from outbox.sink.spec import SinkJob, SinkSpec, TargetState
+from outbox.sink.spec import SinkJob, TargetState
 from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.spark import leaves_sockets

@@ -24,6 +24,7 @@ from psycopg2.extras import execute_values
 
 from outbox.audit.check import check
 from outbox.base.database import connect
+from outbox.base.errors import Failure
 from outbox.base.settings import DatabaseUrl, Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import clients, records, topics
@@ -342,7 +343,9 @@ SELECT %(sink)s, %(topic_id)s, batch.partition, batch."offset"
   FROM pg_temp.outbox_batch AS batch;
 """
 
-INSERT_ID = "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'item', 'a', 'received', '{}')"
+INSERT_ID = (
+    "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'item', 'a', 'received', '{}')"
+)
 # A session whose latest statement has looked for transactions that write events.
 LOOK = """
 SELECT 1 FROM pg_stat_activity

@@ -43,9 +43,9 @@ from outbox_lab.testing.helpers import chosen_seed
 from tests.orders import cancelled, placed
 from tests.stock import Client
 from tests.support import faulty_sink
-from tests.support.made_events import Event, nth_key, sums, uuid7
+from tests.support.made_events import nth_key, sums, uuid7
 from tests.support.paths import ROOT
-from tests.support.sink_driver import Database, open_sink, sink_on
+from tests.support.sink_driver import Database, sink_on
 from tests.support.sink_process import (
     PLAIN,
     RANDOM,

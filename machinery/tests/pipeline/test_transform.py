@@ -61,7 +61,8 @@ class Sink(transformed.Sink):
 def sink(topic: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     create_tables(topic)
     monkeypatch.setattr(reader, "TASK_MIN_RECORDS", 100)  # so that a part has two tasks
-    job = replace(discovery.sinks(topic)["dedup"].job, name=SINK, projections=projections_in(tmp_path, PROJECTION, "seen"))
+    projections = projections_in(tmp_path, PROJECTION, "seen")
+    job = replace(discovery.sinks(topic)["dedup"].job, name=SINK, projections=projections)
     return Sink(topic, spark, job, transforms.weighed.__name__)
 
 

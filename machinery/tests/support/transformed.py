@@ -38,9 +38,7 @@ class Sink:
 
     @property
     def spec(self) -> SinkSpec:
-        return discovery.resolve(
-            self.settings, replace(self.job, transform=f"{transforms.__name__}:{self.transform}")
-        )
+        return discovery.resolve(self.settings, replace(self.job, transform=f"{transforms.__name__}:{self.transform}"))
 
     @property
     def database(self) -> Database:
@@ -53,8 +51,9 @@ class Sink:
     def replay(self) -> Replayed:
         """Replay open letters, as the command does."""
         with closing(connect(self.settings, SinkRole.WRITER)) as connection:
-            chosen, sinks = Selection(sink=self.job.name).choose(connection, with_parked=True), {self.job.name: self.spec}
-            found = replay.replay(connection, sinks, chosen, applier_of=lambda one: applier(self.settings, one))
+            chosen = Selection(sink=self.job.name).choose(connection, with_parked=True)
+            applier_of = lambda one: applier(self.settings, one)  # noqa: E731
+            found = replay.replay(connection, {self.job.name: self.spec}, chosen, applier_of=applier_of)
             return found.get(self.job.name, Replayed())
 
 

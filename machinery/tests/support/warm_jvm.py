@@ -86,7 +86,7 @@ class WarmJvm(Process):
 
 
 class WarmSink(SinkProcess):
-    """A sink that runs in the background, its Spark in a warm JVM; maybe with a fault of `tests.support.faulty_sink`."""
+    """A sink in the background, its Spark in a warm JVM; maybe with a fault of `tests.support.faulty_sink`."""
 
     def __init__(self, settings: Settings, arguments: Sequence[str], fault: str = "") -> None:
         super().__init__(f"sink-{settings.topic_prefix}", settings, arguments)
