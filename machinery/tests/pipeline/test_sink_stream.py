@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +20,7 @@ import pytest
 import requests
 from confluent_kafka import Producer
 from packaging.requirements import Requirement
+from psycopg2 import extensions
 
 from outbox.audit import check
 from outbox.base.database import connect
@@ -44,6 +43,7 @@ from tests.orders import cancelled, placed
 from tests.stock import Client
 from tests.support import faulty_sink
 from tests.support.made_events import nth_key, sums, uuid7
+from tests.support.outbox_rows import Writer, at_work
 from tests.support.paths import ROOT
 from tests.support.sink_driver import Database, sink_on
 from tests.support.sink_process import (
@@ -468,33 +468,24 @@ class TestRewind:
         assert Database(applied).positions() == {0: 4, 1: 0}, "what is applied stays applied"
 
 
-class Movements(threading.Thread):
-    """A client of the service that moves stock during a block."""
+class Movements(Writer):
+    """A client of the service that moves stock. Each movement is a batch of the sink: a rebuild beside it needs most of
+    the machine.
+    """
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(name="movements", daemon=True)
-        self._client, self._random, self._halt = client, random.Random(chosen_seed()), threading.Event()  # noqa: S311
-        self.made = 0
+    def __init__(self, settings: Settings, client: Client) -> None:
+        super().__init__(settings, chosen_seed(), pause_s=0.5)
+        self._client = client
 
-    def __enter__(self) -> Movements:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._halt.set()
-        self.join(60)
-        assert not self.is_alive()
-
-    def run(self) -> None:
-        while not self._halt.wait(0.5):  # each is a batch of the sink: a rebuild beside it needs most of the machine
-            quantity = self._random.choice([-1, 1]) * (1 + self._random.randrange(100))
-            assert self._client.move(nth_key(self._random.randrange(6)), quantity).status_code == 201
-            self.made += 1
+    def write(self, _: extensions.connection) -> int:
+        quantity = self.random.choice([-1, 1]) * (1 + self.random.randrange(100))
+        assert self._client.move(nth_key(self.random.randrange(6)), quantity).status_code == 201
+        return 1
 
     def wait_for_more(self, count: int = 8) -> None:
         """Wait until so many more movements are made than now."""
-        goal = self.made + count
-        wait_for(f"{count} more movements", lambda: not self.is_alive() or self.made >= goal, timeout_s=TIMEOUT_S)
+        goal = self.committed + count
+        wait_for(f"{count} more movements", lambda: not self.is_alive() or self.committed >= goal, timeout_s=TIMEOUT_S)
         assert self.is_alive()
 
 
@@ -516,7 +507,7 @@ class TestRebuild:
             return done.stdout
 
         with running_warm(chain) as sink:
-            with Movements(client) as movements:
+            with at_work(Movements(chain, client)) as movements:
                 spoil(chain)
                 assert "nothing was changed" in rebuild("topic", "--dry-run")
                 assert check.check(chain).sink("dedup").drift
