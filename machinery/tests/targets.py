@@ -110,9 +110,4 @@ def refuse_others(events: pa.Table) -> dict[str, str]:
     return {"another": "none of ours"}
 
 
-def refuse_at_length(events: pa.Table) -> dict[str, str]:
-    """Refuses all, with a reason that no text of Postgres holds."""
-    return dict.fromkeys(events["event_id"].to_pylist(), "a\0b\ud800" + "c" * 1_000_000)
-
-
 number = 1

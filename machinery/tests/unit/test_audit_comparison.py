@@ -25,8 +25,6 @@ from outbox.audit.source import LATE_MS, Source, Written
 from outbox.audit.store import Store, TopicLogs
 from outbox.sink import comparison_files
 from outbox.sink.comparison_files import AddsLine, Comparison
-from outbox.sink.decoding.dead_records import identity
-from outbox.sink.decoding.records import Record
 from outbox.sink.spec import SinkSpec
 from outbox_lab.testing.failures import raises
 from tests.support.audit_chain import (
@@ -43,8 +41,6 @@ from tests.support.audit_chain import (
     only_comparison,
     only_sink,
 )
-
-ANONYMOUS = identity(Record(b"a", [("eventType", b"changed"), ("schemaVersion", b"1")], b"{", NOW_MS), None)
 
 
 @pytest.fixture
