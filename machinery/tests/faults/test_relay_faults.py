@@ -150,7 +150,9 @@ def test_requests_that_connect_asks_to_repeat_are_repeated(home_stack: Stack, mo
     wanted, repeated = Rest(settings).config(), list[str]()
 
     def noted(response: requests.Response) -> bool:
-        repeated.extend([response.text] if (is_due := is_repeatable(response)) else [])
+        is_due = is_repeatable(response)
+        if is_due:
+            repeated.append(response.text)
         return is_due
 
     def come_and_go() -> bool:

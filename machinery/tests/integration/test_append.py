@@ -173,7 +173,7 @@ def other_outbox(fresh_databases: Callable[[], AbstractContextManager[Settings]]
 
 
 def test_a_connection_in_autocommit_mode_is_refused(databases: Settings) -> None:
-    """It would commit the events without the change."""
+    """In autocommit mode the events would be committed without the change."""
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "poolclass": NullPool}
     code, part = "not-in-a-transaction", "autocommit"
     for name in ("psycopg2", "psycopg"):

@@ -342,7 +342,7 @@ def test_an_event_of_an_older_version_is_upcast_when_its_letter_is_replayed(seen
 
 
 class TestReplayBesideASink:
-    """While a replay runs, the sink parks more events. The replay applies them too, after the letters."""
+    """A replay also applies the events that the sink parks while it runs, after those that were chosen."""
 
     @pytest.fixture
     def unread(self, ordered: Seen) -> Seen:

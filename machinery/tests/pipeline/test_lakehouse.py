@@ -193,7 +193,7 @@ def test_letters_come_before_the_table_and_positions_after_it(lake: Settings, mo
             fcntl.lockf(lock, fcntl.LOCK_EX)  # as another process that writes to the table
             apply = threading.Thread(target=lambda: counts.append(sink.apply(made)))
             apply.start()
-            wait_for("the letter", lambda: Database(lake, NAME).dead_letters(), timeout_s=TIMEOUT_S)
+            wait_for("a dead letter of the event", lambda: Database(lake, NAME).dead_letters(), timeout_s=TIMEOUT_S)
             assert Database(lake, NAME).positions() == {}
             require_locked(lake)
             assert Database(lake, NAME).query(IDLE) == [(0,)], "a transaction is open while the table is written"
@@ -422,7 +422,7 @@ def test_after_a_wrong_row_nothing_is_merged(weights: Sink, publisher: Publisher
 def test_check_knows_what_was_left_out(sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     events, bad, left_out = with_left_out(publisher, FEW)
     write_source(sink.settings, events)
-    # The record was unreadable at first, so the event has a letter. It closes once the transform leaves the event out.
+    # The first record of this event is unreadable: a letter, which is closed when the transform leaves the event out.
     publisher.send_raw(left_out[0].key, b"no event", left_out[0].event_id)
     publisher.send(events)
     sink.transform = "without_any"

@@ -262,7 +262,7 @@ def test_chain_outlives_its_tokens_and_a_token_server_that_is_away(homes: Homes)
             assert [one.code for one in doctor.examine(settings, "kafka")] == [AWAY]
             insert(settings, row())
             tokens.start()
-            wait_for("all events", lambda: mended(settings, connect, applied + 3), timeout_s=150)
+            wait_for("all events in the sink", lambda: have_applied(settings, connect, applied + 3), timeout_s=150)
             follow(settings)
             said = sink.log_file.read_text()
             logs = [said, *(file.read_text() for file in (settings.home.parent / "logs").glob("*.log"))]
@@ -285,9 +285,9 @@ def command_lines(sink: SinkProcess) -> Iterator[str]:
                 yield " ".join(one.cmdline())
 
 
-def mended(settings: Settings, connect: Connect, events: int) -> bool:
-    """Whether so many events are applied. A worker that has ended is started again, as its supervisor does, and a task
-    that has failed is restarted, as `outbox monitor` does.
+def have_applied(settings: Settings, connect: Connect, events: int) -> bool:
+    """Whether the sink has applied so many events. Before that, start a worker that has ended, as its supervisor would,
+    and a task that has failed, as `outbox monitor` would.
     """
     if not connect.processes():
         connect.start()
