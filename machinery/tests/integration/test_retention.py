@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,30 @@ class TestBesideASink:
                 remember(databases, aged(0))
         assert [part.name for part in retention.drop(databases, ago(5))] == [partition(6)]
 
+    def test_a_drop_that_is_killed_before_it_commits_has_dropped_nothing_more(
+        self, databases: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 60)
+        ensure(databases, *kept_rows.spread(years=10, count=200))
+        before = kept_rows.names(databases)
+        with kept_rows.cursor_of(databases, SinkRole.OWNER) as reader, ThreadPoolExecutor() as pool:
+            reader.execute(f"SELECT FROM {before[60]}")  # noqa: S608
+            dropping = pool.submit(retention.drop, databases, ago(5))
+            kill = partial(kept_rows.query, databases, KILL, role=SinkRole.PRUNER)
+            assert wait_for("the second transaction to wait", kill, timeout_s=20) == [(True,)]
+            with raises("database-connection-lost"):
+                dropping.result()
+        assert day_of(kept_rows.horizon(databases)) == ago(5), "the first transaction has committed"
+        assert kept_rows.names(databases) == before[50:], "and the second has not"
+        retention.expire(databases, nudge=unwanted)
+        assert kept_rows.names(databases) == [name for name in before if name >= partition(5)]
 
+
+KILL = """
+SELECT pg_terminate_backend(pid) FROM pg_locks
+ WHERE locktype = 'relation' AND mode = 'AccessExclusiveLock' AND NOT granted
+   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 FORGETTING = [
     "SELECT drop_processed_events('2020-01-01')",
     "UPDATE dedup_horizon SET horizon = horizon",
