@@ -219,7 +219,7 @@ class TestBesideASink:
         ensure(databases, *kept_rows.spread(years=10, count=200))
         before = kept_rows.names(databases)
         with kept_rows.cursor_of(databases, SinkRole.OWNER) as reader, ThreadPoolExecutor() as pool:
-            reader.execute(f"SELECT FROM {before[60]}")  # noqa: S608
+            reader.execute(f"SELECT FROM {before[60]}")
             dropping = pool.submit(retention.drop, databases, ago(5))
             kill = partial(kept_rows.query, databases, KILL, role=SinkRole.PRUNER)
             assert wait_for("the second transaction to wait", kill, timeout_s=20) == [(True,)]
