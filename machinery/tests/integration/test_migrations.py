@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg2
@@ -23,6 +23,7 @@ from outbox.base.settings import DatabaseUrl, Role, Secret, Settings, SinkRole, 
 from outbox.migrations import migrate, roles
 from outbox.migrations.grants import Database
 from outbox.migrations.roles import Administrator
+from outbox.sink.remembering import fence
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.stack.process import Process
 from outbox_lab.stack.stack import Stack
@@ -31,6 +32,7 @@ from outbox_lab.testing.failures import raises
 from outbox_lab.testing.fixtures.stack import private_stack
 from outbox_lab.testing.helpers import query
 from outbox_lab.testing.homes import Homes
+from tests.support.declared import declare, work_for
 
 APPEND = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', 'b', 'placed', '{}')"
 
@@ -203,9 +205,9 @@ def test_migrate_refuses_a_newer_schema_and_serve_accepts_it(databases: Settings
 def test_a_schema_that_lacks_a_migration_is_not_current(shared_databases: Settings, database: Database) -> None:
     with owner_of(shared_databases, database) as connection:
         assert migrate.is_current(connection, database)
-        connection.execute(text("DELETE FROM outbox_version"))
+        connection.execute(text(f"DELETE FROM {migrate.VERSIONS[database]}"))
         assert not migrate.is_current(connection, database)
-        connection.execute(text(f"INSERT INTO outbox_version VALUES ('{database}_machinery_0001')"))
+        connection.execute(text(f"INSERT INTO {migrate.VERSIONS[database]} VALUES ('{database}_machinery_0001')"))
         assert not migrate.is_current(connection, database)
 
 
@@ -304,6 +306,33 @@ def test_an_administrator_who_is_no_superuser_makes_everything(
         connect(settings, role).close()
     assert [one for one in examine(settings, "source-db", "sink-db") if not one.is_ok] == []
     assert query(settings, replication, SourceRole.OWNER, [settings.role_name(SourceRole.CDC)]) == [(True,)]
+
+
+def test_the_sinks_may_be_in_the_database_of_the_service(
+    managed: tuple[Settings, Administrator], postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(work_for(tmp_path / "project", monkeypatch), "order", "placed")
+    settings = managed[0].replace(sink_db_url=managed[0].source_db_url)
+    for database in (*roles.DATABASES, *roles.DATABASES):
+        roles.make(settings, database, Administrator("postgres", postgres.password))
+    assert run(settings, "roles", "--print").count("CREATE DATABASE") == 1
+    assert all(migrate.migrate(settings).applied.values())
+    assert not any(migrate.migrate(settings).applied.values())
+    assert [one for one in examine(settings, "source-db", "sink-db") if not one.is_ok] == []
+    query(settings, APPEND, SourceRole.APP)
+    with closing(connect(settings, SinkRole.WRITER)) as connection:
+        fence.acquire(connection, "receipts")
+    assert query(settings, "SELECT name FROM sinks", SinkRole.AUDITOR) == [("receipts",)]
+
+
+def test_an_administrator_whom_the_owner_of_the_database_has_given_nothing_is_told(
+    managed: tuple[Settings, Administrator], superuser: extensions.cursor
+) -> None:
+    settings, admin = managed
+    name = settings.sink_db_url.name
+    superuser.execute(f"CREATE DATABASE {name}")
+    with raises("roles-refused", f"GRANT postgres TO {admin.user}"):
+        roles.make(settings, "sink", admin)
 
 
 @pytest.mark.parametrize("password", ["", "pässword"])

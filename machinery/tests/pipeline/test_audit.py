@@ -17,12 +17,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not said in its stubs
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-)
 
 from outbox.audit import check, sinks
 from outbox.audit.doctor import HOPS, Diagnosis, examine
@@ -32,7 +26,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
 from outbox.kafka import clients, topics
 from outbox.kafka.clients import client_config
-from outbox.maintenance import retention
+from outbox.maintenance import erase, retention
 from outbox.migrations.declared import declared, guard
 from outbox.migrations.migrate import owner_engine
 from outbox.relay import connectors, lifecycle
@@ -47,7 +41,7 @@ from tests.support.declared import declare, work_for
 from tests.support.made_events import DAY_MS, NOW_MS, Event, uuid7
 from tests.support.outbox_rows import insert, row
 from tests.support.sink_driver import sink_on
-from tests.support.topic_reader import delete_topics, relayed, topic_of
+from tests.support.topic_reader import configure, delete_topics, relayed, topic_of
 
 SINK = "dedup"
 RANDOM = Random(44)  # noqa: S311
@@ -230,6 +224,24 @@ def test_what_goes_on_between_two_readings_is_in_flight(
         assert (codes(report), report.settled) == ([], False)
 
 
+def test_a_key_that_is_erased_meanwhile_is_neither_foreign_nor_drift(
+    topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [kept], erased = history.item(7), history.item(5, 6)
+    history.publish(kept, *erased)
+    history.sink(**{kept.key: 7, erased[0].key: 11})
+    read = sinks.read
+
+    def then_erase(*arguments: Any) -> sinks.Sinks:
+        found = read(*arguments)
+        query(topic, "DELETE FROM items WHERE id = %s", parameters=[erased[0].key])
+        erase.erase(topic, erase.subject(topic, "item", erased[0].key))
+        return found
+
+    monkeypatch.setattr(sinks, "read", then_erase)
+    assert codes(check.check(topic)) == []
+
+
 def test_an_incremental_check_reads_what_came_since(
     topic: Settings, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +414,18 @@ def test_sinks_that_do_not_run_or_are_beyond_the_topic_are_found(topic: Settings
     with closing(connect(topic, SinkRole.WRITER)) as connection:
         sink_on(connection).begin_at({item.name: {0: 1}}, {item.name: item.id})
         assert "sinks" not in problems(topic), "it has a driver"
+        asked, watermarks = set[str](), topics.watermarks
+
+        def before(settings: Settings, name: str) -> dict[int, tuple[int, int]]:
+            """The ends of an empty topic, the first time."""
+            found = watermarks(settings, name)
+            is_first = name not in asked
+            asked.add(name)
+            return dict.fromkeys(found, (0, 0)) if is_first else found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(topics, "watermarks", before)
+            assert [one for one in examine(topic, "sinks") if not one.is_ok] == [], "it goes on meanwhile"
         with rebuild.reserved(topic, "dedup") as owner:
             rebuild.begin(owner, "dedup", [item], {item.name: topics.first_offsets(topic, item.name)})
             assert problems(topic)["sinks"] == ["rebuild-unfinished"]
@@ -430,10 +454,7 @@ def test_unlimited_topic_and_too_old_outbox_are_found(topic: Settings, postgres:
     assert "retention" not in problems(topic)
     retention.drop(topic, datetime.now(UTC).date() - timedelta(days=5))
     assert problems(topic)["retention"] == ["outbox-older-than-horizon"]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic_of(topic, "order"))
-    resource.add_incremental_config(ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET))
-    admin = AdminClient(client_config(topic))
-    admin.incremental_alter_configs([resource])[resource].result(10)
+    configure(topic, topic_of(topic, "order"), "retention.ms", "-1")
     both = ["outbox-older-than-horizon", "topic-unlimited"]
     wait_for("the topic to be unlimited", lambda: problems(topic)["retention"] == both, timeout_s=10)
     assert topic_of(topic, "order") in diagnosed(topic, "topic-unlimited").message

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from outbox.audit.doctor import OF_OUTBOX
 from outbox.base import project
 from outbox.base.settings import LOGINS, Settings, variable
 from outbox.base.wait import wait_for
@@ -201,6 +202,8 @@ def test_change_and_event_are_committed_together_and_relayed(relaying: Library) 
     payload = json.loads(record.value)
     assert (payload["isbn"], payload["reader"]) == (ISBN, "R-1")
     assert (record.headers["eventType"], record.headers["schemaVersion"]) == ("lent", "1")
+    looked = relaying.run("outbox doctor --only outbox").splitlines()
+    assert [line.split()[:2] for line in looked if "in order" in line] == [["ok", hop] for hop in OF_OUTBOX]
 
 
 def test_the_consumer_of_the_page_applies_a_repeated_event_once(migrated: Library) -> None:

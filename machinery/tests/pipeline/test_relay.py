@@ -35,7 +35,7 @@ from outbox.kafka.spec import TopicSpec
 from outbox.maintenance import prune
 from outbox.maintenance.prune import PruneResult
 from outbox.migrations.migrate import migrate
-from outbox.relay import connectors, lifecycle
+from outbox.relay import connectors, lifecycle, offsets
 from outbox.relay.rest import Rest
 from outbox_lab.stack import config
 from outbox_lab.stack.postgres import Postgres
@@ -48,7 +48,17 @@ from tests import items
 from tests.support import kept_rows, slots, suite
 from tests.support.declared import declare, work_for
 from tests.support.outbox_rows import INSERT, Row, ids, insert, remove_guard, row, writing
-from tests.support.topic_reader import Log, Record, duplicates, out_of_order, read, relayed, topic_of
+from tests.support.topic_reader import (
+    Log,
+    Record,
+    configure,
+    delete_topics,
+    duplicates,
+    out_of_order,
+    read,
+    relayed,
+    topic_of,
+)
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -207,6 +217,41 @@ def test_a_slot_that_has_lost_events_is_refused(chain: Settings, postgres: Postg
     lifecycle.remove(chain, drop_slot=True)
     lifecycle.apply(chain)
     assert {record.id for record in relayed(chain)} == set(ids(chain))
+
+
+def test_a_slot_stays_until_the_stored_offsets_can_be_deleted(unapplied: Settings) -> None:
+    lifecycle.apply(unapplied)
+    with raises("offsets-kept", "OUTBOX_CONNECT_OFFSETS_TOPIC"):
+        lifecycle.remove(unapplied.replace(connect_offsets_topic="of.another.worker"), drop_slot=True)
+    assert Rest(unapplied).state().is_running
+    insert(unapplied, row())
+    relayed(unapplied)
+    offsets_topic = connectors.load(unapplied).offsets_topic
+    configure(unapplied, offsets_topic, "max.message.bytes", "50")
+    with raises("offsets-kept", offsets_topic, "Broker: Message size too large"):
+        lifecycle.remove(unapplied, drop_slot=True)
+    configure(unapplied, offsets_topic, "max.message.bytes", "1048576")
+    lifecycle.remove(unapplied, drop_slot=True)
+    assert lifecycle.apply(unapplied) == "created"
+
+
+def test_what_hangs_on_any_partition_of_the_offsets_is_ended(topic: Settings) -> None:
+    """Connect makes the topic with 25 partitions if nobody has made it before."""
+    connector = connectors.load(topic)
+    delete_topics(topic, connector.offsets_topic)
+    topics.create(topic, [TopicSpec(connector.offsets_topic, 3, {})])
+    assert offsets.open_since(topic, connector) is None
+    transactional_id = f"{topic.connect_group_id}-{connector.name}-0"
+    producer = Producer({**client_config(topic), "transactional.id": transactional_id})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(connector.offsets_topic, b"{}", partition=2)
+    producer.flush(30)
+    assert offsets.open_since(topic, connector) is not None
+    offsets.end_left_open(topic, connector)
+    assert offsets.open_since(topic, connector) is None
+    delete_topics(topic, connector.offsets_topic)
+    topics.create(topic, connectors.topic_specs(topic))
 
 
 def test_overlapping_transactions_are_no_recreated_slot(chain: Settings, postgres: Postgres) -> None:

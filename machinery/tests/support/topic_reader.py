@@ -10,7 +10,12 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from confluent_kafka import Message, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not said in its stubs
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 
 from outbox.base.settings import Settings
 from outbox.base.wait import wait_for
@@ -106,6 +111,14 @@ def delete_topics(settings: Settings, *names: str) -> None:
     for request in admin.delete_topics([*names]).values():
         request.result(30)
     wait_for("the topics to be gone", lambda: not topics.existing(settings, names), timeout_s=30)
+
+
+def configure(settings: Settings, topic: str, name: str, value: str) -> None:
+    """Set an option of a topic."""
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+    admin = AdminClient(client_config(settings))
+    admin.incremental_alter_configs([resource])[resource].result(10)
 
 
 def drop_records(settings: Settings, topic: str, before: int, partition: int = 0) -> None:

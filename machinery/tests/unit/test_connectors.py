@@ -155,6 +155,13 @@ def test_a_topic_that_something_else_writes_is_refused(
         connectors.load(settings.replace(topic_prefix="mine"))
 
 
+def test_a_topic_that_the_router_of_another_aggregate_renames_is_refused(settings: Settings, events: Path) -> None:
+    declare(events, "bill", topic="shop.order")
+    declare(events, "order", topic="shop.orders")
+    with raises("topic-taken", "shop.order of aggregate bill", "shop.orders"):
+        connectors.load(settings)
+
+
 # CloudEvents ------------------------------------------------------------------------------------------------------
 
 

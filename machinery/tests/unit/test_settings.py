@@ -120,7 +120,12 @@ def test_a_misspelled_setting_is_refused_wherever_it_is(
         {"SERVICE_BIND": "[::1]:0"},
         {"CONNECT_SOURCE_DB_PASSWORD_REFERENCE": "${secrets:payments/source-cdc:password}"},
         IAM,
-        TOKEN | {"KAFKA_TOKEN_URL": "https://id/t", "KAFKA_TOKEN_SCOPE": "a"},
+        TOKEN | {"KAFKA_TOKEN_URL": "https://id/t", "KAFKA_TOKEN_SCOPE": "a", "KAFKA_PASSWORD": "secret"},
+        {
+            "SOURCE_DB_URL": "postgresql://db:1/name?sslmode=prefer",
+            "SOURCE_DB_ROLE_PREFIX": "x",
+            "SINK_DB_ROLE_PREFIX": "x",
+        },
     ],
 )
 def test_a_value_that_looks_unusual_and_is_right(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
@@ -160,6 +165,8 @@ def test_what_a_stack_has_written_is_read_as_it_was(project: Path) -> None:
         ({"KAFKA_USERNAME": "shop"}, "KAFKA_USERNAME: .* PLAINTEXT takes no username"),
         (IAM | {"KAFKA_USERNAME": "shop"}, "KAFKA_USERNAME: .* AWS_MSK_IAM takes no username"),
         (TOKEN, "KAFKA_TOKEN_URL: .* OAUTHBEARER needs url"),
+        (SASL | {"KAFKA_USERNAME": "shop"}, "KAFKA_PASSWORD: .* SCRAM-SHA-512 needs password"),
+        ({"SOURCE_DB_ROLE_PREFIX": "x", "SINK_DB_ROLE_PREFIX": "x"}, "SINK_DB_ROLE_PREFIX: .* same names"),
         (TOKEN | {"KAFKA_TOKEN_URL": "https://shop:hush@id/t"}, "KAFKA_TOKEN_URL: take user and password out"),
         # A URL has no password.
         ({"CONNECT_URL": "https://name:hush@connect.internal:8083"}, "CONNECT_URL: .*password"),

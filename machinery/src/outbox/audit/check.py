@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 from outbox.audit import rows, sinks, source, verified
 from outbox.audit.comparison import Observed, compare
@@ -142,6 +143,8 @@ class Check:
         of_sinks = sinks.read(settings, declared, self._logs.store)
         self._logs.read_on(settings, self.progress)
         with source.read(settings, declared, self._logs.store, self._verified.since_ms) as read:
+            # Only now: a key is marked as erased before its rows leave the source.
+            of_sinks = replace(of_sinks, erased=sinks.erased(settings))
             since = self._verified if self._is_incremental else None
             report = compare(Observed(declared, of_sinks, self._logs, read), self.progress, since)
             report.notes += read.notes

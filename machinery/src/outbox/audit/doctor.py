@@ -6,9 +6,10 @@ lost or duplicated is another question: `outbox.audit.check`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -87,13 +88,21 @@ Look = Callable[[Settings], Iterator[Diagnosis]]
 Marks = Mapping[int, tuple[int, int]]  # by partition, the first offset and the end
 
 
-def examine(settings: Settings, *hops: str) -> Iterator[Diagnosis]:
-    """Examine the given hops, or all in the order of an event's way. An unavailable hop is a problem too."""
-    for hop in hops or HOPS:
+def examine(settings: Settings, *hops: str, only_outbox: bool = False) -> Iterator[Diagnosis]:
+    """Examine the given hops, or all in the order of an event's way. An unavailable hop is a problem too.
+
+    ``only_outbox`` is for a service with migrations of its own: those are all hops up to the topics.
+    """
+    for hop in hops or (OF_OUTBOX if only_outbox else HOPS):
         looked_at, look = HOPS[hop]
+        if only_outbox and look is _source:
+            look = partial(_source, target="machinery@head")
         is_ok = True
         for one in _without_failing(settings, look):
-            yield replace(one, hop=hop)
+            remedy = one.remedy
+            if only_outbox and remedy is not None:
+                remedy = remedy.replace("`outbox migrate`", "`outbox migrate --only outbox`")
+            yield replace(one, hop=hop, remedy=remedy)
             is_ok &= one.is_ok
         if is_ok:
             yield Diagnosis(hop, "ok", f"in order: {looked_at}")
@@ -124,8 +133,12 @@ def _of_failure(failure: Failure) -> Diagnosis:
 # Databases ---------------------------------------------------------------------------------------------------------
 
 
-def _source(settings: Settings) -> Iterator[Diagnosis]:
-    yield from _database(settings, "source", *SourceRole)
+def _source(settings: Settings, target: str = "heads") -> Iterator[Diagnosis]:
+    """``target`` is what `outbox migrate` has upgraded the database to."""
+    # Without a password the service's role is a group, whose members log in (`outbox.migrations.roles`).
+    is_group = not settings.source_db_app_password.get_secret_value() and settings.db_password_command is None
+    logins = [role for role in SourceRole if not (is_group and role is SourceRole.APP)]
+    yield from _database(settings, "source", logins, target)
     ((wal_level,),) = _rows(settings, SourceRole.AUDITOR, "SHOW wal_level")
     if wal_level != "logical":
         remedy = "set it to logical (outbox_lab/stack/postgres.conf) and restart Postgres"
@@ -153,12 +166,14 @@ def _declared(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _sink_database(settings: Settings) -> Iterator[Diagnosis]:
-    yield from _database(settings, "sink", *SinkRole)
+    yield from _database(settings, "sink", list(SinkRole))
     for damage in damages(settings, "sink"):
         yield _problem("sink-db-damaged", f"the sink database is not as it was made: {damage}", "`outbox migrate`")
 
 
-def _database(settings: Settings, database: Database, *roles: SourceRole | SinkRole) -> Iterator[Diagnosis]:
+def _database(
+    settings: Settings, database: Database, roles: Sequence[SourceRole | SinkRole], target: str = "heads"
+) -> Iterator[Diagnosis]:
     """Logins, schema and rights. Each role logs in separately, so that one wrong password hides no other."""
     refused = 0
     for role in roles:
@@ -171,7 +186,7 @@ def _database(settings: Settings, database: Database, *roles: SourceRole | SinkR
         raise Failure("no role can log in", "see above", code="no-login")
     with owner_engine(settings, database).connect() as connection:
         require_server(connection)
-        current = is_current(connection, database)
+        current = is_current(connection, database, target)
     if not current:
         refuses = ", or the outbox refuses declared events" if database == "source" else ""
         yield _problem("schema-behind", f"the schema lacks migrations of this code{refuses}", "`outbox migrate`")
@@ -333,6 +348,8 @@ def _sink(
             continue
         described, marks = existing[topic]
         first, last = marks.get(partition, (0, 0))
+        if next_offset > last:  # a running sink has gone on meanwhile
+            _, last = topics.watermarks(settings, topic).get(partition, (0, 0))
         place = f"{topic}, partition {partition}"
         if topic_id != described.id or next_offset > last:
             message = f"sink {name} is at offset {next_offset} of {place}, which the topic does not have: "
@@ -415,3 +432,4 @@ HOPS: dict[str, tuple[str, Look]] = {
     "sinks": ("drivers, positions, dead letters", _sinks),
     "retention": ("deduplication horizon, retention of topics", _retention),
 }
+OF_OUTBOX = ("source-db", "slot", "connector", "kafka")

@@ -19,6 +19,7 @@ from psycopg2 import extensions
 from outbox.audit.declared import EXACT, Declared, EventTopic, text_of
 from outbox.audit.rows import SINK, ComparedRows, load_rows, read_sinks
 from outbox.audit.source import snapshot
+from outbox.base.database import query
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole
 from outbox.sink.comparison_files import Comparison, folder_of
@@ -129,7 +130,7 @@ class Sinks:
     acknowledged: frozenset[str] = frozenset()
     """Identities of the records that an operator has discarded."""
     erased: frozenset[tuple[str, str]] = frozenset()
-    """The keys that were erased: topic, and sha256 of the key."""
+    """The keys that were erased when the source was read: topic, and sha256 of the key."""
 
     def is_erased(self, topics: Iterable[str], key: str) -> bool:
         """Whether a key was erased on one of these topics."""
@@ -184,10 +185,13 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
                 elif spec.target.is_elsewhere:
                     state = replace(state, not_compared=f"it is a copy, whose target is that of sink {spec.name}")
                 states.append(state)
-        cursor.execute("SELECT topic, encode(key_hash, 'hex') FROM public.erased_keys")
-        erased = frozenset(map(tuple, cursor.fetchall()))
         of_declared = [state.name for state in states if state.is_declared]
-        return Sinks(states, acknowledged(cursor, of_declared), erased)
+        return Sinks(states, acknowledged(cursor, of_declared))
+
+
+def erased(settings: Settings) -> frozenset[tuple[str, str]]:
+    """The keys that are erased now: topic, and sha256 of the key."""
+    return frozenset(query(settings, SinkRole.AUDITOR, "SELECT topic, encode(key_hash, 'hex') FROM public.erased_keys"))
 
 
 def _targets(settings: Settings, declared: Declared) -> tuple[dict[str, TargetState], dict[str, str]]:

@@ -81,8 +81,11 @@ def _show(report: Report, as_json: bool) -> None:
 
 
 @click.command()
+@click.option(
+    "--only", type=click.Choice(["outbox"]), help="Only up to the topics, for a service with migrations of its own."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
-def doctor(as_json: bool) -> None:
+def doctor(only: str | None, as_json: bool) -> None:
     """Look at every hop: databases, slot, connector, topics, sinks, retention. Status 1 if a problem is found.
 
     Changes nothing. Use `outbox check` to learn whether events are lost or duplicated.
@@ -94,7 +97,7 @@ def doctor(as_json: bool) -> None:
     from outbox.audit.doctor import examine
 
     diagnoses = []
-    for diagnosis in examine(load()):
+    for diagnosis in examine(load(), only_outbox=only is not None):
         diagnoses.append(diagnosis)
         if not as_json:
             mark = click.style("ok ", fg="green") if diagnosis.is_ok else click.style("FIX", fg="red")

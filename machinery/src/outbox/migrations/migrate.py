@@ -2,8 +2,8 @@
 
 Each database has a history with branches: ``machinery`` (the outbox, or what the sinks need), in the service's database
 ``http`` (what `outbox.http` needs), and ``domain`` (the project's own, in its folder ``migrations``). Revisions of
-different branches never depend on each other's order. The history is kept in a table of its own name, so that a service
-may migrate the same database by an Alembic of its own.
+different branches never depend on each other's order. Each history is kept in a table of its own name: a service may
+migrate its database by an Alembic of its own, and the sinks may be in that database too.
 
 Each run also lets the outbox take the events that the project declares (`outbox.migrations.declared`), and repairs what
 it has made before: the outbox's CHECKs and publication, and the grants of both databases. The revision alone does not
@@ -37,7 +37,7 @@ from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.migrations import declared, grants, publication
 from outbox.migrations.grants import Database
 
-VERSION: dict[str, Any] = {"version_table": "outbox_version", "version_table_schema": "public"}
+VERSIONS: Mapping[Database, str] = {"source": "outbox_version", "sink": "outbox_sink_version"}
 ENCODING = "UTF8"
 MINIMUM = 15  # the oldest version of Postgres that works
 SERVER = """
@@ -151,8 +151,9 @@ def owner_engine(settings: Settings, database: Database) -> Engine:
     )
 
 
-def is_current(connection: Connection, database: Database) -> bool:
-    """Whether the schema has every migration of this code, and the outbox takes every event that is declared.
+def is_current(connection: Connection, database: Database, target: str = "heads") -> bool:
+    """Whether the schema has every migration of this code up to the target, and the outbox takes every event that is
+    declared.
 
     A schema with migrations that this code does not know is current too: migrations come before the code that needs
     them.
@@ -160,9 +161,9 @@ def is_current(connection: Connection, database: Database) -> bool:
     if database == "source" and not declared.has_declared(connection):
         return False
     scripts = ScriptDirectory.from_config(config(database))
-    applied = MigrationContext.configure(connection, opts=VERSION).get_current_heads()
+    applied = MigrationContext.configure(connection, opts=_kept_in(database)).get_current_heads()
     try:
-        return not any(scripts.iterate_revisions("heads", applied, implicit_base=True))
+        return not any(scripts.iterate_revisions(target, applied, implicit_base=True))
     except ResolutionError:
         return True
 
@@ -183,7 +184,7 @@ def run() -> None:
     alembic.context.configure(
         connection=attributes["connection"],
         on_version_apply=attributes["on_version_apply"],
-        **VERSION,
+        **_kept_in(attributes["database"]),
     )
     alembic.context.run_migrations()
 
@@ -236,11 +237,17 @@ def _upgrade(settings: Settings, database: Database, target: str) -> list[str]:
         require_server(connection)
         connection.execute(text(declared.TURN))
         _make_missing_functions(connection)
+        wanted.attributes["database"] = database
         wanted.attributes["connection"] = connection
         wanted.attributes["roles"] = {one.value: settings.role_name(one) for one in ROLES[database]}
         wanted.attributes["on_version_apply"] = lambda step, **_: applied.extend(step.up_revision_ids)
         alembic.command.upgrade(wanted, target)
     return applied
+
+
+def _kept_in(database: Database) -> dict[str, Any]:
+    """Where Alembic keeps the history of a database."""
+    return {"version_table": VERSIONS[database], "version_table_schema": "public"}
 
 
 def _make_missing_functions(connection: Connection) -> None:

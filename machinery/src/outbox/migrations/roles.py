@@ -7,8 +7,8 @@ rotates them. `outbox roles --print` prints the statements instead, for somebody
 No statement has a password, only what a server keeps of it (RFC 5803), so that no log has one. The migration that makes
 a table grants what each role may do with it.
 
-A source database that belongs to another owner is that of an existing service (docs/existing-service.md): it keeps its
-owner and its grants.
+A database of another owner, such as that of an existing service (docs/existing-service.md), keeps its owner and its
+grants.
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ SELECT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
        ARRAY(SELECT rolname::text FROM pg_roles),
        ARRAY(SELECT rolname::text FROM pg_roles WHERE rolreplication OR pg_has_role(rolname, to_regrole(%s), 'MEMBER')),
        (SELECT pg_get_userbyid(datdba)::text FROM pg_database WHERE datname = %s)
+"""
+
+
+# A grant by somebody who may not give the right is a warning.
+MAY_CREATE = """
+SELECT has_database_privilege(%(owner)s, current_database(), 'CREATE')
+       AND has_schema_privilege(%(owner)s, 'public', 'CREATE')
 """
 
 
@@ -88,6 +95,16 @@ def make(settings: Settings, database: Database, administrator: Administrator) -
                 connections[one.database] = _connect(settings, database, one.database, administrator)
             with connections[one.database].cursor() as cursor:
                 cursor.execute(one.sql)
+        if name in connections:
+            with connections[name].cursor() as cursor:
+                cursor.execute(MAY_CREATE, {"owner": settings.role_name(_owner(database))})
+                ((may_create,),) = cursor.fetchall()
+            if not may_create:
+                raise Failure(
+                    f"the roles of database {name}: {administrator.user} may not give its rights to others",
+                    f"GRANT {server.owner} TO {administrator.user}, or let {server.owner} run it",
+                    code="roles-refused",
+                )
     except psycopg2.Error as error:
         reason = str(error).strip().partition("\n")[0]
         raise Failure(
@@ -107,7 +124,7 @@ def statements(settings: Settings, database: Database, server: Server = Server()
     names = {role: _name(settings.role_name(role)) for role in roles}
     owner, *others = names.values()
     database_name = str(getattr(settings, f"{database}_db_url").name)
-    of_others = database == "source" and server.owner not in (None, settings.role_name(SourceRole.OWNER))
+    of_others = server.owner not in (None, settings.role_name(_owner(database)))
 
     def server_wide(sql: str) -> Statement:
         return Statement(MAINTENANCE, sql)
@@ -147,7 +164,10 @@ def printed(settings: Settings, database: Database) -> Iterator[str]:
     """The statements for a server that has no such role, as lines. Without a password of its role, the service has a
     database of its own.
     """
-    is_existing = database == "source" and not settings.source_db_app_password.get_secret_value()
+    is_existing = not settings.source_db_app_password.get_secret_value()
+    if database == "sink":
+        source, sink = settings.source_db_url, settings.sink_db_url
+        is_existing = (source.server, source.name) == (sink.server, sink.name)
     connected = None
     for one in statements(settings, database, Server(owner="the service") if is_existing else Server()):
         if one.database != connected:
@@ -181,11 +201,15 @@ def _connect(
     settings: Settings, database: Database, dbname: str, administrator: Administrator
 ) -> extensions.connection:
     """A connection of the administrator, outside of transactions."""
-    server = settings.dsn(SourceRole.OWNER if database == "source" else SinkRole.OWNER)
+    server = settings.dsn(_owner(database))
     parameters = {**WAITS, **server, **administrator._asdict(), "dbname": dbname, "application_name": "outbox"}
     connection = psycopg2.connect(make_dsn(None, **parameters))
     connection.autocommit = True
     return connection
+
+
+def _owner(database: Database) -> Role:
+    return SourceRole.OWNER if database == "source" else SinkRole.OWNER
 
 
 def _name(identifier: str) -> str:

@@ -291,7 +291,9 @@ def _transform(alias: str, kind: str, options: Config) -> Config:
 
 
 def _require_own_topics(settings: Settings, outbox: Connector, events: Catalog) -> None:
-    """An aggregate type may be called `offsets`, and would get the topic of that name."""
+    """Each topic of events is written by the outbox alone, with the events of its aggregates. An aggregate type may be
+    called `offsets`, and would get the topic of that name.
+    """
     taken = {
         settings.connect_offsets_topic: "the worker's offsets",
         outbox.offsets_topic: "the connector's offsets",
@@ -301,9 +303,12 @@ def _require_own_topics(settings: Settings, outbox: Connector, events: Catalog) 
     for other in others(settings):
         taken |= {other.offsets_topic: f"connector {other.name}'s offsets", other.topic: f"table {other.table[1]}'s"}
     for aggregate in events.aggregates.values():
-        if aggregate.topic in taken:
+        # The routers are a chain: one may rename what another has named.
+        routed = topic_of(outbox.config, aggregate.name)
+        renamed = "" if routed == aggregate.topic else f"renamed to that of another aggregate, {routed}"
+        if problem := taken.get(aggregate.topic, renamed):
             raise Failure(
-                f"topic {aggregate.topic} of aggregate {aggregate.name} is {taken[aggregate.topic]}",
+                f"topic {aggregate.topic} of aggregate {aggregate.name} is {problem}",
                 f"give it another name: `topic` in connect/events/{aggregate.name}/aggregate.toml",
                 code="topic-taken",
             )

@@ -125,6 +125,8 @@ def remove(settings: Settings, connector: Connector | None = None, *, drop_slot:
     connector = connector or connectors.load(settings)
     rest = Rest(settings, connector)
     existed = rest.config() is not None
+    if drop_slot:
+        offsets.require_topic(settings)
     if existed:
         rest.delete()
     offsets.end_left_open(settings, connector)  # else the next `apply` waits a minute for it

@@ -34,17 +34,23 @@ def open_since(settings: Settings, connector: Connector) -> datetime | None:
 
     One that is open for longer than ``END_TIMEOUT_S`` hangs.
     """
-    topic = connector.offsets_topic
-    (stable,) = topics.last_stable_offsets(settings, topic).values()
-    (end,) = topics.high_watermarks(settings, topic).values()
-    if stable >= end:
-        return None
-    with consumer(settings, "read_uncommitted") as client:
-        client.assign([TopicPartition(topic, 0, stable)])
-        message = client.poll(request_timeout_s())
-    if message is None or message.error() is not None:
-        return None  # it has ended meanwhile
-    return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+    topic, begun = connector.offsets_topic, list[datetime]()
+    for partition, stable in _open(settings, connector).items():
+        with consumer(settings, "read_uncommitted") as client:
+            client.assign([TopicPartition(topic, partition, stable)])
+            message = client.poll(request_timeout_s())
+        if message is not None and message.error() is None:  # else it has ended meanwhile
+            begun.append(datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC))
+    return min(begun, default=None)
+
+
+def _open(settings: Settings, connector: Connector) -> dict[int, int]:
+    """By partition of the connector's offsets topic with an open transaction, the offset of its first record. We make
+    the topic with one partition; Connect makes one with several if nobody has made it before.
+    """
+    stable = topics.last_stable_offsets(settings, connector.offsets_topic)
+    ends = topics.high_watermarks(settings, connector.offsets_topic)
+    return {partition: offset for partition, offset in stable.items() if offset < ends[partition]}
 
 
 def end_hanging(settings: Settings, connector: Connector, on_release: Callable[[], None] = lambda: None) -> bool:
@@ -94,15 +100,17 @@ def end_left_open(settings: Settings, connector: Connector) -> None:
 def _abort(settings: Settings, connector: Connector) -> None:
     """Abort a transaction of the task's producer that has a record in the offsets topic.
 
-    The marker ends whatever this producer has left open in the partition. The id is Connect's
+    The marker ends whatever this producer has left open in the partitions. The id is Connect's
     (`Worker.taskTransactionalId`); a Debezium connector for Postgres has one task.
     """
+    partitions = [*_open(settings, connector)]
     transactional_id = f"{settings.connect_group_id}-{connector.name}-0"
     try:
         producer = Producer({**client_config(settings), "transactional.id": transactional_id})
         producer.init_transactions(request_timeout_s())
         producer.begin_transaction()
-        producer.produce(connector.offsets_topic, b"", key=b"aborted", partition=0)
+        for partition in partitions:
+            producer.produce(connector.offsets_topic, b"", key=b"aborted", partition=partition)
         producer.flush(request_timeout_s())
         producer.abort_transaction(request_timeout_s())
     except KafkaException as error:
@@ -118,11 +126,25 @@ def delete(settings: Settings, connector: Connector) -> None:
     to both topics (seen with Connect 4.3.1: "Cannot add partition … while in state READY").
     """
     producer = Producer({**client_config(settings), "acks": "all"})
+    refused = list[str]()
     for topic in topics.existing(settings, [connector.offsets_topic, settings.connect_offsets_topic]):
         for key in _stored(settings, topic, connector):
-            producer.produce(topic, key=key, value=None)
-    if producer.flush(request_timeout_s()):
-        raise Failure("Kafka did not delete the stored offsets", "run the command again", code="offsets-kept")
+            on_delivery = lambda error, _, topic=topic: refused.append(f"{topic}: {error}") if error else None  # noqa: E731
+            producer.produce(topic, key=key, value=None, on_delivery=on_delivery)
+    if producer.flush(request_timeout_s()) or refused:
+        because = f", {refused[0]}" if refused else ""
+        what = f"Kafka did not delete the stored offsets{because}"
+        raise Failure(what, "correct the cause, and run the command again", code="offsets-kept")
+
+
+def require_topic(settings: Settings) -> None:
+    """Raises Failure if the topic in which the worker keeps its copy of the offsets does not exist."""
+    if not topics.exists(settings, settings.connect_offsets_topic):
+        raise Failure(
+            f"there is no topic {settings.connect_offsets_topic}, in which the worker keeps offsets",
+            "set OUTBOX_CONNECT_OFFSETS_TOPIC to the worker's offset.storage.topic",
+            code="offsets-kept",
+        )
 
 
 def _stored(settings: Settings, topic: str, connector: Connector) -> list[bytes]:

@@ -41,7 +41,7 @@ from outbox_lab.testing.sinks import TOPIC_ID, Driver
 # Tables of outbox/migrations/sink, also those without a column sink; a test holds that these are all.
 MACHINERY = {
     *("applied_versions", "base_versions", "checkpoint_generations", "dead_letters", "dedup_horizon", "erased_keys"),
-    *("key_versions", "landed_events", "outbox_version", "positions", "processed_changes", "processed_events"),
+    *("key_versions", "landed_events", "outbox_sink_version", "positions", "processed_changes", "processed_events"),
     *("sinks", "skipped_events"),
 }
 ICEBERG = {"iceberg_namespace_properties", "iceberg_tables"}  # of `outbox.migrations.make_iceberg_catalog`
