@@ -42,8 +42,7 @@ from outbox.kafka import topics
 from outbox.maintenance.retention import between_batches, event_topics
 from outbox.relay import arrivals, slot
 from outbox.sink import discovery
-from outbox.sink.remembering import fence
-from outbox.sink.repair import rebuild
+from outbox.sink.remembering import fence, positions
 from outbox.sink.spec import SinkSpec
 
 AGAIN = "run the command again"
@@ -170,7 +169,7 @@ def _topics(settings: Settings, one: Subject) -> list[str]:
 
 
 def _declared(sink: str) -> str:
-    return sink.removesuffix(rebuild.SUFFIX)
+    return sink.removesuffix(positions.COPY_SUFFIX)
 
 
 def _events(settings: Settings, source: extensions.connection, one: Subject, *, relayed: bool) -> list[str]:
