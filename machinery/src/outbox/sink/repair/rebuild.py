@@ -169,7 +169,7 @@ SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute
 """
 STATES = "SELECT to_jsonb(compared.*)::text FROM (\n{query}\n) AS compared WHERE compared.key IS NOT NULL"
 TRUTH = "CREATE TEMPORARY TABLE outbox_truth ON COMMIT DROP AS SELECT * FROM {table} WITH NO DATA"
-# Without states from before their key was erased.
+# Without states from before their key was erased, as DROP_ERASED. A state without a version may be one.
 FILL = """
 INSERT INTO pg_temp.outbox_truth
 SELECT made.* FROM (VALUES %s) AS found (state), jsonb_populate_record(NULL::{table},
@@ -177,6 +177,7 @@ SELECT made.* FROM (VALUES %s) AS found (state), jsonb_populate_record(NULL::{ta
  WHERE NOT EXISTS (SELECT FROM public.erased_keys AS erased
                     WHERE erased.topic = ANY({topics})
                       AND erased.key_hash = sha256(convert_to(state::jsonb ->> 'key', 'UTF8'))
+                      AND erased.version IS NOT NULL
                       AND coalesce((state::jsonb ->> 'version')::bigint <= erased.version, true))
 """
 CHANGED = """
