@@ -223,6 +223,46 @@ class TestRebuild:
         assert self.counted(databases) == {("item", KEY): 2, ("order", KEY): 1}
         assert self.apply(databases, activity, 1, *orders[1:], topic="order") == Counts(rows=2, applied=2)
 
+    def test_from_the_topics_a_topic_with_results_must_be_read(self, databases: Settings, activity: SinkSpec) -> None:
+        """Its topic was renamed, say."""
+        item, order = self.topics(activity)
+        self.apply(databases, activity, 0, Event(uuid7(RANDOM), KEY, 1, 1).record, topic="item")
+        with rebuild.reserved(databases, "activity") as owner:
+            with raises("topic-incomplete", item.name, "`outbox rebuild activity --from source`"):
+                rebuild.begin(owner, "activity", [order], self.first(activity))
+            rebuild.begin(owner, "activity", [item, order], self.first(activity))
+            with raises("topic-incomplete", item.name):
+                rebuild.swap(owner, "activity", [order], self.first(activity))
+        assert self.counted(databases) == {("item", KEY): 1}
+
+    @pytest.mark.parametrize("since", [slice(0, 2), slice(1, 2)], ids=["one more topic", "another topic"])
+    def test_a_copy_of_other_topics_is_not_resumed(self, databases: Settings, activity: SinkSpec, since: slice) -> None:
+        known = self.topics(activity)
+        with driving(databases, activity), rebuild.reserved(databases, "activity") as owner:
+            rebuild.begin(owner, "activity", known[:1], self.first(activity))
+            with raises("copy-outdated", "`outbox rebuild activity --from topic --drop-copy`"):
+                rebuild.begin(owner, "activity", known[since], self.first(activity))
+
+    def test_a_copy_that_cannot_go_on_is_dropped(self, databases: Settings, activity: SinkSpec) -> None:
+        """No other command takes its name."""
+        copy, drop = rebuild.copy_of("activity"), "`outbox rebuild activity --from topic --drop-copy`"
+        record = Event(uuid7(RANDOM), KEY, 1, 1).record
+        item, order = self.topics(activity)
+        with driving(databases, activity), rebuild.reserved(databases, "activity") as owner:
+            rebuild.begin(owner, "activity", [item, order], self.first(activity))
+            self.apply(databases, replace(activity, name=copy), 0, record, topic="item")
+            fewer = replace(activity, decoders={order.name: activity.decoders[order.name]})
+            for spec in (fewer, replace(activity, strategy=STRATEGIES["upsert"])):
+                with raises("job-changed", drop), driving(databases, replace(spec, name=copy)):
+                    pass
+            with raises("events-lost", drop):
+                self.apply(databases, replace(activity, name=copy), 5, record, topic="order")
+            with raises("events-lost", drop):
+                rebuild.swap(owner, "activity", [item, order], self.first(activity, item=3))
+            with raises("topic-recreated", drop):
+                rebuild.swap(owner, "activity", [item, Topic(order.name, "topic-2", 1)], self.first(activity))
+            assert rebuild.drop_copy(owner, "activity")
+
 
 OTHERS_BYTES = 24 + 8  # of the key and the version
 # By SQL type: a rule, how many bytes of a row a column takes, and a value that takes as much room as any.

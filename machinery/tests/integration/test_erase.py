@@ -19,12 +19,16 @@ from outbox.base.database import connect, reason_of
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings, SinkRole, SourceRole
 from outbox.base.wait import wait_for
+from outbox.events import catalog
 from outbox.kafka.topics import Topic
 from outbox.maintenance import erase
 from outbox.maintenance.erase import Subject
+from outbox.relay import arrivals
 from outbox.sink import discovery
 from outbox.sink.applying.postgres.applier import PostgresApplier
 from outbox.sink.applying.postgres.target import PostgresWriter
+from outbox.sink.decoding.batch import Returned
+from outbox.sink.decoding.layout import PLACE
 from outbox.sink.decoding.records import Record
 from outbox.sink.remembering import fence, positions
 from outbox.sink.repair import rebuild, replay
@@ -34,10 +38,12 @@ from outbox_lab.testing import query, run
 from outbox_lab.testing.failures import raises
 from tests.orders import cancelled, placed
 from tests.seen import Seen, create_tables
+from tests.support import declared_sinks
 from tests.support.declared import TOML, Events, payload
 from tests.support.declared_sinks import batch_of, record
 from tests.support.kept_rows import has_waiting
 from tests.support.made_events import TOPIC_ID, fetch, nth_key, uuid7
+from tests.support.sink_driver import driving, projections_in
 
 RANDOM = Random(93)  # noqa: S311
 KEY, OTHER = nth_key(71), nth_key(72)
@@ -156,6 +162,53 @@ def test_landed_events_of_the_key_are_erased(databases: Settings) -> None:
     assert erase.erase(databases, subject(databases, aggregate="item"))["landed_events"] == 1
     left = "SELECT event ->> 'item_id', event ->> 'event_type' FROM landed_events ORDER BY 2, 1"
     assert query(databases, left, SinkRole.OWNER) == [(KEY, "invoice.sent"), (OTHER, "item.received")]
+
+
+@pytest.mark.parametrize(
+    ("names", "has_transform"),
+    [(["order.placed.v1", "order.cancelled.v1"], False), (["order"], True), (["order.placed"], True)],
+    ids=["by versions", "through a transform", "one event through a transform"],
+)
+def test_landed_events_are_erased_under_any_name_and_without_the_column_of_the_key(
+    databases: Settings, tmp_path: Path, names: list[str], has_transform: bool
+) -> None:
+    """A transform may drop the key, and leave events out, which have landed too."""
+    projections, known = projections_in(tmp_path, "SELECT 1"), catalog.of_project(databases)
+    spec = declared_sinks.sink(known, *names, projections=projections, name="landing", by="merge")
+    spec = replace(spec, job=replace(spec.job, transform="any:thing" if has_transform else None))
+    [topic] = spec.topics
+    batch = batch_of(spec, topic, placed(OTHER, 1), *history(KEY), cancelled(OTHER, 2))
+    with driving(databases, spec) as writer:
+        if has_transform:
+            returned = batch.chunk.frame.select([*PLACE, "version"]).slice(0, 2)
+            writer.prepare(returned.schema)
+            batch = replace(batch, returned=Returned(returned))
+        landed = writer.apply(batch).rows
+    assert erase.erase(databases, subject(databases))["landed_events"] == landed / 2
+    assert found(databases) == {}
+    assert query(databases, "SELECT count(*) FROM landed_events", SinkRole.OWNER) == [(landed / 2,)]
+
+
+def test_an_event_whose_id_is_ahead_of_the_clock_does_not_come_back(
+    databases: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms, hour_ms = round(time.time() * 1000), 3_600_000
+    near, far = (uuid7(RANDOM, now_ms + hours * hour_ms) for hours in (12, 48))
+    insert = (
+        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload) VALUES (%s, 'order', %s, 'placed', '{}')"
+    )
+    for event_id in (near, far):
+        query(databases, insert, SourceRole.APP, (event_id, KEY))
+    monkeypatch.setattr(arrivals, "missing", lambda *_: {})  # the topic has them
+    erase.erase(databases, subject(databases))
+    before, after = (placed(KEY, version) for version in (1, 2))
+    ids = near, uuid7(RANDOM, now_ms + 13 * hour_ms)
+    one, other = (
+        record._replace(headers=[("id", event_id.encode()), *record.headers[1:]])
+        for record, event_id in zip((before, after), ids, strict=True)
+    )
+    assert apply(databases, one) == Counts(rows=1, duplicates=1)
+    assert apply(databases, other) == Counts(rows=1, applied=1), "no sink takes the id that is 48 hours ahead"
 
 
 def test_a_rebuild_from_the_source_leaves_an_erased_key_out(databases: Settings) -> None:

@@ -316,8 +316,10 @@ def test_what_is_wrong_is_set_and_the_rest_is_left_alone(databases: Settings, da
     ]
     assert (after[0], after[-1]) == (before[0], before[-1]), "these rows were not written"
     assert changed(from_source(databases, spec)) == []
-    book(databases, *history(3, 5))  # the service has written of the erased key since
-    assert [(one.key, one.row) for one in changed(from_source(databases, spec))] == [(nth_key(5), "missing")]
+    erase.erase(databases, erase.subject(databases, "item", nth_key(6)))  # the service had deleted it
+    book(databases, *history(3, 5), *history(1, 6))  # the service has written of both since
+    later = [(nth_key(5), "missing"), (nth_key(6), "missing")]
+    assert [(one.key, one.row) for one in changed(from_source(databases, spec))] == later
 
 
 VALUES = {

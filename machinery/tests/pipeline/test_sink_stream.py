@@ -455,6 +455,21 @@ class TestRewind:
         assert Database(applied).positions() == {0: 5, 1: 0}
         succeeded(catch_up(applied))
 
+    def test_what_a_partition_has_dropped_since_it_was_added_is_given_up_too(self, topic: Settings) -> None:
+        name, producer = topic_of(topic), Producer(client_config(topic))
+        with closing(connect(topic, SinkRole.WRITER)) as connection:
+            sink_on(connection).begin_at({name: {0: 0}}, {name: topics.describe(topic, name).id})
+        for _ in range(3):
+            producer.produce(name, b"{}", partition=1)
+        producer.flush(30)
+        drop_records(topic, name, 2, partition=1)
+        lost = catch_up_plain(topic, "dedup")
+        assert [line["code"] for line in logged(lost, "sink failed")] == ["events-lost"]
+        told = repair(topic, "rewind", "--yes", "--to-earliest", "--skip-dropped").stdout
+        assert "/1: from offset 2, giving up 0 to 1" in told
+        succeeded(catch_up_plain(topic, "dedup"))
+        assert Database(topic).positions()[1] == 3
+
     def test_the_command_asks_and_says_where_the_sink_begins(self, applied: Settings) -> None:
         name = topic_of(applied)
         assert "no topic was created again" in repair(applied, "rewind", "--accept-recreated", "--yes").stderr

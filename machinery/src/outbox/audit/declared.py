@@ -23,7 +23,7 @@ from outbox.events.values import decode
 from outbox.sink import comparison_files, discovery
 from outbox.sink.comparison_files import NUMBERS, Comparison
 from outbox.sink.decoding.decoder import EventDecoder
-from outbox.sink.repair import rebuild
+from outbox.sink.remembering import positions
 from outbox.sink.spec import SinkSpec
 
 # The default context rounds to 28 digits.
@@ -114,11 +114,11 @@ class Declared:
 
     def sink(self, name: str) -> SinkSpec | None:
         """The declaration of a sink, or of the sink that it is a copy of; None if it has none any more."""
-        return self.sinks.get(name.removesuffix(rebuild.SUFFIX))
+        return self.sinks.get(name.removesuffix(positions.COPY_SUFFIX))
 
     def comparisons_of(self, name: str) -> Sequence[Comparison]:
         """The comparisons of a sink, or of the sink that it is a copy of."""
-        return self.comparisons.get(name.removesuffix(rebuild.SUFFIX), ())
+        return self.comparisons.get(name.removesuffix(positions.COPY_SUFFIX), ())
 
     def addends(self, spec: SinkSpec, comparison: Comparison) -> list[Addend | None]:
         """By kind, what an event adds to the totals of a comparison; None if it adds nothing."""

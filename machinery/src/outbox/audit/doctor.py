@@ -33,7 +33,6 @@ from outbox.relay.rest import Rest
 from outbox.sink import discovery
 from outbox.sink.decoding.values import day_of
 from outbox.sink.remembering import asked, fence, positions
-from outbox.sink.repair import rebuild
 from outbox.sink.spec import SinkSpec
 
 MIB = 2**20
@@ -318,7 +317,7 @@ def _connector(settings: Settings, connector: Connector) -> Iterator[Diagnosis]:
 def _sinks(settings: Settings) -> Iterator[Diagnosis]:
     sinks = [name for (name,) in _rows(settings, SinkRole.AUDITOR, "SELECT name FROM public.sinks ORDER BY name")]
     specs = discovery.sinks(settings)
-    of_sink = {name: specs.get(name.removesuffix(rebuild.SUFFIX)) for name in sinks}
+    of_sink = {name: specs.get(name.removesuffix(positions.COPY_SUFFIX)) for name in sinks}
     read = {name: found for name, found in of_sink.items() if found is not None}
     for name in (name for name in sinks if name not in read):
         yield _fact("sink-undeclared", f"sink {name} is not looked at: {UNDECLARED}")
@@ -359,13 +358,13 @@ def _sink(
             message = f"sink {name} has not applied offsets {next_offset} to {first - 1} of {place}, and the topic has "
             message += "dropped them"
             remedy = f"`outbox check` shows what is missing, `outbox rebuild {name} --from source` restores it"
-            yield _problem("events-dropped", message, remedy)
+            yield _problem("events-dropped", message, positions.remedy(name, remedy))
         else:
             lag += last - next_offset
     if read and driver is not None:
         yield _fact("sink-running", f"sink {name} is running, {lag} offsets behind")
-    elif read and name.endswith(rebuild.SUFFIX):
-        remedy = f"`outbox rebuild {name.removesuffix(rebuild.SUFFIX)} --from topic`, or --drop-copy"
+    elif read and name.endswith(positions.COPY_SUFFIX):
+        remedy = f"`outbox rebuild {name.removesuffix(positions.COPY_SUFFIX)} --from topic`, or --drop-copy"
         yield _problem("rebuild-unfinished", f"{name} is a copy that was never swapped in", remedy)
     elif read:
         message = f"sink {name} is not running; it is {lag} offsets behind"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from outbox.base.errors import Failure
 from outbox.base.heavy import extensions, extras
 from outbox.sink.decoding.decoder import RecordDecoder
+from outbox.sink.remembering import positions
 
 NAMES_MAX = 1000  # of undeclared events, per sink and topic: any client that writes to a topic chooses them
 READ = "SELECT asked_for FROM public.sinks WHERE name = %s"
@@ -59,10 +60,13 @@ def problem(cursor: extensions.cursor, asked: Asked) -> Failure | None:
     changes = _changes(stored, now, skipped(cursor, asked.sink), asked.decoders)
     if not changes:
         return None
+    remedy = (
+        f"decide: `outbox rewind {asked.sink} --to-positions` goes on with what comes from now on, "
+        f"`outbox rewind {asked.sink} --to-earliest` first reads again what its topics still have"
+    )
     return Failure(
         f"sink {asked.sink}: its job {'; its job '.join(changes)}",
-        f"decide: `outbox rewind {asked.sink} --to-positions` goes on with what comes from now on, "
-        f"`outbox rewind {asked.sink} --to-earliest` first reads again what its topics still have",
+        positions.remedy(asked.sink, remedy),
         code="job-changed",
     )
 
@@ -133,11 +137,14 @@ def _changes(
 
 
 def _strategy_changed(asked: Asked, stored: Value) -> Failure:
+    remedy = (
+        f"`outbox rebuild {asked.sink} --from topic` (or `--from source`) begins with the new one; or give the job "
+        "another name"
+    )
     return Failure(
         f"sink {asked.sink}: its job has the strategy {asked.strategy}, which remembers nothing of what "
         f"{stored['strategy']} has applied",
-        f"`outbox rebuild {asked.sink} --from topic` (or `--from source`) begins with the new one; or give the job "
-        "another name",
+        positions.remedy(asked.sink, remedy),
         code="job-changed",
     )
 

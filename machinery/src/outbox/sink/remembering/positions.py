@@ -23,6 +23,7 @@ from outbox.base.settings import Settings
 Offsets = Mapping[int, int]  # by partition
 TopicOffsets = Mapping[str, Offsets]  # by topic
 
+COPY_SUFFIX = ".rebuild"  # of the copy of a sink that `outbox.sink.repair.rebuild` makes
 LOCAL = re.compile(r"(?:file:(?://)?)?(/.*)")
 
 UPSERT = """
@@ -63,7 +64,15 @@ def recreated(sink: str, topic: str, before: str, now: str, unread: str) -> Fail
 
 def accept_remedy(sink: str) -> str:
     """The remedy for a topic that was deleted and created again."""
-    return f"compare with `outbox check`; `outbox rewind {sink} --accept-recreated` lets it read the new topic"
+    return remedy(
+        sink, f"compare with `outbox check`; `outbox rewind {sink} --accept-recreated` lets it read the new topic"
+    )
+
+
+def remedy(sink: str, of_sink: str = "") -> str:
+    """The remedy for a sink that cannot go on; for a copy of a sink, to drop it: no other command takes its name."""
+    name = sink.removesuffix(COPY_SUFFIX)
+    return of_sink if name == sink else f"`outbox rebuild {name} --from topic --drop-copy`, then rebuild it again"
 
 
 def accept_recreated(cursor: extensions.cursor, sink: str, topic: str, topic_id: str) -> bool:
@@ -101,7 +110,7 @@ def require_no_gap(sink: str, topic: str, stored: Offsets, start: Offsets) -> No
                 f"sink {sink}: offsets {position} to {offset - 1} of topic {topic}, partition {partition}, were never "
                 "applied, and the reader is beyond them: the topic has dropped them, or the database was restored "
                 "beside the running sink",
-                f"start the sink again; if it fails again, `outbox rebuild {sink} --from source`",
+                remedy(sink, f"start the sink again; if it fails again, `outbox rebuild {sink} --from source`"),
                 code="events-lost",
             )
 

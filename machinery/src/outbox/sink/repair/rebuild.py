@@ -17,7 +17,8 @@ event, beside the live sink. Then it replaces the live sink in one transaction. 
 is unchanged, and the copy resumes where it stopped.
 
 A topic without its beginning is refused, because the copy would lack what is gone: one that has dropped records, and
-one that was deleted and created again since the sink has applied events of it.
+one that was deleted and created again since the sink has applied events of it. So is a sink that has applied events of
+a topic that its job no longer reads.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ from outbox.sink.remembering.strategy import Memory
 from outbox.sink.rows import Difference, Differences, query_errors, unusable
 from outbox.sink.spec import SinkSpec
 
-SUFFIX = ".rebuild"
 AGAIN = "run the command again"
 FROM_SOURCE = "`outbox rebuild {} --from source`"
 
@@ -90,6 +90,9 @@ DELETE FROM public.dead_letters AS letter
  USING public.dead_letters AS live
  WHERE letter.sink = %(copy)s AND letter.status = 'open'
    AND live.sink = %(sink)s AND live.identity = letter.identity AND live.status = 'discarded'
+"""
+UNREAD = """
+SELECT DISTINCT topic FROM public.positions WHERE sink = %s AND topic <> ALL(%s) AND next_offset > 0 ORDER BY topic
 """
 SOURCE = "CREATE TEMPORARY TABLE source (aggregate text NOT NULL, total jsonb NOT NULL) ON COMMIT DROP"
 # What the outbox has of keys that are gone from the source: a snapshot of it sends these events again.
@@ -166,7 +169,7 @@ SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute
 """
 STATES = "SELECT to_jsonb(compared.*)::text FROM (\n{query}\n) AS compared WHERE compared.key IS NOT NULL"
 TRUTH = "CREATE TEMPORARY TABLE outbox_truth ON COMMIT DROP AS SELECT * FROM {table} WITH NO DATA"
-# Without states from before their key was erased.
+# Without states from before their key was erased, as DROP_ERASED. A state without a version may be one.
 FILL = """
 INSERT INTO pg_temp.outbox_truth
 SELECT made.* FROM (VALUES %s) AS found (state), jsonb_populate_record(NULL::{table},
@@ -174,6 +177,7 @@ SELECT made.* FROM (VALUES %s) AS found (state), jsonb_populate_record(NULL::{ta
  WHERE NOT EXISTS (SELECT FROM public.erased_keys AS erased
                     WHERE erased.topic = ANY({topics})
                       AND erased.key_hash = sha256(convert_to(state::jsonb ->> 'key', 'UTF8'))
+                      AND erased.version IS NOT NULL
                       AND coalesce((state::jsonb ->> 'version')::bigint <= erased.version, true))
 """
 CHANGED = """
@@ -211,7 +215,7 @@ class RebuildResult(NamedTuple):
 
 def copy_of(sink: str) -> str:
     """The name of the copy that a rebuild from the topic makes."""
-    return f"{sink}{SUFFIX}"
+    return f"{sink}{positions.COPY_SUFFIX}"
 
 
 def from_source(
@@ -378,13 +382,21 @@ def begin(connection: extensions.connection, sink: str, topics: Sequence[Topic],
     It has taken over what was discarded. It begins at offset 0. These positions are stored, so that it will not begin
     behind events that are dropped between now and then.
 
-    Raises Failure if there is nothing to copy, or if a topic no longer has its beginning.
+    Raises Failure if there is nothing to copy, if a topic no longer has its beginning, or if the copy has read
+    other topics.
     """
     copy = copy_of(sink)
     with connection, connection.cursor() as cursor:
         fence.lock_new(cursor, copy)
         _require_these_topics(cursor, sink, topics)
-        if any(positions.read(cursor, copy, topic.name, topic.id) for topic in topics):
+        if copied := _topics_of(cursor, copy):
+            if copied != {(topic.name, topic.id) for topic in topics}:
+                raise Failure(
+                    f"the copy of sink {sink} has read other topics than these, or earlier ones of these names: "
+                    f"{', '.join(sorted(name for name, _ in copied))}",
+                    positions.remedy(copy),
+                    code="copy-outdated",
+                )
             return True
         dropped = [
             f"{topic.name}, partition {partition} begins at offset {offset}"
@@ -434,13 +446,15 @@ def swap(connection: extensions.connection, sink: str, topics: Sequence[Topic], 
     A running driver is superseded: it stops at its next batch, and starts again where the copy has ended.
     Every table with a column ``sink`` takes part, the project's own included.
 
-    Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, if the copy
-    has applied an event that was discarded since, or if the database refuses.
+    Raises Failure, with nothing changed, if there is no copy, if the topic has dropped what comes after it, if the sink
+    has applied events of another topic, if the copy has applied an event that was discarded since, or if the database
+    refuses.
     """
     names = {"sink": sink, "copy": copy_of(sink)}
     with connection, connection.cursor() as cursor:
         for name in names.values():
             fence.lock(cursor, name)
+        _require_these_topics(cursor, sink, topics)
         reached = {topic.name: positions.read(cursor, names["copy"], topic.name, topic.id) for topic in topics}
         if not all(reached.values()):
             raise Failure(f"there is no copy of sink {sink}", AGAIN, code="copy-missing")
@@ -462,7 +476,7 @@ def _discard(cursor: extensions.cursor, names: Mapping[str, str]) -> None:
     for (identity,) in cursor:
         raise Failure(
             f"the copy of sink {names['sink']} has applied {identity}, which was discarded since",
-            f"`outbox rebuild {names['sink']} --from topic --drop-copy`, and {AGAIN}",
+            positions.remedy(names["copy"]),
             code="copy-outdated",
         )
     cursor.execute(DROP_DISCARDED, names)
@@ -547,6 +561,12 @@ def _skip(
     return skipped
 
 
+def _topics_of(cursor: extensions.cursor, sink: str) -> set[tuple[str, str]]:
+    """Name and id of each topic that a sink has positions of."""
+    cursor.execute("SELECT DISTINCT topic, topic_id FROM public.positions WHERE sink = %s", (sink,))
+    return {(name, id_) for name, id_ in cursor}
+
+
 def _require_these_topics(cursor: extensions.cursor, sink: str, topics: Sequence[Topic]) -> None:
     cursor.execute("SELECT FROM public.sinks WHERE name = %s", (sink,))
     if not cursor.rowcount:
@@ -559,6 +579,13 @@ def _require_these_topics(cursor: extensions.cursor, sink: str, topics: Sequence
             f"sink {sink} holds events of a topic that was recreated since: {', '.join(sorted(others))}",
             FROM_SOURCE.format(sink),
             code="topic-recreated",
+        )
+    cursor.execute(UNREAD, (sink, list(known)))
+    if unread := [name for (name,) in cursor]:
+        raise Failure(
+            f"sink {sink} has applied events of topics that its job does not read: {', '.join(unread)}",
+            f"{FROM_SOURCE.format(sink)}; or give the job another name: a new sink has only what its topics have",
+            code="topic-incomplete",
         )
 
 

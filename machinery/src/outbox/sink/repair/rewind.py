@@ -75,9 +75,15 @@ def to_offsets(settings: Settings, sink: str, begin: Mapping[TopicPartition, int
 
 
 def skip_dropped(settings: Settings, sink: str, moves: Moves) -> dict[TopicPartition, Move]:
-    """The given moves, but events that the topics dropped before the sink applied them are given up."""
+    """The given moves, but events that the topics dropped before the sink applied them are given up, also on partitions
+    that were added to a topic and have no position yet.
+    """
     first = _of_topics(settings, sink, topics.first_offsets)
-    return {place: move._replace(begin=max(move.begin, first.get(place, 0))) for place, move in moves.items()}
+    known = {place.topic for place in moves}
+    added = {place: Move(0, 0) for place, offset in first.items() if place.topic in known and offset}
+    return {
+        place: move._replace(begin=max(move.begin, first.get(place, 0))) for place, move in {**added, **moves}.items()
+    }
 
 
 def accept_recreated(settings: Settings, sink: str) -> list[str]:
@@ -117,7 +123,8 @@ def rewind(settings: Settings, sink: str, moves: Moves) -> int:
     described, spec = [topics.describe(settings, topic) for topic in begin], chosen(settings, sink)
     with _stopped(settings, sink) as cursor:
         asked.require_same_strategy(cursor, spec.asked)
-        if _positions(cursor, sink, described) != {place: move.position for place, move in moves.items()}:
+        stored = _positions(cursor, sink, described)
+        if stored != {place: move.position for place, move in moves.items() if place in stored or move.position}:
             raise Failure(
                 f"sink {sink} is not where it was when the command looked: it was run or rebuilt meanwhile",
                 "nothing was changed: run the command again",
