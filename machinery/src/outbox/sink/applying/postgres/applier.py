@@ -95,6 +95,13 @@ OPEN_OF_KEYS = f"""
  WHERE letter.sink = %(sink)s AND letter.topic = %(topic)s
    AND NOT EXISTS (SELECT FROM pg_temp.outbox_batch AS batch WHERE batch.event_id::text = letter.identity)
 """  # noqa: S608
+# Whether the letter of an undecodable record is of the topic with this id, or of a topic that is no more.
+MAY_BLOCK = """
+(letter.topic_id = {topic_id}
+ OR NOT EXISTS (SELECT FROM public.positions AS reached
+                 WHERE reached.sink = letter.sink AND reached.topic = letter.topic
+                   AND reached.topic_id = letter.topic_id))
+"""
 PARK_BEHIND_RECORD = f"""
 INSERT INTO pg_temp.rejections (event_id, reason, detail)
 SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
@@ -102,10 +109,7 @@ SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
   JOIN (SELECT DISTINCT ON (ours.key) ours.key, letter.topic_id, letter.partition, letter."offset", letter.identity
           FROM {OPEN_OF_KEYS}
            AND NOT letter.is_event
-           AND (letter.topic_id = %(topic_id)s
-                OR NOT EXISTS (SELECT FROM public.positions AS reached
-                                WHERE reached.sink = %(sink)s AND reached.topic = %(topic)s
-                                  AND reached.topic_id = letter.topic_id))
+           AND {MAY_BLOCK.format(topic_id="%(topic_id)s")}
          ORDER BY ours.key, letter.topic_id = %(topic_id)s, letter.partition, letter."offset") AS blocker
     ON blocker.key = convert_to(new.{{key}}::text, 'UTF8')
    AND (blocker.topic_id <> %(topic_id)s
