@@ -268,7 +268,7 @@ class PostgresApplier(Applier):
         self._execute(cursor, self.strategy.select, parameters)
         if admitted is not None:
             self._execute(cursor, ADMIT.replace("{condition}", admitted), parameters)
-        filtered, failed = self._leave_out(cursor)
+        filtered, failed = self._leave_out(cursor, count)
         rejected = self._reject(cursor, parameters, fetch, has_rejections=self.strategy.rejects or bool(failed))
         if rejected:
             cursor.execute(DROP_REJECTED)
@@ -294,11 +294,11 @@ class PostgresApplier(Applier):
         extras.execute_values(cursor, REJECT, [(event_id, reason, problem) for event_id, problem in problems.items()])
         return bool(problems)
 
-    def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
+    def _leave_out(self, cursor: extensions.cursor, count: int) -> tuple[int, int]:
         """Take out of ``new_events`` what projections must not see; returns how many events a transform has filtered,
-        and for how many it has failed.
+        and for how many it has failed. ``batch`` has ``count`` rows.
         """
-        del cursor
+        del cursor, count
         return 0, 0
 
     def _reject(
