@@ -2,8 +2,9 @@
 
 With several workers the keys of a batch are dealt out, and each worker applies its keys in a transaction of its own,
 with the ids of their events. The positions move when all have committed. If the process ends in between, the batch
-comes again, and the ids say what is done. A worker holds the sink's lock together with the others, so another
-driver that takes the sink over waits for what a worker has begun, and a worker that begins later finds another epoch.
+comes again, and the ids say what is done: these events count as duplicates. A worker holds the sink's lock together
+with the others, so another driver that takes the sink over waits for what a worker has begun, and a worker that begins
+later finds another epoch.
 
 A call that never returns ends with its connection or process. So the ends of a batch are stored before its calls, and
 taken back together with the move of the positions. A start that finds such ends for the second time in a row calls the
