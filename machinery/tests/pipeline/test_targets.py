@@ -354,7 +354,8 @@ def test_check_does_not_look_for_what_a_replay_has_left_out(chain: Settings, mon
     catch_up(chain, "odd")
     assert codes(check.check(chain)) == ["sink-parked"]
     monkeypatch.setitem(topic_sinks.RETURNS, events[1].event_id, lambda _: None)
-    replayed(chain, *topic_sinks.specs(chain, "odd"))
+    [spec] = topic_sinks.specs(chain, "odd")
+    replayed(chain, spec)
     assert Database(chain, "odd").statuses() == {events[1].event_id: "replayed"}
     assert codes(check.check(chain)) == []
 
