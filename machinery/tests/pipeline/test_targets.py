@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -455,6 +456,16 @@ def test_a_sink_needs_the_rights_of_the_page(databases: Settings, homes: Homes) 
                 wait_all(admin.create_acls([one]))
             catch_up(settings, "copies")
             assert times(records_of(administrator, copies_of(settings))) == once(some)
+            wait_all(admin.delete_acls([filter_of(right("topic", copies_of(settings), "Write"))]))
+            with raises("kafka-not-authorized"):
+                Transactions(settings, name, 1_000_000).commit(copies_of(settings), without_end())
+
+
+def without_end() -> Iterator[Outgoing]:
+    """Records until the answer of the brokers ends the transaction."""
+    while True:
+        yield Outgoing(b"key", b"{}", [])
+        time.sleep(0.01)
 
 
 def filter_of(one: AclBinding) -> AclBindingFilter:
