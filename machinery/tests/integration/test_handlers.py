@@ -32,7 +32,7 @@ from outbox.sink.writer import Counts
 from outbox_lab.testing.failures import raises
 from tests import items
 from tests.support.kept_rows import has_waiting
-from tests.support.made_events import MAIN, TOPIC, Event, batch, nth_key, uuid7
+from tests.support.made_events import MAIN, TOPIC, Event, batch, dead_record, nth_key, uuid7
 from tests.support.sink_driver import Database, driving, replayed
 
 WRITER = HandlerWriter.__module__
@@ -103,6 +103,12 @@ class Subject:
         """Replay what is due, as a plain sink does between its batches."""
         letters, at_once = writer.due(count)
         self.replay(*letters, at_once=at_once)
+
+    def accept_recreated(self) -> None:
+        """Read the topic `topic-2` of the same name from its beginning."""
+        connected = closing(connect(self.settings, SinkRole.WRITER))
+        with connected as connection, connection, connection.cursor() as cursor:
+            assert positions.accept_recreated(cursor, "receipts", TOPIC, "topic-2")
 
     def lines(self) -> list[str]:
         return [str(event_id) for (event_id,) in self.database.query("SELECT event_id FROM handled ORDER BY line")]
@@ -190,6 +196,34 @@ def test_what_waits_for_nothing_has_its_turn_while_others_are_due(subject: Subje
     writer.apply(batch(EVENTS[:4], 0))
     assert subject.database.discard(Selection(key=nth_key(0), reason=HANDLER_FAILED)) == 1
     assert writer.due(5).letters == [EVENTS[3].event_id], "and not the second event, which is due at once"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_event_behind_a_record_of_a_former_topic_waits_and_holds_up_no_other(subject: Subject) -> None:
+    behind, failing = EVENTS[0], EVENTS[1]
+    with subject.handling() as writer:
+        writer.apply(batch(EVENTS[2:3], 0, dead=[dead_record(1, key=behind.key.encode())]))
+    subject.accept_recreated()
+    subject.failing = {failing.event_id}
+    with subject.handling() as writer:
+        writer.apply(replace(batch([behind, failing], 0), topic_id="topic-2"))
+        assert writer.due(5).letters == [failing.event_id]
+        assert subject.database.discard(Selection(reason="not JSON")) == 1
+        assert writer.due(5).letters == [behind.event_id]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_event_of_a_former_topic_does_not_wait_for_a_record_of_the_present_one(subject: Subject) -> None:
+    first, behind = EVENTS[0], EVENTS[3]
+    subject.failing = {first.event_id}
+    with subject.handling() as writer:
+        writer.apply(batch([EVENTS[1], first, behind], 0))
+    subject.accept_recreated()
+    with subject.handling() as writer:
+        writer.apply(replace(batch([], 0, dead=[dead_record(0, key=first.key.encode())]), topic_id="topic-2"))
+        assert subject.database.discard(Selection(identities=[first.event_id])) == 1
+        subject.retry(writer)
+    assert subject.lines() == [EVENTS[1].event_id, behind.event_id]
 
 
 def _divide(connection: extensions.connection) -> None:
@@ -431,8 +465,7 @@ def test_calls_for_a_topic_that_was_made_again_are_forgotten(subject: Subject) -
         writer.apply(batch(EVENTS[6:], 6))
     unfinished = "SELECT unfinished FROM sinks"
     assert subject.database.query(unfinished) == [({f"{TOPIC}/0": len(EVENTS)},)]
-    with closing(connect(subject.settings, SinkRole.WRITER)) as connection, connection, connection.cursor() as cursor:
-        assert positions.accept_recreated(cursor, "receipts", TOPIC, "topic-2")
+    subject.accept_recreated()
     assert subject.database.query(unfinished) == [({},)], "their offsets say nothing of the new topic"
 
 
@@ -526,6 +559,7 @@ def test_whatever_fails_each_event_is_handled_once_or_has_a_letter(
                 assert {*ids[:sent]} <= {*dealt_with} <= {*ids[: sent + 12]}
         handled = subject.lines()
         assert len(handled) == len({*handled})
+        assert subject.database.applied() == len(handled) or workers > 1
         assert all(versions == sorted(versions) for versions in subject.versions().values())
     assert lost, "a connection was lost"
     subject.failing = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -344,6 +345,22 @@ def test_the_commands_know_the_target(chain: Settings, tmp_path: Path, monkeypat
     topics.create(chain, [TopicSpec(name, 1, {})])
 
 
+def test_check_does_not_look_for_what_a_replay_has_left_out(chain: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = next(job for job in topic_sinks.jobs(chain) if job.name == "odd")
+    monkeypatch.setattr(discovery, "jobs", lambda _: [job])
+    history = History(chain)
+    events = history.item(5, -2)
+    monkeypatch.setitem(topic_sinks.RETURNS, events[1].event_id, tuple)
+    history.publish(*events)
+    catch_up(chain, "odd")
+    assert codes(check.check(chain)) == ["sink-parked"]
+    monkeypatch.setitem(topic_sinks.RETURNS, events[1].event_id, lambda _: None)
+    [spec] = topic_sinks.specs(chain, "odd")
+    replayed(chain, spec)
+    assert Database(chain, "odd").statuses() == {events[1].event_id: "replayed"}
+    assert codes(check.check(chain)) == []
+
+
 def test_on_spark_it_writes_events_and_the_rows_of_a_transform(chain: Settings, publisher: Publisher) -> None:
     some = publisher.events(150)  # more than a driver reads itself
     bad, left_out = replace(some[3], quantity=13, key=nth_key(77), version=1), replace(some[4], quantity=LEFT_OUT)
@@ -439,6 +456,16 @@ def test_a_sink_needs_the_rights_of_the_page(databases: Settings, homes: Homes) 
                 wait_all(admin.create_acls([one]))
             catch_up(settings, "copies")
             assert times(records_of(administrator, copies_of(settings))) == once(some)
+            wait_all(admin.delete_acls([filter_of(right("topic", copies_of(settings), "Write"))]))
+            with raises("kafka-not-authorized"):
+                Transactions(settings, name, 1_000_000).commit(copies_of(settings), without_end())
+
+
+def without_end() -> Iterator[Outgoing]:
+    """Records until the answer of the brokers ends the transaction."""
+    while True:
+        yield Outgoing(b"key", b"{}", [])
+        time.sleep(0.01)
 
 
 def filter_of(one: AclBinding) -> AclBindingFilter:

@@ -147,6 +147,8 @@ def test_a_replay_goes_through_the_transform_of_today(sink: Sink, publisher: Pub
     sink.refuse()
     assert sink.replay() == Replayed(applied=2, filtered=1)
     assert sink.replay() == Replayed()
+    resolution = "SELECT event_id::text FROM dead_letters WHERE status = 'replayed' AND resolution = 'filtered'"
+    assert query(sink.settings, SinkRole.WRITER, resolution) == [(left_out.event_id,)]
     last = {row["event_id"]: row for row in sink.rows()[-2:]}
     assert last[failing.event_id]["inverse"] is None
     assert last[refused.event_id]["inverse"] == pytest.approx(1 / (refused.quantity - 13))

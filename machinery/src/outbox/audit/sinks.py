@@ -150,7 +150,8 @@ def read(settings: Settings, declared: Declared, store: Store) -> Sinks:
         in_database = ((one, read_sinks(connection, one)) for one in queries)
         elsewhere = ((one, totals_of(name, targets[name])) for name in targets for one in declared.comparisons_of(name))
         load_rows(store, SINK, chain[tuple[Comparison, Iterable[Row]]](in_database, elsewhere))
-        set_aside = _letters(connection, declared, [name for name, one in targets.items() if one.lacking is not None])
+        says = [name for name, one in targets.items() if one.lacking is not None]
+        set_aside = _letters(connection, declared, [one for one in says if declared.sinks[one].target.is_elsewhere])
         cursor.execute(REASONS, [NO_REASON])
         discarded = dict[str, dict[str, int]]()
         for name, reason, count in cursor:
@@ -285,7 +286,7 @@ def _letters(
     identity of a letter is the event id, or a hash if the record has none.
 
     Some sinks have their results ``elsewhere``, and a restored result may be older than a replay. So replayed letters
-    of these sinks count as open too, if the place says whether it has their events.
+    of these sinks count as open too, if the place says whether it has their events. A topic is not restored.
     """
     topics = declared.topic_by_name
     found: dict[str, dict[str, Letter]] = defaultdict(dict)

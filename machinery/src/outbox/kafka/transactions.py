@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
@@ -63,27 +63,23 @@ class Transactions:
         Raises Failure `producer-fenced` if another producer has this id, `produce-refused` if the brokers take no such
         record, or as any client. Then nothing is committed; or everything, if an answer was lost.
         """
-        failed = list[KafkaError]()
-
-        def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None:
-                failed.append(error)
-
         with self._errors():
             self._producer.begin_transaction()
             try:
                 for one in records:
-                    self._producer.produce(topic, one.value, one.key, headers=list(one.headers), on_delivery=delivered)
+                    self._producer.produce(topic, one.value, one.key, headers=list(one.headers))
                 if offsets:
                     group = self._group.consumer_group_metadata()
                     self._producer.send_offsets_to_transaction(list(offsets), group, TIMEOUT_S)
                 self._producer.commit_transaction(TIMEOUT_S)
             except KafkaException as error:
-                with suppress(KafkaException):  # otherwise the next producer of the id ends it
-                    self._producer.abort_transaction(ABORT_TIMEOUT_S)
-                if failed and error.args[0].code() == KafkaError._STATE:  # because of that record
-                    raise KafkaException(failed[0]) from error
-                raise
+                try:
+                    if error.args[0].code() == KafkaError._STATE:
+                        self._producer.begin_transaction()  # raises the error that has ended the transaction before
+                    raise
+                finally:
+                    with suppress(KafkaException):  # otherwise the next producer of the id ends it
+                        self._producer.abort_transaction(ABORT_TIMEOUT_S)
 
     def committed(self, topic: str, text: str, partitions: Iterable[int]) -> dict[int, int]:
         """The offsets of the group that were committed with this text, by partition."""

@@ -10,7 +10,9 @@ branch_labels = ("machinery",)
 
 SINKS = """
 -- One row per sink. A driver adds one to the epoch when it starts; a driver that finds another epoch is superseded.
--- The counts are of all time. They change in the transaction that applies, so no crash makes them wrong.
+-- The counts are of all time. They change with the positions, in the last transaction of a batch. What a batch has
+-- applied before that, in a lakehouse's table or by one of several workers of a handler, counts as duplicates when the
+-- process ends in between and the batch comes again. Other sinks have one transaction, so no crash makes theirs wrong.
 CREATE TABLE sinks (
     name       text   PRIMARY KEY,
     epoch      bigint NOT NULL,

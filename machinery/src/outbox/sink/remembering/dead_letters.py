@@ -128,6 +128,7 @@ APPLIED_OF_BATCH = f"""
 """
 FILTERED_OF_BATCH = f"""
 SELECT DISTINCT batch.event_id::text FROM {OF_BATCH} AND letter.status <> 'discarded' AND batch."{IS_FILTERED}"
+   AND NOT EXISTS (SELECT FROM pg_temp.rejections AS rejected WHERE rejected.event_id = batch.event_id)
 """  # noqa: S608
 # Closes open letters. A replayed letter gets another resolution: today's transform may leave out an event that it took
 # before. The CASE hides the status from the planner, so that Postgres looks letters up by the primary key, and not in

@@ -2,8 +2,9 @@
 
 With several workers the keys of a batch are dealt out, and each worker applies its keys in a transaction of its own,
 with the ids of their events. The positions move when all have committed. If the process ends in between, the batch
-comes again, and the ids say what is done. A worker holds the sink's lock together with the others, so another
-driver that takes the sink over waits for what a worker has begun, and a worker that begins later finds another epoch.
+comes again, and the ids say what is done: these events count as duplicates. A worker holds the sink's lock together
+with the others, so another driver that takes the sink over waits for what a worker has begun, and a worker that begins
+later finds another epoch.
 
 A call that never returns ends with its connection or process. So the ends of a batch are stored before its calls, and
 taken back together with the move of the positions. A start that finds such ends for the second time in a row calls the
@@ -28,6 +29,7 @@ from outbox.events.schema import Rejection
 from outbox.sink.applying.calling import CallingApplier, NewEvent
 from outbox.sink.applying.handlers.aio import AsyncConnection, LoopBlockedError
 from outbox.sink.applying.handlers.handler import Event, Handler
+from outbox.sink.applying.postgres.applier import MAY_BLOCK
 from outbox.sink.applying.postgres.target import RENEWAL_S, PostgresWriter
 from outbox.sink.decoding.batch import Batch
 from outbox.sink.decoding.binary import Encoded
@@ -90,18 +92,21 @@ SELECT identity, reason <> %(failed)s OR detail = %(unreturned)s AS is_alone
                >= least(%(first_s)s * 2 ^ least(retries, 9), %(most_s)s) * interval '1 second')
  ORDER BY last_seen_at, partition, "offset"
 """
-# Parked events with no open letter before them: that was discarded, or was replayed by a process that ended then.
-PARKED_FIRST = """
+# Parked events with no open letter before them: that was discarded, or was replayed by a process that ended then. An
+# event is parked behind the same letters (`PARK_BEHIND_RECORD`, `PARK_BEHIND_VERSION`).
+PARKED_FIRST = f"""
 SELECT first.identity, true
   FROM (SELECT DISTINCT ON (letter.topic, sha256(letter.key)) letter.* FROM public.dead_letters AS letter
          WHERE letter.sink = %(sink)s AND letter.status = 'open' AND letter.is_event
          ORDER BY letter.topic, sha256(letter.key), letter.version) AS first
  WHERE first.reason = %(parked)s
-   AND NOT EXISTS (SELECT FROM public.dead_letters AS record
-                    WHERE CASE WHEN record.status = 'open' THEN sha256(record.key) END = sha256(first.key)
-                      AND record.sink = first.sink AND record.topic = first.topic AND NOT record.is_event
-                      AND (record.partition, record."offset") < (first.partition, first."offset"))
-"""
+   AND NOT EXISTS (SELECT FROM public.dead_letters AS letter
+                    WHERE CASE WHEN letter.status = 'open' THEN sha256(letter.key) END = sha256(first.key)
+                      AND letter.sink = first.sink AND letter.topic = first.topic AND NOT letter.is_event
+                      AND {MAY_BLOCK.format(topic_id="first.topic_id")}
+                      AND (letter.topic_id <> first.topic_id
+                           OR (letter.partition, letter."offset") < (first.partition, first."offset")))
+"""  # noqa: S608
 
 
 class HandlerApplier(CallingApplier):

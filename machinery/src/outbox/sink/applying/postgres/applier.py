@@ -95,6 +95,13 @@ OPEN_OF_KEYS = f"""
  WHERE letter.sink = %(sink)s AND letter.topic = %(topic)s
    AND NOT EXISTS (SELECT FROM pg_temp.outbox_batch AS batch WHERE batch.event_id::text = letter.identity)
 """  # noqa: S608
+# Whether the letter of an undecodable record is of the topic with this id, or of a topic that is no more.
+MAY_BLOCK = """
+(letter.topic_id = {topic_id}
+ OR NOT EXISTS (SELECT FROM public.positions AS reached
+                 WHERE reached.sink = letter.sink AND reached.topic = letter.topic
+                   AND reached.topic_id = letter.topic_id))
+"""
 PARK_BEHIND_RECORD = f"""
 INSERT INTO pg_temp.rejections (event_id, reason, detail)
 SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
@@ -102,10 +109,7 @@ SELECT DISTINCT new.event_id, %(parked)s, format('behind %%s', blocker.identity)
   JOIN (SELECT DISTINCT ON (ours.key) ours.key, letter.topic_id, letter.partition, letter."offset", letter.identity
           FROM {OPEN_OF_KEYS}
            AND NOT letter.is_event
-           AND (letter.topic_id = %(topic_id)s
-                OR NOT EXISTS (SELECT FROM public.positions AS reached
-                                WHERE reached.sink = %(sink)s AND reached.topic = %(topic)s
-                                  AND reached.topic_id = letter.topic_id))
+           AND {MAY_BLOCK.format(topic_id="%(topic_id)s")}
          ORDER BY ours.key, letter.topic_id = %(topic_id)s, letter.partition, letter."offset") AS blocker
     ON blocker.key = convert_to(new.{{key}}::text, 'UTF8')
    AND (blocker.topic_id <> %(topic_id)s
@@ -264,7 +268,7 @@ class PostgresApplier(Applier):
         self._execute(cursor, self.strategy.select, parameters)
         if admitted is not None:
             self._execute(cursor, ADMIT.replace("{condition}", admitted), parameters)
-        filtered, failed = self._leave_out(cursor)
+        filtered, failed = self._leave_out(cursor, count)
         rejected = self._reject(cursor, parameters, fetch, has_rejections=self.strategy.rejects or bool(failed))
         if rejected:
             cursor.execute(DROP_REJECTED)
@@ -290,11 +294,11 @@ class PostgresApplier(Applier):
         extras.execute_values(cursor, REJECT, [(event_id, reason, problem) for event_id, problem in problems.items()])
         return bool(problems)
 
-    def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
+    def _leave_out(self, cursor: extensions.cursor, count: int) -> tuple[int, int]:
         """Take out of ``new_events`` what projections must not see; returns how many events a transform has filtered,
-        and for how many it has failed.
+        and for how many it has failed. ``batch`` has ``count`` rows.
         """
-        del cursor
+        del cursor, count
         return 0, 0
 
     def _reject(

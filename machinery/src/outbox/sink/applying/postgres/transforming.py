@@ -36,7 +36,7 @@ from outbox.sink.decoding.layout import (
 )
 from outbox.sink.decoding.records import Fetch
 from outbox.sink.decoding.values import Type, arrow_types, schema_of, types_of
-from outbox.sink.remembering import fence
+from outbox.sink.remembering import dead_letters, fence
 from outbox.sink.spec import SinkSpec
 from outbox.sink.writer import Applied
 
@@ -102,9 +102,10 @@ class TransformingApplier(PostgresApplier):
             returned = self._transform(batch.topic, batch.chunk.frame)
         return replace(batch, returned=returned)
 
-    def _leave_out(self, cursor: extensions.cursor) -> tuple[int, int]:
+    def _leave_out(self, cursor: extensions.cursor, count: int) -> tuple[int, int]:
         filtered = failed = 0
         if self._has_filtered:
+            dead_letters.mark_filtered(cursor, self.name, count)
             cursor.execute(DROP_FILTERED)
             filtered = cursor.rowcount
         if self._has_failed:
