@@ -101,14 +101,16 @@ def frozen_in_a_task(workers: Sequence[Process], settings: Settings, events: Cal
             process = reading(worker, brokers)
             if process is not None:
                 process.suspend()  # at once: it reads for less than a second
-                return worker
+                if reading(worker, brokers) is not None:
+                    return worker
+                process.resume()  # its task had come to its end
         return None
 
     events()
     worker = wait_for("a task on a worker", freeze, timeout_s=TIMEOUT_S, poll_s=0.001)
     worker.pause()
     try:
-        assert reading(worker, brokers) is not None, "its task had come to its end"
+        assert reading(worker, brokers) is not None
         yield worker
     finally:
         worker.resume()

@@ -429,7 +429,7 @@ def _parsed(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
         except ValueError as error:
             refused.append(f"{variable(name)}: {error}")
     parsed = Settings(**values)
-    return parsed, refused or [*_login_problems(parsed)]
+    return parsed, refused or [*_contradictions(parsed)]
 
 
 def _default(field: FieldInfo) -> Any:
@@ -465,8 +465,10 @@ def _converted(value: Any, kind: Any) -> Any:
         raise ValueError(str(error).partition(", got ")[0]) from None
 
 
-def _login_problems(settings: Settings) -> Iterator[str]:
-    """Settings of the Kafka login that are missing or useless: a client without SASL ignores a name silently."""
+def _contradictions(settings: Settings) -> Iterator[str]:
+    """Settings that do not go together. A login of Kafka has what its mechanism needs, and nothing else: a client
+    without SASL ignores a name silently. Two databases of one server have roles of different names.
+    """
     protocol = settings.kafka_security_protocol
     mechanism = settings.kafka_sasl_mechanism if protocol.startswith("SASL") else ""
     who = f"{PREFIX}KAFKA_SECURITY_PROTOCOL {protocol}" + (f" with {mechanism}" if mechanism else "")
