@@ -28,6 +28,7 @@ from outbox.base.settings import (
 )
 from outbox.http.async_database import make_async_engine
 from outbox.http.database import make_engine
+from outbox.kafka.clients import consumer
 from outbox_lab.stack.internals import Internals
 from outbox_lab.stack.postgres import Postgres
 from outbox_lab.testing.failures import raises
@@ -120,7 +121,7 @@ def test_a_misspelled_setting_is_refused_wherever_it_is(
         {"SERVICE_BIND": "[::1]:0"},
         {"CONNECT_SOURCE_DB_PASSWORD_REFERENCE": "${secrets:payments/source-cdc:password}"},
         IAM,
-        TOKEN | {"KAFKA_TOKEN_URL": "https://id/t", "KAFKA_TOKEN_SCOPE": "a", "KAFKA_PASSWORD": "secret"},
+        TOKEN | {"KAFKA_TOKEN_URL": "https://id/t", "KAFKA_TOKEN_SCOPE": "a"},
         {
             "SOURCE_DB_URL": "postgresql://db:1/name?sslmode=prefer",
             "SOURCE_DB_ROLE_PREFIX": "x",
@@ -165,7 +166,6 @@ def test_what_a_stack_has_written_is_read_as_it_was(project: Path) -> None:
         ({"KAFKA_USERNAME": "shop"}, "KAFKA_USERNAME: .* PLAINTEXT takes no username"),
         (IAM | {"KAFKA_USERNAME": "shop"}, "KAFKA_USERNAME: .* AWS_MSK_IAM takes no username"),
         (TOKEN, "KAFKA_TOKEN_URL: .* OAUTHBEARER needs url"),
-        (SASL | {"KAFKA_USERNAME": "shop"}, "KAFKA_PASSWORD: .* SCRAM-SHA-512 needs password"),
         ({"SOURCE_DB_ROLE_PREFIX": "x", "SINK_DB_ROLE_PREFIX": "x"}, "SINK_DB_ROLE_PREFIX: .* same names"),
         (TOKEN | {"KAFKA_TOKEN_URL": "https://shop:hush@id/t"}, "KAFKA_TOKEN_URL: take user and password out"),
         # A URL has no password.
@@ -280,6 +280,13 @@ SERVER = 'connection to server at "127.0.0.1", port 15041 failed: FATAL:  '
 def test_a_login_that_fails_for_now_is_not_refused_for_good(tmp_path: Path, said: str, code: str) -> None:
     settings = load(tmp_path, environment=False)
     assert database.refusal_of(settings, SinkRole.WRITER, [SERVER + said])[2] == code
+
+
+def test_a_login_of_kafka_without_a_password_is_named(tmp_path: Path) -> None:
+    """A service has none, and needs none: so the client says it, and not the settings."""
+    sasl = {"kafka_security_protocol": "SASL_PLAINTEXT", "kafka_username": "shop"}
+    with raises("kafka-login-refused", "OUTBOX_KAFKA_PASSWORD"), consumer(load(tmp_path, environment=False, **sasl)):
+        pass
 
 
 PASSWORD = "a-secret"

@@ -477,8 +477,6 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         if (getattr(settings, name) is not None) is not is_needed:
             verb = "needs" if is_needed else "takes no"
             yield f"{variable(name)}: {who} {verb} {name.rpartition('_')[2]}"
-    if needs["kafka_username"] and not settings.kafka_password.get_secret_value():
-        yield f"{variable('kafka_password')}: {who} needs password"
     source, sink = settings.source_db_url.server, settings.sink_db_url.server
     if source == sink and settings.source_db_role_prefix == settings.sink_db_role_prefix:
         yield f"{variable('sink_db_role_prefix')}: the roles of both databases would have the same names on one server"

@@ -187,7 +187,8 @@ def consumer(
     """A consumer that belongs to no group and commits nothing; ``others`` are further settings of librdkafka. Kafka's
     errors inside the block become Failure.
     """
-    made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": "earliest", **others})
+    with kafka_errors(settings):
+        made = Consumer({**consumer_config(settings, isolation_level), "auto.offset.reset": "earliest", **others})
     try:
         with kafka_errors(settings):
             yield made
@@ -250,6 +251,8 @@ def unavailable(settings: Settings, error: KafkaError) -> Failure:
         case KafkaError._AUTHENTICATION:
             code = "kafka-login-refused"
             remedy = "correct OUTBOX_KAFKA_USERNAME, OUTBOX_KAFKA_PASSWORD and OUTBOX_KAFKA_SASL_MECHANISM"
+        case KafkaError._INVALID_ARG if settings.kafka_username and not settings.kafka_password.get_secret_value():
+            code, remedy = "kafka-login-refused", "set OUTBOX_KAFKA_PASSWORD"
         case KafkaError._SSL | KafkaError._INVALID_ARG:
             code = "kafka-tls"
             remedy = (
