@@ -422,7 +422,8 @@ def test_after_a_wrong_row_nothing_is_merged(weights: Sink, publisher: Publisher
 def test_check_knows_what_was_left_out(sink: Sink, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     events, bad, left_out = with_left_out(publisher, FEW)
     write_source(sink.settings, events)
-    # The first record of this event is unreadable: a letter, which is closed when the transform leaves the event out.
+    # The first record of this event is unreadable, so there is a dead letter of it. The second record is readable. The
+    # transform leaves the event out, which closes the dead letter.
     publisher.send_raw(left_out[0].key, b"no event", left_out[0].event_id)
     publisher.send(events)
     sink.transform = "without_any"

@@ -46,8 +46,6 @@ SELECT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
        ARRAY(SELECT rolname::text FROM pg_roles WHERE rolreplication OR pg_has_role(rolname, to_regrole(%s), 'MEMBER')),
        (SELECT pg_get_userbyid(datdba)::text FROM pg_database WHERE datname = %s)
 """
-
-
 # A grant by somebody who may not give the right is a warning.
 MAY_CREATE = """
 SELECT has_database_privilege(%(owner)s, current_database(), 'CREATE')
@@ -161,8 +159,8 @@ def statements(settings: Settings, database: Database, server: Server = Server()
 
 
 def printed(settings: Settings, database: Database) -> Iterator[str]:
-    """The statements for a server that has no such role, as lines. Without a password of its role, the service has a
-    database of its own.
+    """The statements for a server that has no such role, as lines. Without a password of its role, the service has its
+    database already. Sinks in the service's database find it there.
     """
     is_existing = not settings.source_db_app_password.get_secret_value()
     if database == "sink":

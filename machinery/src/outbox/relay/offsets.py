@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from outbox.base.errors import Failure
 from outbox.base.settings import Settings
@@ -127,10 +127,14 @@ def delete(settings: Settings, connector: Connector) -> None:
     """
     producer = Producer({**client_config(settings), "acks": "all"})
     refused = list[str]()
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            refused.append(f"{message.topic()}: {error}")
+
     for topic in topics.existing(settings, [connector.offsets_topic, settings.connect_offsets_topic]):
         for key in _stored(settings, topic, connector):
-            on_delivery = lambda error, _, topic=topic: refused.append(f"{topic}: {error}") if error else None  # noqa: E731
-            producer.produce(topic, key=key, value=None, on_delivery=on_delivery)
+            producer.produce(topic, key=key, value=None, on_delivery=delivered)
     if producer.flush(request_timeout_s()) or refused:
         because = f", {refused[0]}" if refused else ""
         what = f"Kafka did not delete the stored offsets{because}"

@@ -95,7 +95,7 @@ OPEN_OF_KEYS = f"""
  WHERE letter.sink = %(sink)s AND letter.topic = %(topic)s
    AND NOT EXISTS (SELECT FROM pg_temp.outbox_batch AS batch WHERE batch.event_id::text = letter.identity)
 """  # noqa: S608
-# Whether the letter of an undecodable record is of the topic with this id, or of a topic that is no more.
+# True for a letter of the topic with this id, and for one of a topic that has been deleted or created again since.
 MAY_BLOCK = """
 (letter.topic_id = {topic_id}
  OR NOT EXISTS (SELECT FROM public.positions AS reached
